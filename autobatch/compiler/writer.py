@@ -24,7 +24,7 @@ ARRAYS = {
 LITERALS = ("0.0", "-0.0", "1.0", "-1.0", "inf", "-inf", "nan")
 WINDOWS = (Area.GATHER, Area.OUTPUT)
 SLOTS = {
-    "buffer": "real", "scratch": "real", "kept": "real", "ptr": "int64", "dest": "place", "adds": "bool_",
+    "buffer": "real", "scratch": "real", "kept": "real", "ptr": "int64", "dest": "index_type", "adds": "bool_",
     "shared": "real", "table": "int64", "ints": "int32", "floats": "float64",
 }  # fmt: skip
 """The first slots of the memory of a stage: arrays and their types. Edges of groups and tables of rows follow."""

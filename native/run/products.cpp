@@ -8,7 +8,7 @@
 namespace autobatch {
 namespace {
 
-// The own numbers of a product.
+// The descriptor of a product.
 struct Product {
   int64_t routine, beta, n_fields, rows, n, inner, itemsize;
   Operand a, out;
@@ -21,8 +21,8 @@ struct Operands {
   TileView tile;
   int64_t n_rows, a, out;
 
-  Operands(int64_t memory, int64_t own, int64_t k)
-      : product(*reinterpret_cast<const Product*>(own)),
+  Operands(int64_t memory, int64_t descriptor, int64_t k)
+      : product(*reinterpret_cast<const Product*>(descriptor)),
         tile(memory, product.n_fields, k),
         n_rows(tile.fields[product.rows]),
         a(tile.address(product.a, product.itemsize)),
@@ -35,8 +35,8 @@ struct Operands {
 }  // namespace
 
 // Multiplies by a library.
-void multiply_by_library(int64_t memory, int64_t own, int64_t k) {
-  Operands at(memory, own, k);
+void multiply_by_library(int64_t memory, int64_t descriptor, int64_t k) {
+  Operands at(memory, descriptor, k);
   const Product& product = at.product;
   if (at.n_rows > 0)
     call_product(product.routine, product.itemsize,
@@ -46,16 +46,16 @@ void multiply_by_library(int64_t memory, int64_t own, int64_t k) {
 }
 
 // Multiplies by a packed matrix.
-void multiply_by_panels(int64_t memory, int64_t own, int64_t k) {
-  Operands at(memory, own, k);
+void multiply_by_panels(int64_t memory, int64_t descriptor, int64_t k) {
+  Operands at(memory, descriptor, k);
   if (at.n_rows > 0)
     multiply_packed(at.size(), reinterpret_cast<const float*>(at.a), at.product.a.step, at.panels(),
                     reinterpret_cast<float*>(at.out), at.product.out.step, at.product.beta);
 }
 
 // Multiplies by a packed matrix, both rounded to bf16.
-void multiply_by_bf16_panels(int64_t memory, int64_t own, int64_t k) {
-  Operands at(memory, own, k);
+void multiply_by_bf16_panels(int64_t memory, int64_t descriptor, int64_t k) {
+  Operands at(memory, descriptor, k);
   if (at.n_rows > 0)
     multiply_packed_bf16(at.size(), reinterpret_cast<const float*>(at.a), at.product.a.step, at.panels(),
                          reinterpret_cast<float*>(at.out), at.product.out.step, at.product.beta,
@@ -63,8 +63,8 @@ void multiply_by_bf16_panels(int64_t memory, int64_t own, int64_t k) {
 }
 
 // Multiplies rows, rounded to bf16 but stored as float32, by a matrix that was rounded before: by a library, or packed.
-void multiply_rounded(int64_t memory, int64_t own, int64_t k) {
-  Operands at(memory, own, k);
+void multiply_rounded(int64_t memory, int64_t descriptor, int64_t k) {
+  Operands at(memory, descriptor, k);
   const Product& product = at.product;
   int64_t scratch = at.tile.scratch(product.scratch);
   for (int64_t first = 0; first < at.n_rows; first += ROWS_AT_ONCE) {

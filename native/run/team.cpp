@@ -39,7 +39,7 @@ int64_t call_steps(Span<const BoundStep> steps, Span<const Call> calls, int64_t 
   for (; at < end; at++) {
     const BoundStep& step = steps[calls[at].step];
     if (!step.function) return at;
-    reinterpret_cast<Step>(step.function)(step.memory, step.own, calls[at].tile);
+    reinterpret_cast<Step>(step.function)(step.memory, step.descriptor, calls[at].tile);
   }
   return at;
 }

@@ -9,7 +9,7 @@ namespace autobatch {
 
 // A bound step: its function, 0 if Python runs it, and the addresses that the function takes.
 struct BoundStep {
-  int64_t function, memory, own;
+  int64_t function, memory, descriptor;
 };
 
 struct Call {

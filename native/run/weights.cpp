@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t STRIP = 48;          // rows or columns of a strip are a multiple of this, for whole register tiles
 constexpr int64_t ROUNDED_ROWS = 256;  // rows of both factors that are rounded at once for a float32 library
 
-// The own numbers of a step. A sum of rows has the number of its parameters in place of the routine. Behind them is the
+// The descriptor of a step. A sum of rows has the number of its parameters in place of the routine. Behind them is the
 // first slot of each gradient, which has three: the address, and the elements from row to row and from column to
 // column.
 struct WeightStep {
@@ -40,8 +40,8 @@ struct Outer {
   TileView tile;
   int64_t n_rows, m, n, a, a_step, b, b_step, out, out_step;
 
-  Outer(int64_t memory, int64_t own, int64_t k)
-      : step(*reinterpret_cast<const WeightStep*>(own)),
+  Outer(int64_t memory, int64_t descriptor, int64_t k)
+      : step(*reinterpret_cast<const WeightStep*>(descriptor)),
         tile(memory, step.n_fields, k),
         n_rows(tile.fields[step.rows]),
         m(step.m),
@@ -74,16 +74,16 @@ const float* floats(int64_t address) { return reinterpret_cast<const float*>(add
 }  // namespace
 
 // Adds a strip of a' @ b to a gradient, by a library.
-void add_outer(int64_t memory, int64_t own, int64_t k) {
-  Outer at(memory, own, k);
+void add_outer(int64_t memory, int64_t descriptor, int64_t k) {
+  Outer at(memory, descriptor, k);
   if (at.m > 0 && at.n_rows > 0)
     call_product(at.step.routine, at.step.itemsize,
                  {1, 0, at.m, at.n, at.n_rows, at.a, at.a_step, at.b, at.b_step, at.out, at.out_step}, 1);
 }
 
 // Does so by our own product, both factors rounded to bf16.
-void add_bf16_outer(int64_t memory, int64_t own, int64_t k) {
-  Outer at(memory, own, k);
+void add_bf16_outer(int64_t memory, int64_t descriptor, int64_t k) {
+  Outer at(memory, descriptor, k);
   if (at.m > 0)
     add_outer_bf16(at.n_rows, at.m, at.n, floats(at.a), at.a_step, floats(at.b), at.b_step,
                    reinterpret_cast<float*>(at.out), at.out_step,
@@ -91,8 +91,8 @@ void add_bf16_outer(int64_t memory, int64_t own, int64_t k) {
 }
 
 // Does so by a float32 library, both factors rounded to bf16.
-void add_rounded_outer(int64_t memory, int64_t own, int64_t k) {
-  Outer at(memory, own, k);
+void add_rounded_outer(int64_t memory, int64_t descriptor, int64_t k) {
+  Outer at(memory, descriptor, k);
   if (at.m <= 0) return;
   float* left = reinterpret_cast<float*>(at.tile.scratch(at.step.scratch));
   float* right = left + ROUNDED_ROWS * at.m;
@@ -150,8 +150,8 @@ void add_sum(int64_t memory, const WeightStep& step, int64_t k) {
 }  // namespace
 
 // Adds a strip of a sum of rows to gradients.
-void add_row_sum(int64_t memory, int64_t own, int64_t k) {
-  const WeightStep& step = *reinterpret_cast<const WeightStep*>(own);
+void add_row_sum(int64_t memory, int64_t descriptor, int64_t k) {
+  const WeightStep& step = *reinterpret_cast<const WeightStep*>(descriptor);
   step.itemsize == 4 ? add_sum<float>(memory, step, k) : add_sum<double>(memory, step, k);
 }
 

@@ -65,7 +65,7 @@ class CompiledStage(StageValues):
 
     def _call_kernel(self, source: Source, index_type: str) -> Step:
         """Make the step that calls a kernel; waits for its machine code."""
-        return Step(self.code(index_type).address(source.name), source.own)
+        return Step(self.code(index_type).address(source.name), source.descriptor)
 
     def code(self, index_type: str) -> Code:
         """Find the machine code of all kernels for a type of destinations; start compiling it if it is missing."""

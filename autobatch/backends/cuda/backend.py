@@ -84,10 +84,10 @@ class Cuda:
 
     def compiled_types(self, cells: PlannedTypes, options: Options) -> CompiledTypes[DeviceCell]:
         """The compiled types that all plans of these types share."""
-        way = self, options.dtype, options.precision
-        found: CompiledTypes[DeviceCell] | None = cells.compiled.get(way)
+        key = self, options.dtype, options.precision
+        found: CompiledTypes[DeviceCell] | None = cells.compiled.get(key)
         if found is None:
-            found = cells.compiled[way] = CompiledTypes(cells, options.dtype, lambda row_bytes: WHOLE)
+            found = cells.compiled[key] = CompiledTypes(cells, options.dtype, lambda row_bytes: WHOLE)
         return found
 
     def device_cell(self, cells: PlannedTypes, options: Options, type_id: int) -> DeviceCell:
@@ -100,13 +100,13 @@ class Cuda:
             self._cells[key] = found
         return found
 
-    def sweep(self, kernels: Mapping[str, str], dtype: str, place: str) -> Any:
+    def sweep(self, kernels: Mapping[str, str], dtype: str, index_type: str) -> Any:
         """The compiled kernel that runs steps; it calls these kernels, by the order of their names."""
-        key = tuple(kernels), dtype, place
+        key = tuple(kernels), dtype, index_type
         if key not in self._modules:
             about = f"{len(kernels)} kernels for the GPU"
             with compiling(about):
-                text = module_text(kernels, dtype, place, self.blocks)
+                text = module_text(kernels, dtype, index_type, self.blocks)
                 self._modules[key] = self.device.load(text, ["sweep"], about)["sweep"]
         return self._modules[key]
 

@@ -171,7 +171,7 @@ class KernelStep:
     """
 
     def __init__(self, stage: DeviceStage, kernel: CudaKernel) -> None:
-        self.name, self._own = kernel.name, Own(stage.device, kernel.own)
+        self.name, self._own = kernel.name, Own(stage.device, kernel.descriptor)
         self.own, self._rows = self._own.address, kernel.n_rows
         self.team, self.shared_bytes, self.rows_size = fit_rows(
             kernel, stage.storage.row_width, stage.dtype.itemsize, stage.most_shared_bytes

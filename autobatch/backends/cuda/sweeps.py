@@ -24,7 +24,7 @@ from autobatch.compiler.cuda.support import ADD_OUTER, ADD_ROW_SUM, ADD_UP, FIRS
 
 LongArray = NDArray[np.int64]
 
-FIELDS = "function", "memory", "own", "tile", "team", "then", "arrived", "ended"
+FIELDS = "function", "memory", "descriptor", "tile", "team", "then", "arrived", "ended"
 STEP = np.dtype([(name, np.int64) for name in FIELDS])
 """`Step` in `sweep.cuh`."""
 WAIT, NOTE = 1, 2  # of "then"

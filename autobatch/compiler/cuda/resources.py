@@ -48,12 +48,12 @@ def has_compiler() -> bool:
 
 
 def measure_resources(
-    kernels: Mapping[str, str], dtype: str, place: str, about: str
+    kernels: Mapping[str, str], dtype: str, index_type: str, about: str
 ) -> dict[str, dict[str, Resources]]:
     """Compile kernels for each of `GPUS`; return what each kernel needs, by GPU and name.
 
     Args:
-        kernels, dtype, place: see `module_text`.
+        kernels, dtype, index_type: see `module_text`.
         about: what they belong to, for messages.
 
     Raises:
@@ -64,7 +64,7 @@ def measure_resources(
     targets = [f"-gencode=arch={gpu.replace('sm', 'compute')},code={gpu}" for gpu in GPUS]
     with TemporaryDirectory(prefix="autobatch_") as folder:
         source = Path(folder) / "kernels.cu"
-        source.write_text(entries_text(kernels, dtype, place), encoding="utf-8")
+        source.write_text(entries_text(kernels, dtype, index_type), encoding="utf-8")
         options = ["-std=c++17", "-fatbin", "-Xptxas=-v", "-w", "-o", str(source.with_suffix(".fatbin"))]
         try:
             done = subprocess.run(

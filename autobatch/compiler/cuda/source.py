@@ -8,9 +8,9 @@
         team.sync();                                         // only where a thread reads what another one wrote
 
 A kernel is a function that all blocks of a launch call together (`sweep.cuh`). It takes the address of the slots of its
-stage's memory, the address of its own sizes and numbers, the number of the tile that describes the batch, and
-how many threads work on a row. Sizes, columns and widths are own numbers, so that one source serves every width of a
-model, and the name is a digest of the text: equal kernels are compiled once.
+stage's memory, the address of its descriptor, the number of the tile that describes the batch, and how many threads
+work on a row. Sizes, columns and widths are in the descriptor, so that one source serves every width of a model, and
+the name is a digest of the text: equal kernels are compiled once.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from autobatch.compiler.view import View
 from autobatch.compiler.writer import Common, add, is_step
 from autobatch.ir.program import NODE
 
-PARAMETERS = "const Worker &worker, int64 memory_, int64 own_, int64 k, int team_size"
+PARAMETERS = "const Worker &worker, int64 memory_, int64 descriptor_, int64 k, int team_size"
 INITIAL = {"sum": 0.0, "max": -math.inf}
 
 
 @dataclass(eq=False)
 class CudaKernel:
-    """The source of a kernel and its own numbers.
+    """The source of a kernel and its descriptor.
 
     Attributes:
         name: of the function: a digest of its text.
@@ -66,7 +66,7 @@ class CudaKernel:
     n_rows: str
 
     @cached_property
-    def own(self) -> NDArray[np.int64]:
+    def descriptor(self) -> NDArray[np.int64]:
         """The sizes, and the bits of the other numbers."""
         return np.concatenate((np.array(self.sizes, np.int64), np.array(self.numbers, np.float64).view(np.int64)))
 
@@ -276,7 +276,7 @@ class _KernelWriter(CudaWriter):
                 if is_step(name)
                 else f"{of} *{name} = ({of} *)slots[{self.slot(name)}];"
             )
-        top += ["const int64 *sizes = (const int64 *)own_;"] if self.sizes else []
+        top += ["const int64 *sizes = (const int64 *)descriptor_;"] if self.sizes else []
         top += [f"const int {name} = (int)sizes[{k}];" for k, (name, _) in enumerate(self.sizes.values())]
         top.append(f"table += k * {len(self.fields)};")
         top += [
@@ -284,7 +284,7 @@ class _KernelWriter(CudaWriter):
             for name in dict.fromkeys((*self.used, self.n_rows))
         ]
         top += [f"const real {name} = (real){_literal(literal)};" for literal, name in self.literals.items()]
-        top += ["const double *numbers = (const double *)own_;"] if self.numbers else []
+        top += ["const double *numbers = (const double *)descriptor_;"] if self.numbers else []
         first = len(self.sizes)
         top += [f"const real c{k} = (real)numbers[{first + k}];" for k in range(len(self.numbers))]
         top += [f"const int64 base_{group} = segments_{group}[start];" for group in sorted(self.groups)]

@@ -1,5 +1,5 @@
-// Types and functions of generated kernels. The text before this one defines `real`, the model's float type, and `place`,
-// the type of destinations. On a host build, `cuda_on_host.h` comes first and defines AUTOBATCH_ON_HOST.
+// Types and functions of generated kernels. The text before this one defines `real`, the model's float type, and
+// `index_type`, the type of destinations. On a host build, `cuda_on_host.h` comes first and defines AUTOBATCH_ON_HOST.
 
 typedef long long int64;
 typedef int int32;
@@ -136,7 +136,7 @@ __device__ inline real gelu_tanh(real x) {
 // Moving values between nodes.
 
 // Write to `total` the sum of the ranges of `size` elements that begin at dest[start:stop] + shift.
-__device__ inline void collect(const Team &team, const real *buffer, real *total, int64 size, const place *dest,
+__device__ inline void collect(const Team &team, const real *buffer, real *total, int64 size, const index_type *dest,
                                int64 start, int64 stop, int64 shift) {
     for (int64 i = team.lane; i < size; i += team.size) {
         real sum = 0;

@@ -1,31 +1,31 @@
 // The calls of a stage, one after the other, in one launch: every block takes part in every call, and blocks wait for
 // each other where a call reads what others wrote.
 
-// A call: the function, the slots of its stage, its own numbers, the number of a tile, the threads that work on
+// A call: the function, the slots of its stage, its descriptor, the number of a tile, the threads that work on
 // a row, and what follows: whether the next call waits for all blocks (WAIT), and whether to note when the last block was
 // done (NOTE); then the count of blocks that arrived there, and that time.
 const int WAIT = 1, NOTE = 2;
 
 struct Step {
-    int64 function, memory, own, k, team, then;
+    int64 function, memory, descriptor, k, team, then;
     unsigned long long arrived, ended;
 };
 
-// The rows of a tile times a matrix. Own numbers: the slots of a, b and out; the field of a tile that holds
+// The rows of a tile times a matrix. The descriptor: the slots of a, b and out; the field of a tile that holds
 // the rows, and for a and out the field of their first element, an offset and the elements from row to row; then the
 // slot of the elements from row to row of b, n, inner, whether b is stored transposed (1) and to add (2), and the fields
 // of a tile.
 __device__ inline Matrices rows_by_matrix(const Step &step) {
-    const int64 *slots = (const int64 *)step.memory, *own = (const int64 *)step.own, k = step.k;
-    const int64 *table = (const int64 *)slots[own[0]] + k * own[15];
+    const int64 *slots = (const int64 *)step.memory, *descriptor = (const int64 *)step.descriptor, k = step.k;
+    const int64 *table = (const int64 *)slots[descriptor[0]] + k * descriptor[15];
     Matrices m;
-    m.n_rows = table[own[4]];
-    m.a = (const real *)slots[own[1]] + table[own[5]] + own[6], m.a_step = own[7];
-    m.out = (real *)slots[own[3]] + table[own[8]] + own[9], m.out_step = own[10];
-    const int64 pitch = slots[own[11]];  // negative: of columns
-    m.b = (const real *)slots[own[2]], m.b_step = pitch < 0 ? -pitch : pitch;
-    m.n = (int)own[12], m.inner = (int)own[13];
-    m.a_flipped = false, m.flipped = (own[14] & 1) != (pitch < 0), m.accumulate = own[14] & 2;
+    m.n_rows = table[descriptor[4]];
+    m.a = (const real *)slots[descriptor[1]] + table[descriptor[5]] + descriptor[6], m.a_step = descriptor[7];
+    m.out = (real *)slots[descriptor[3]] + table[descriptor[8]] + descriptor[9], m.out_step = descriptor[10];
+    const int64 pitch = slots[descriptor[11]];  // negative: of columns
+    m.b = (const real *)slots[descriptor[2]], m.b_step = pitch < 0 ? -pitch : pitch;
+    m.n = (int)descriptor[12], m.inner = (int)descriptor[13];
+    m.a_flipped = false, m.flipped = (descriptor[14] & 1) != (pitch < 0), m.accumulate = descriptor[14] & 2;
     return m;
 }
 
@@ -38,33 +38,34 @@ struct Gradient {
         : first((real *)slots[slot]), row(slots[slot + 1]), column(slots[slot + 2]) {}
 };
 
-// What adds a' @ b, over all rows of a type, to a gradient. Own numbers: the slots of the table, a and b; the field of a
+// Add a' @ b, over all rows of a type, to a gradient. The descriptor: the slots of the table, a and b; the field of a
 // tile that holds the rows, and for a and b the field of their first element, an offset and the elements from row to
 // row; then the slot of the gradient, its rows and its columns, and the fields of a tile.
 __device__ inline Matrices rows_by_rows(const Step &step) {
-    const int64 *slots = (const int64 *)step.memory, *own = (const int64 *)step.own, k = step.k;
-    const int64 *table = (const int64 *)slots[own[0]] + k * own[13];
-    const Gradient gradient(slots, own[10]);
+    const int64 *slots = (const int64 *)step.memory, *descriptor = (const int64 *)step.descriptor, k = step.k;
+    const int64 *table = (const int64 *)slots[descriptor[0]] + k * descriptor[13];
+    const Gradient gradient(slots, descriptor[10]);
     const bool is_flipped = gradient.column != 1;  // the gradient is the transpose of rows
-    const int64 *left = own + (is_flipped ? 7 : 4), *right = own + (is_flipped ? 4 : 7);
+    const int64 *left = descriptor + (is_flipped ? 7 : 4), *right = descriptor + (is_flipped ? 4 : 7);
     Matrices m;
-    m.a = (const real *)slots[own[is_flipped ? 2 : 1]] + table[left[0]] + left[1], m.a_step = left[2];
-    m.b = (const real *)slots[own[is_flipped ? 1 : 2]] + table[right[0]] + right[1], m.b_step = right[2];
+    m.a = (const real *)slots[descriptor[is_flipped ? 2 : 1]] + table[left[0]] + left[1], m.a_step = left[2];
+    m.b = (const real *)slots[descriptor[is_flipped ? 1 : 2]] + table[right[0]] + right[1], m.b_step = right[2];
     m.out = gradient.first, m.out_step = is_flipped ? gradient.column : gradient.row;
-    m.n_rows = own[is_flipped ? 12 : 11], m.n = (int)own[is_flipped ? 11 : 12], m.inner = (int)table[own[3]];
+    m.n_rows = descriptor[is_flipped ? 12 : 11], m.n = (int)descriptor[is_flipped ? 11 : 12];
+    m.inner = (int)table[descriptor[3]];
     m.a_flipped = true, m.flipped = false, m.accumulate = true;
     return m;
 }
 
-// Add the sum of all rows of a type to gradients. The threads of a block share 8 columns. Own numbers: the slots of the table and
-// of the rows; the field of a tile that holds the number of rows, and that of their first element, an offset, the
-// elements from row to row and those of a row; the columns of a gradient, how many there are, the fields of a tile,
-// and the slot of each gradient.
-__device__ void add_row_sum(const Worker &worker, int64 memory_, int64 own_, int64 k) {
-    const int64 *slots = (const int64 *)memory_, *own = (const int64 *)own_;
-    const int64 *table = (const int64 *)slots[own[0]] + k * own[9];
-    const real *rows = (const real *)slots[own[1]] + table[own[3]] + own[4];
-    const int64 n_rows = table[own[2]], width = own[5], size = own[6], n = own[7];
+// Add the sum of all rows of a type to gradients. The threads of a block share 8 columns. The descriptor: the slots of
+// the table and of the rows; the field of a tile that holds the number of rows, and that of their first element, an
+// offset, the elements from row to row and those of a row; the columns of a gradient, how many there are, the fields of
+// a tile, and the slot of each gradient.
+__device__ void add_row_sum(const Worker &worker, int64 memory_, int64 descriptor_, int64 k) {
+    const int64 *slots = (const int64 *)memory_, *descriptor = (const int64 *)descriptor_;
+    const int64 *table = (const int64 *)slots[descriptor[0]] + k * descriptor[9];
+    const real *rows = (const real *)slots[descriptor[1]] + table[descriptor[3]] + descriptor[4];
+    const int64 n_rows = table[descriptor[2]], width = descriptor[5], size = descriptor[6], n = descriptor[7];
     const int COLUMNS = 8, LINES = THREADS / COLUMNS, x = threadIdx.x % COLUMNS, y = threadIdx.x / COLUMNS;
     real *parts = (real *)worker.memory;
     for (int64 first = worker.block * COLUMNS; first < size; first += worker.n_blocks * COLUMNS) {
@@ -78,8 +79,8 @@ __device__ void add_row_sum(const Worker &worker, int64 memory_, int64 own_, int
         __syncthreads();
         if (y == 0 && i < size) {
             for (int j = 1; j < LINES; ++j) sum += parts[j * (COLUMNS + 1) + x];
-            for (int64 g = 0; g < own[8]; ++g) {
-                const Gradient gradient(slots, own[10 + g]);
+            for (int64 g = 0; g < descriptor[8]; ++g) {
+                const Gradient gradient(slots, descriptor[10 + g]);
                 gradient.first[i / n * gradient.row + i % n * gradient.column] += sum;
             }
         }

@@ -12,8 +12,8 @@ from autobatch.compiler.writer import ARRAYS, Common, Writer, add, type_of
 from autobatch.ir.program import SHARED
 
 CUDA_SLOTS = {
-    "buffer": "real", "scratch": "real", "kept": "real", "rows": "real", "ptr": "int64", "dest": "place",
-    "to": "place", "table": "int64", "ints": "int32", "floats": "double",
+    "buffer": "real", "scratch": "real", "kept": "real", "rows": "real", "ptr": "int64", "dest": "index_type",
+    "to": "index_type", "table": "int64", "ints": "int32", "floats": "double",
 }  # fmt: skip
 """The first slots of the memory of a stage: arrays and their types. Edges of groups, tables and weights follow."""
 DATA = (Area.INTS, Area.FLOATS)

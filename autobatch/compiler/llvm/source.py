@@ -2,8 +2,8 @@
 
 A kernel loops over the rows of a tile. For each row it writes the loop nests of its blocks, one after the other, and
 sends outputs to their readers. Sizes, columns and widths are constants of the text: LLVM then knows the lengths of
-loops, and compiles them in two thirds of the time. Numbers of the cell are arguments (`own`); row `k` of `table`
-describes the tile. The slots of `memory` hold the addresses of arrays.
+loops, and compiles them in two thirds of the time. Numbers of the cell are arguments, in `descriptor`; row `k` of
+`table` describes the tile. The slots of `memory` hold the addresses of arrays.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Source:
     arrays: tuple[str, ...]
 
     @cached_property
-    def own(self) -> NDArray[np.int64]:
+    def descriptor(self) -> NDArray[np.int64]:
         """Return the bits of the numbers."""
         return np.array(self.numbers, np.float64).view(np.int64)
 
@@ -71,18 +71,18 @@ class StageSources:
         self._modules: dict[str, Module] = {}
         self.kernels = self._print("int32")
 
-    def text(self, place: str) -> str:
+    def text(self, index_type: str) -> str:
         """Return the text of the module for a type of destinations, as NumPy names it; "" without kernels."""
-        if place not in self._modules:
-            self._print(place)
-        return str(self._modules[place]) if any(self.kernels) else ""
+        if index_type not in self._modules:
+            self._print(index_type)
+        return str(self._modules[index_type]) if any(self.kernels) else ""
 
-    def _print(self, place: str) -> list[Source | None]:
+    def _print(self, index_type: str) -> list[Source | None]:
         stage, module = self.stage, Module()
         common = Common(
             stage.lowered, stage.storage, stage.cell.layout, stage.fields, stage.cell.program.words, self.slots
         )
-        types, self._modules[place] = Types(self.real, place), module
+        types, self._modules[index_type] = Types(self.real, index_type), module
         return [
             _KernelWriter(common, number, step, module, types).write() if isinstance(step, Kernel) else None
             for number, step in enumerate(stage.steps)
@@ -109,7 +109,7 @@ class _KernelWriter(LlvmWriter):
         row_top = self._write_row_top()
         entry = self._write_entry()
         text = [
-            f"define void @{self.name_of_kernel}(i64 %memory, i64 %own, i64 %k) {{",
+            f"define void @{self.name_of_kernel}(i64 %memory, i64 %descriptor, i64 %k) {{",
             "entry:",
             *entry,
             *self._before_rows,
@@ -280,9 +280,9 @@ class _KernelWriter(LlvmWriter):
             slot = slots.moved(code.number("i64", self.slot(name)))
             code.line(f"%{name} = load {'i64' if is_step(name) else 'ptr'}, ptr {slot.text}")
         if self.numbers:
-            own = self._address("own", "double")
+            numbers = self._address("descriptor", "double")
             for number in range(len(self.numbers)):
-                self.set(f"c{number}", own.load(code.number("i64", number)).to(self.real_type))
+                self.set(f"c{number}", numbers.load(code.number("i64", number)).to(self.real_type))
         tile = self.value("k") * len(self.fields)
         for name in dict.fromkeys((*self.used, self.n_rows)):
             self.set(name, self.pointer("table").load(tile + self.fields.index(name)))

@@ -12,15 +12,15 @@ class Support:
     """The functions of a module; each is written when it is first called.
 
     Args:
-        real, place: the types of numbers and of destinations.
+        real, index_type: the types of numbers and of destinations.
     """
 
-    def __init__(self, module: Module, real: str, place: str) -> None:
-        self.module, self.real, self.place = module, real, place
+    def __init__(self, module: Module, real: str, index_type: str) -> None:
+        self.module, self.real, self.index_type = module, real, index_type
 
     def collect(self, code: Code, *args: Pointer | Scalar) -> None:
         """Write to a range the sum of the ranges at destinations: (buffer, total, size, dest, start, stop, shift)."""
-        self._call(code, "collect", "void", args, partial(_collect, real=self.real, place=self.place))
+        self._call(code, "collect", "void", args, partial(_collect, real=self.real, index_type=self.index_type))
 
     def may_store(self, code: Code, *args: Pointer | Scalar) -> Scalar:
         """Whether a value may be made at its first destination: (adds, start, stop).
@@ -62,9 +62,9 @@ def _collect(
     stop: Scalar,
     shift: Scalar,
     real: str,
-    place: str,
+    index_type: str,
 ) -> None:
-    out, places = Pointer(code, real, total.text), Pointer(code, place, dest.text)
+    out, places = Pointer(code, real, total.text), Pointer(code, index_type, dest.text)
 
     def at(number: Scalar) -> Pointer:
         return Pointer(code, real, buffer.text).moved(places.load(number).to("i64") + shift)

@@ -20,14 +20,15 @@ class Types:
 
     Args:
         real: the model's float type, as NumPy names it.
-        place: the type of destinations.
+        index_type: the type of destinations.
     """
 
-    def __init__(self, real: str, place: str) -> None:
+    def __init__(self, real: str, index_type: str) -> None:
         self.real = {"float32": "float", "float64": "double"}[real]
-        self.place = {"int32": "i32", "int64": "i64"}[place]
+        self.index_type = {"int32": "i32", "int64": "i64"}[index_type]
         self._by_name = {
-            "real": self.real, "place": self.place, "int64": "i64", "int32": "i32", "float64": "double", "bool_": "i8",
+            "real": self.real, "index_type": self.index_type, "int64": "i64", "int32": "i32", "float64": "double",
+            "bool_": "i8",
         }  # fmt: skip
 
     def of(self, array: str) -> str:
@@ -46,7 +47,7 @@ class LlvmWriter(Writer):
     def __init__(self, common: Common, number: int, kernel: Kernel, module: Module, types: Types) -> None:
         super().__init__(common, number, kernel)
         self.code, self.types, self.real_type = Code(module), types, types.real
-        self.support = Support(module, types.real, types.place)
+        self.support = Support(module, types.real, types.index_type)
         self.indices: dict[str, Scalar] = {}
         self._before_rows: list[str] = []
 

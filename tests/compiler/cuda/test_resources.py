@@ -57,7 +57,7 @@ def test_what_the_compiler_says_is_read() -> None:
 def test_each_kernel_has_figures_of_its_own() -> None:
     """One needs no more than a few registers; the other keeps more numbers at a time than there are registers."""
     many = [f"v{k}" for k in range(300)]
-    narrow = kernel("narrow", "((int64 *)memory_)[k] = own_;")
+    narrow = kernel("narrow", "((int64 *)memory_)[k] = descriptor_;")
     wide = kernel(
         "wide",
         f"volatile real *x = (real *)memory_; real {', '.join(many)};",

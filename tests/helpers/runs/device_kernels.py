@@ -135,7 +135,7 @@ class Module(NamedTuple):
     def source(self, dtype: Any = np.float32) -> str:
         """What a device compiles."""
         real = {"float32": "float", "float64": "double"}[np.dtype(dtype).name]
-        return f"typedef {real} real;\ntypedef int place;\n{SUPPORT.read_text()}\n{self.text}"
+        return f"typedef {real} real;\ntypedef int index_type;\n{SUPPORT.read_text()}\n{self.text}"
 
     def load(self, device: Device, dtype: Any = np.float32) -> Any:
         """The only kernel, or all by name."""

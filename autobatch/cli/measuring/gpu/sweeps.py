@@ -71,12 +71,12 @@ class Product:
         self._library = DeviceGemm(REAL, "float32", n_rows, n, inner, a, inner, b, inner, True, library, n, False)
         self._table = device.put(np.array([n_rows, 0, 0], np.int64))
         self._slots = device.put(np.array([device.address(self._table), a, b, own, inner], np.int64))
-        self._own = device.put(np.array([0, 1, 2, 3, 0, 1, 0, inner, 2, 0, n, 4, n, inner, 1, 3], np.int64))
+        self._descriptor = device.put(np.array([0, 1, 2, 3, 0, 1, 0, inner, 2, 0, n, 4, n, inner, 1, 3], np.int64))
 
     def sweeps(self, times: int, launches: int) -> Sweeps:
         """Launches that compute it that often."""
-        slots, own = self.device.address(self._slots), self.device.address(self._own)
-        steps = np.array([(MULTIPLY, slots, own, 0, THREADS, WAIT, 0, 0)] * times, STEP)
+        slots, descriptor = self.device.address(self._slots), self.device.address(self._descriptor)
+        steps = np.array([(MULTIPLY, slots, descriptor, 0, THREADS, WAIT, 0, 0)] * times, STEP)
         n_rows, n, _ = self.sizes
         return Sweeps(self.device, steps, min(count_product_tiles(n_rows, n), self.device.n_processors), launches)
 
