@@ -201,7 +201,7 @@ class DevicePlan(PlanExecutable):
         ]
         numbers = {kernel: number for number, kernel in enumerate(self.kernels[name])}
         sums = (self.sums, self.slots["sums", -1]) if name == "forward" else None
-        return Sweep(calls, stages, numbers, self.options.precision != "float32", sums)
+        return Sweep(calls, stages, numbers, sums)
 
 
 class DeviceRun(PlanRun[DeviceMemory]):

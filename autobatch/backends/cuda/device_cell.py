@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.arrays import LongArray
 from autobatch.backends.compiled import DATA, CellStages, RowLocation, Stage, StageRun
 from autobatch.compiler.cuda.source import CudaKernel, CudaSource, print_stage
+from autobatch.compiler.cuda.support import ADD_OUTER, ADD_ROW_SUM, MULTIPLY
 from autobatch.compiler.stage import StageProgram
 from autobatch.compiler.statement import Interpreted, Outer, Product, Remainder, RowSum, Scatter
 from autobatch.compiler.view import View
@@ -25,6 +26,7 @@ SPARE = 32  # elements of shared memory before the rows of teams
 TILE = 16, 64  # the rows and columns of the smallest tiles of products, see `products.cuh`
 SUMMED = 8  # columns of rows that a block sums, see `sweep.cuh`
 TILE_BYTES = 64 << 10  # shared memory of the largest ones
+ON_HOST = -1  # no function of the device
 
 
 class DeviceCell(CellStages["DeviceStage"]):
@@ -57,7 +59,7 @@ class DeviceStage(Stage["DeviceStep"]):
             "table",
             *(name for kernel in source.kernels if kernel is not None for name in kernel.arrays),
         }
-        self._remainder: RemainderStep | None = None
+        self._interpreted: dict[int, None] = {}  # parameters whose gradients one step computes
         self._add_steps()
         n_batched = self.n_before + self.n_per_batch
         parts = self.steps[: self.n_before], self.steps[self.n_before : n_batched], self.steps[n_batched:]
@@ -66,7 +68,7 @@ class DeviceStage(Stage["DeviceStep"]):
     @property
     def rows_size(self) -> int:
         """Elements of memory per block for rows that do not fit in shared memory."""
-        return max((step.rows_size for step in self.steps if isinstance(step, KernelStep)), default=0)
+        return max((step.rows_size for step in self.steps), default=0)
 
     def slot(self, name: str) -> int:
         """The number of a slot, which is used."""
@@ -77,29 +79,32 @@ class DeviceStage(Stage["DeviceStep"]):
         """The field where the rows of a value begin, the elements from there, and those from one row to the next."""
         return self.fields.index(location.first), location.offset, location.width
 
+    def put(self, numbers: Sequence[int] | LongArray) -> tuple[Any, int]:
+        """Put the numbers of a descriptor on the device; return them there, and their address."""
+        array = self.device.put(np.array(numbers, np.int64)) if len(numbers) else None
+        return array, 0 if array is None else self.device.address(array)
+
     def _on_host(self, step: Outer | Scatter | Remainder) -> list[DeviceStep]:
         """The one step that adds to all gradients that the interpreter computes; none if there is one already."""
-        parameters = step.parameters if isinstance(step, Remainder) else (step.parameter,)
-        made = self._remainder is None
-        self._remainder = self._remainder or RemainderStep()
-        self._remainder.parameters |= dict.fromkeys(parameters)
-        return [self._remainder] if made else []
+        made, parameters = not self._interpreted, self._interpreted
+        parameters.update(dict.fromkeys(step.parameters if isinstance(step, Remainder) else (step.parameter,)))
+        return [DeviceStep(run=lambda run, k: run.interpret(run.type_id, tuple(parameters)))] if made else []
 
     def _make_steps(self, number: int) -> Sequence[DeviceStep]:
         step, kernel = self.program.steps[number], self.source.kernels[number]
         match step:
             case Product():
-                return [ProductStep(self, step, at) for at in range(len(step.terms))]
+                return [make_product(self, step, at) for at in range(len(step.terms))]
             case Interpreted():
-                return [InterpretedStep(step)]
+                return [DeviceStep(run=lambda run, k: run.run_interpreted(step, k))]
             case Outer() if self.precision == "float32":
-                return [OuterStep(self, step)]
+                return [make_outer(self, step)]
             case RowSum():
-                return [RowSumStep(self, step)]
+                return [make_row_sum(self, step)]
             case Outer() | Scatter() | Remainder():
                 return self._on_host(step)
         assert kernel is not None, "every kernel has a source"
-        return [KernelStep(self, kernel)]
+        return [make_kernel(self, kernel)]
 
 
 @dataclass(eq=False)
@@ -152,165 +157,108 @@ class DeviceStageRun(StageRun):
         return self.stage.device.address(self._array(location)) + first * self.stage.dtype.itemsize
 
 
-class Own:
-    """Own numbers of a step, on the device."""
-
-    def __init__(self, device: Device, numbers: NDArray[np.int64]) -> None:
-        self._array = device.put(numbers) if numbers.size else None
-        self.address = 0 if self._array is None else device.address(self._array)
-
-
-class KernelStep:
-    """A generated kernel.
+@dataclass(eq=False, slots=True)
+class DeviceStep:
+    """A step: a function of the device, or one that the host runs.
 
     Attributes:
-        own: the address of its own numbers.
+        function: the name of a generated kernel, the number of a function of `sweep.cuh`, or ON_HOST.
+        descriptor: the ints that a function of the device reads, on the device.
+        address: the address of the descriptor.
         team: the threads that work on a row.
         shared_bytes: shared memory per block.
         rows_size: elements of memory per block for rows that do not fit in shared memory.
+        blocks: counts, for each tile of an array of tiles, the blocks that have work.
+        run: runs the step for the tile of this number, on the host.
+        product: where the rows that a product reads and writes lie.
     """
 
-    def __init__(self, stage: DeviceStage, kernel: CudaKernel) -> None:
-        self.name, self._own = kernel.name, Own(stage.device, kernel.descriptor)
-        self.own, self._rows = self._own.address, kernel.n_rows
-        self.team, self.shared_bytes, self.rows_size = fit_rows(
-            kernel, stage.storage.row_width, stage.dtype.itemsize, stage.most_shared_bytes
-        )
+    function: str | int = ON_HOST
+    descriptor: Any = None
+    address: int = 0
+    team: int = 0
+    shared_bytes: int = 0
+    rows_size: int = 0
+    blocks: Callable[[NDArray[Any]], LongArray] = lambda tiles: np.zeros(len(tiles), np.int64)
+    run: Callable[[DeviceStageRun, int], None] | None = None
+    product: tuple[RowLocation, RowLocation] | None = None
 
-    def blocks(self, tiles: NDArray[Any]) -> NDArray[np.int64]:
-        """How many blocks have work, for each tile."""
-        found: NDArray[np.int64] = -(-tiles[self._rows] * self.team // THREADS)
+
+def make_kernel(stage: DeviceStage, kernel: CudaKernel) -> DeviceStep:
+    """Make the step of a generated kernel."""
+    fit = fit_rows(kernel, stage.storage.row_width, stage.dtype.itemsize, stage.most_shared_bytes)
+
+    def count_blocks(tiles: NDArray[Any]) -> LongArray:
+        found: LongArray = -(-tiles[kernel.n_rows] * fit.team // THREADS)
         return found
 
+    return DeviceStep(kernel.name, *stage.put(kernel.descriptor), *fit, count_blocks)
 
-class ProductStep:
-    """A term of a product: rows times a matrix that all rows share, written to the target or added to it."""
 
-    team = THREADS
+def make_product(stage: DeviceStage, product: Product, number: int) -> DeviceStep:
+    """Make the step of a term of a product, by a function of the device or, if operands are rounded, by a library."""
+    term, accumulate = product.terms[number], product.adds or number > 0
+    matrix, pitch = f"matrix_{term.weight}", f"pitch_{term.weight}"
+    a = stage.locate(term.rows)
+    out = stage.locate(View(product.target, 0, (stage.lowered.sizes[product.target],), (1,)))
+    n, inner = out.shape[0], a.shape[0]
+    slots = [stage.slot(name) for name in ("table", ARRAYS[a.area], matrix, ARRAYS[out.area])]
+    numbers = (
+        *slots, stage.fields.index(a.rows), *stage.place(a), *stage.place(out), stage.slot(pitch), n, inner,
+        term.transposed + 2 * accumulate, len(stage.fields),
+    )  # fmt: skip
 
-    def __init__(self, stage: DeviceStage, product: Product, number: int) -> None:
-        term, self.accumulate = product.terms[number], product.adds or number > 0
-        target = View(product.target, 0, (stage.lowered.sizes[product.target],), (1,))
-        self.weight, self.transposed = term.weight, term.transposed
-        self.a, self.out = stage.locate(term.rows), stage.locate(target)
-        slots = [stage.slot(name) for name in ("table", ARRAYS[self.a.area], f"matrix_{self.weight}")]
-        numbers = (
-            *slots, stage.slot(ARRAYS[self.out.area]), stage.fields.index(self.a.rows), *stage.place(self.a),
-            *stage.place(self.out), stage.slot(f"pitch_{self.weight}"), self.out.shape[0], self.a.shape[0],
-            self.transposed + 2 * self.accumulate, len(stage.fields),
-        )  # fmt: skip
-        self._own = Own(stage.device, np.array(numbers, np.int64))
-        self.own = self._own.address
-        self.shared_bytes = TILE_BYTES
-
-    def blocks(self, tiles: NDArray[Any]) -> NDArray[np.int64]:
-        """How many blocks have work, for each tile."""
-        found: NDArray[np.int64] = count_product_tiles(tiles[self.a.rows], self.out.shape[0])
+    def count_blocks(tiles: NDArray[Any]) -> LongArray:
+        found: LongArray = count_product_tiles(tiles[a.rows], n)
         return found
 
-    def meets(self, other: ProductStep) -> bool:
-        """Whether one writes what the other reads or writes, other than sums of the same tiles."""
-        if self.out == other.out:
-            return overlap(self.out, other.a) or overlap(other.out, self.a)
-        return overlap(self.out, other.a) or overlap(other.out, self.a) or overlap(self.out, other.out)
-
-    def run(self, run: DeviceStageRun, k: int) -> None:
-        """Multiply the rows of a tile by a library."""
-        stage = run.stage
-        n_rows = int(run.tiles[k][self.a.rows])
-        if n_rows and self.out.shape[0]:
-            pitch = run.slot(f"pitch_{self.weight}")
-            product = DeviceGemm(
-                stage.dtype, stage.precision, n_rows, self.out.shape[0], self.a.shape[0],
-                run.address(self.a, k), self.a.width, run.slot(f"matrix_{self.weight}"), abs(pitch),
-                self.transposed != (pitch < 0), run.address(self.out, k), self.out.width, self.accumulate,
+    def run(run: DeviceStageRun, k: int) -> None:
+        n_rows = int(run.tiles[k][a.rows])
+        if n_rows and n:
+            step = run.slot(pitch)
+            gemm = DeviceGemm(
+                stage.dtype, stage.precision, n_rows, n, inner, run.address(a, k), a.width, run.slot(matrix), abs(step),
+                term.transposed != (step < 0), run.address(out, k), out.width, accumulate,
             )  # fmt: skip
-            stage.device.multiply(product)
+            stage.device.multiply(gemm)
+
+    function = MULTIPLY if stage.precision == "float32" else ON_HOST
+    return DeviceStep(
+        function, *stage.put(numbers), THREADS, TILE_BYTES, blocks=count_blocks, run=run, product=(a, out)
+    )
 
 
-class InterpretedStep:
-    """An instruction that runs as in the reference backend."""
-
-    own = team = shared_bytes = 0
-
-    def __init__(self, interpreted: Interpreted) -> None:
-        self.interpreted = interpreted
-
-    def run(self, run: DeviceStageRun, k: int) -> None:
-        """Run it for a tile."""
-        run.run_interpreted(self.interpreted, k)
-
-    def blocks(self, tiles: NDArray[Any]) -> NDArray[np.int64]:
-        """None: no kernel runs."""
-        return np.zeros(len(tiles), np.int64)
+def make_outer(stage: DeviceStage, outer: Outer) -> DeviceStep:
+    """Make the step of a product over all rows of a type, added to the gradient of a parameter."""
+    left, right = stage.locate(outer.left), stage.locate(outer.right)
+    m, n = outer.left.size, outer.right.size
+    slots = [stage.slot(name) for name in ("table", ARRAYS[left.area], ARRAYS[right.area])]
+    places = stage.fields.index(left.rows), *stage.place(left), *stage.place(right)
+    numbers = (*slots, *places, stage.gradient_slot(outer.parameter), m, n, len(stage.fields))
+    n_blocks = max(count_product_tiles(m, n), count_product_tiles(n, m))  # the gradient may be stored as the transpose
+    return DeviceStep(
+        ADD_OUTER, *stage.put(numbers), THREADS, TILE_BYTES, blocks=lambda tiles: np.full(len(tiles), n_blocks)
+    )
 
 
-class OuterStep:
-    """A product over all rows of a type, added to the gradient of a parameter."""
-
-    team = THREADS
-
-    def __init__(self, stage: DeviceStage, outer: Outer) -> None:
-        left, right = stage.locate(outer.left), stage.locate(outer.right)
-        slots = [stage.slot(name) for name in ("table", ARRAYS[left.area], ARRAYS[right.area])]
-        self._shape = prod(outer.left.shape), prod(outer.right.shape)
-        places = stage.fields.index(left.rows), *stage.place(left), *stage.place(right)
-        about = stage.gradient_slot(outer.parameter), *self._shape, len(stage.fields)
-        self._own = Own(stage.device, np.array([*slots, *places, *about], np.int64))
-        self.own = self._own.address
-        self.shared_bytes = TILE_BYTES
-
-    def blocks(self, tiles: NDArray[Any]) -> NDArray[np.int64]:
-        """How many blocks have work, for each tile."""
-        m, n = self._shape
-        # The gradient may be stored as the transpose.
-        return np.full(len(tiles), max(count_product_tiles(m, n), count_product_tiles(n, m)))
-
-
-class RowSumStep:
-    """A sum of all rows of a type, added to the gradients of parameters."""
-
-    team = THREADS
-
-    def __init__(self, stage: DeviceStage, total: RowSum) -> None:
-        rows, self._size = stage.locate(total.rows), prod(total.rows.shape)
-        slots = stage.slot("table"), stage.slot(ARRAYS[rows.area])
-        shape = stage.lowered.vars[total.parameters[0]].shape
-        n = self._size // max(shape[0], 1) if len(shape) > 1 else self._size
-        place = stage.fields.index(rows.rows), *stage.place(rows), self._size
-        of_gradients = [stage.gradient_slot(parameter) for parameter in total.parameters]
-        numbers = (*slots, *place, max(n, 1), len(of_gradients), len(stage.fields), *of_gradients)
-        self._own = Own(stage.device, np.array(numbers, np.int64))
-        self.own = self._own.address
-        self.shared_bytes = THREADS // SUMMED * (SUMMED + 1) * stage.dtype.itemsize
-
-    def blocks(self, tiles: NDArray[Any]) -> NDArray[np.int64]:
-        """How many blocks have work, for each tile."""
-        return np.full(len(tiles), -(-self._size // SUMMED))
-
-
-class RemainderStep:
-    """The gradients that the interpreter computes, on the device's arrays."""
-
-    own = team = shared_bytes = 0
-
-    def __init__(self) -> None:
-        self.parameters: dict[int, None] = {}
-
-    def run(self, run: DeviceStageRun, k: int) -> None:
-        """Run the interpreter."""
-        run.interpret(run.type_id, tuple(self.parameters))
-
-    def blocks(self, tiles: NDArray[Any]) -> NDArray[np.int64]:
-        """None: no kernel runs."""
-        return np.zeros(len(tiles), np.int64)
-
-
-DeviceStep = KernelStep | ProductStep | InterpretedStep | OuterStep | RowSumStep | RemainderStep
+def make_row_sum(stage: DeviceStage, total: RowSum) -> DeviceStep:
+    """Make the step of a sum of all rows of a type, added to the gradients of parameters."""
+    rows, size = stage.locate(total.rows), total.rows.size
+    slots = stage.slot("table"), stage.slot(ARRAYS[rows.area])
+    shape = stage.lowered.vars[total.parameters[0]].shape
+    n = size // max(shape[0], 1) if len(shape) > 1 else size
+    gradients = [stage.gradient_slot(parameter) for parameter in total.parameters]
+    place = stage.fields.index(rows.rows), *stage.place(rows), size
+    numbers = (*slots, *place, max(n, 1), len(gradients), len(stage.fields), *gradients)
+    shared_bytes = THREADS // SUMMED * (SUMMED + 1) * stage.dtype.itemsize
+    return DeviceStep(
+        ADD_ROW_SUM, *stage.put(numbers), THREADS, shared_bytes,
+        blocks=lambda tiles: np.full(len(tiles), -(-size // SUMMED)),
+    )  # fmt: skip
 
 
 class Fit(NamedTuple):
-    """How a kernel runs on a device: see the attributes of `KernelStep`."""
+    """How a kernel runs on a device: see the attributes of `DeviceStep`."""
 
     team: int
     shared_bytes: int
@@ -375,13 +323,21 @@ def _pitch(matrix: Any) -> int | None:
 def _find_waits(steps: list[DeviceStep]) -> list[bool]:
     """For each step, whether all blocks wait after it: not between products that have nothing to do with each other."""
     waits: list[bool] = []
-    since: list[ProductStep] = []
+    since: list[tuple[RowLocation, RowLocation]] = []
     for step, following in zip_longest(steps, steps[1:]):
-        if isinstance(step, ProductStep) and isinstance(following, ProductStep):
-            since.append(step)
-            waits.append(any(following.meets(other) for other in since))
+        if step.product is not None and following is not None and following.product is not None:
+            since.append(step.product)
+            waits.append(any(_meet(following.product, other) for other in since))
         else:
             waits.append(True)
         if waits[-1]:
             since.clear()
     return waits
+
+
+def _meet(one: tuple[RowLocation, RowLocation], other: tuple[RowLocation, RowLocation]) -> bool:
+    """Whether one product writes what the other reads or writes, other than sums of the same tiles."""
+    (a, out), (other_a, other_out) = one, other
+    if overlap(out, other_a) or overlap(other_out, a):
+        return True
+    return out != other_out and overlap(out, other_out)

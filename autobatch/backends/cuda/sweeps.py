@@ -8,19 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.backends.cuda.device_cell import (
-    THREADS,
-    WARP,
-    DeviceStage,
-    DeviceStep,
-    KernelStep,
-    OuterStep,
-    ProductStep,
-    RowSumStep,
-)
+from autobatch.backends.cuda.device_cell import ON_HOST, THREADS, WARP, DeviceStage
 from autobatch.backends.cuda.sums import Sums
 from autobatch.backends.tiles import CallList
-from autobatch.compiler.cuda.support import ADD_OUTER, ADD_ROW_SUM, ADD_UP, FIRST_KERNEL, MULTIPLY
+from autobatch.compiler.cuda.support import ADD_UP, FIRST_KERNEL
 
 LongArray = NDArray[np.int64]
 
@@ -28,7 +19,6 @@ FIELDS = "function", "memory", "descriptor", "tile", "team", "then", "arrived", 
 STEP = np.dtype([(name, np.int64) for name in FIELDS])
 """`Step` in `sweep.cuh`."""
 WAIT, NOTE = 1, 2  # of "then"
-ON_HOST = -1  # no function of the device
 
 
 class PlannedStage(NamedTuple):
@@ -69,22 +59,24 @@ class Sweep:
 
     Args:
         kernels: the numbers of generated kernels, by name.
-        libraries: whether the host asks a library for products.
         sums: what is added up after each batch, and the byte at which its slots begin; None for backward.
     """
 
     def __init__(
-        self, calls: CallList, stages: Sequence[PlannedStage], kernels: Mapping[str, int], libraries: bool,
+        self,
+        calls: CallList,
+        stages: Sequence[PlannedStage],
+        kernels: Mapping[str, int],
         sums: tuple[Sums, int] | None,
-    ) -> None:  # fmt: skip
-        own = [(step, planned) for planned in stages for step in planned.stage.steps]
+    ) -> None:
+        steps = [(step, planned) for planned in stages for step in planned.stage.steps]
         waits = [wait for planned in stages for wait in planned.stage.waits]
-        self.shared_bytes = max((step.shared_bytes for step, _ in own), default=0)
+        self.shared_bytes = max((step.shared_bytes for step, _ in steps), default=0)
         known = [
-            (_function(step, kernels, libraries), planned.slots, step.own, 0, step.team, wait, 0, 0)
-            for (step, planned), wait in zip(own, waits, strict=True)
+            (_number(step.function, kernels), planned.slots, step.address, 0, step.team, wait, 0, 0)
+            for (step, planned), wait in zip(steps, waits, strict=True)
         ]
-        blocks = [step.blocks(planned.tiles) for step, planned in own]
+        blocks = [step.blocks(planned.tiles) for step, planned in steps]
         first = np.cumsum([0, *(array.size for array in blocks)])
         number, tile = calls.calls.T
         self.steps = np.array(known, STEP)[number]
@@ -123,15 +115,6 @@ class Sweep:
         self.ptr = self.ptr + np.searchsorted(batches + 2, np.arange(self.ptr.size), side="right")
 
 
-def _function(step: DeviceStep, kernels: Mapping[str, int], libraries: bool) -> int:
-    """The number of the function that runs a step."""
-    match step:
-        case KernelStep():
-            return FIRST_KERNEL + kernels[step.name]
-        case ProductStep() if not libraries:
-            return MULTIPLY
-        case OuterStep():
-            return ADD_OUTER
-        case RowSumStep():
-            return ADD_ROW_SUM
-    return ON_HOST
+def _number(function: str | int, kernels: Mapping[str, int]) -> int:
+    """The number of a function, of a generated kernel among others."""
+    return FIRST_KERNEL + kernels[function] if isinstance(function, str) else function
