@@ -165,7 +165,7 @@ class BoundTypes(CompiledTypes[CompiledCell]):
         return all(code.wait(seconds) for code in codes)
 
     def bound(self, type_ids: Sequence[int], n_threads: int) -> BoundCells:
-        """The bound stages of some types, for some threads; the most recently used sets of types are cached."""
+        """Return the bound stages of some types, for some threads; the most recently used sets of types are cached."""
         key = n_threads, *type_ids
         found = self._bound.pop(key, None)
         if found is None:
@@ -215,12 +215,9 @@ class BoundCells:
 
     def bind(self, run: CompiledRun) -> None:
         """Store the addresses and parameters that have changed since the last run."""
-        seen, tables, memory_at = (
-            versions_of(self._followed, self._in_place),
-            run.executable.tables,
-            run.memory.addresses,
-        )
+        seen = versions_of(self._followed, self._in_place)
         has_changed, before = seen != self._seen, self.bound_to
+        tables, memory_at = run.executable.tables, run.memory.addresses
         if has_changed or before is not tables or memory_at != self._memory_at:
             self._seen = self.bound_to = None  # compiling may be interrupted
             for stages in self.stages.values():
@@ -265,7 +262,7 @@ class BoundStages:
         block_ptr: the blocks of all types, as in `autobatch.plan.plan.TypeTables`.
 
     Attributes:
-        choice: how the steps run for the last plan.
+        choice: the steps for the last plan.
     """
 
     def __init__(
@@ -295,7 +292,7 @@ class BoundStages:
         self._sweeps = Sweeps()
 
     def _slots_of_plans(self, n_types: int, n_blocks: int) -> tuple[LongArray, LongArray]:
-        """The slots for arrays of plans, and where in `PlanTables.addresses` the addresses for them are."""
+        """Find the slots for arrays of plans, and where in `PlanTables.addresses` the addresses for them are."""
         pairs = []
         for stage, type_id, blocks, first in zip(self._stages, self._type_ids, self._blocks, self._first, strict=True):
             pairs += [(first + PTR + number, number) for number in range(N_DESTINATIONS)]
