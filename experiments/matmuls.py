@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from autobatch._native import call_steps, pack
 from autobatch.arrays import address_of
 from autobatch.backends.compiled import COMPILE
-from autobatch.backends.cpu.products import MATRIX, PRODUCT
+from autobatch.backends.cpu.products import PRODUCT
 from autobatch.backends.cpu.run import CompiledPlan
 from autobatch.backends.cpu.step import BOUND_STEP, FUNCTIONS
 from autobatch.backends.cpu.weights import gradient_type
@@ -127,10 +127,10 @@ class Matmuls:
             descriptor = np.zeros((), PRODUCT)
             descriptor[["beta", "inner"]] = one.adds, product.k
             descriptor["out"] = 0, 0, product.out, product.out_step
-            descriptor[MATRIX] = product.b_flipped, product.b, product.b_step
+            descriptor["matrix"] = product.b_flipped, product.b, product.b_step
             function = "multiply_by_library"
         if one.is_packed:
-            descriptor["b"], function = address_of(self._pack(one)), "multiply_by_panels"
+            descriptor["matrix"], function = (0, address_of(self._pack(one)), 0), "multiply_by_panels"
         descriptor["a"] = 0, 0, product.a, product.a_step
         descriptor[["n_fields", "rows", "n", "itemsize"]] = len(fields), 1, product.n, size
         descriptor["routine"] = one.provider.addresses[dtype]

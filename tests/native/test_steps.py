@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from autobatch.arrays import address_of, rounded
-from autobatch.backends.cpu.products import MATRIX, PRODUCT
+from autobatch.backends.cpu.products import PRODUCT
 from autobatch.backends.cpu.step import FUNCTIONS
 from autobatch.backends.cpu.weights import gradient_type
 from autobatch.blas import get_provider
@@ -78,7 +78,7 @@ def test_rows_times_a_matrix(dtype: str, is_rounded: bool, seed: int) -> None:
     w = rng.standard_normal((n, inner) if is_flipped else (inner, n)).astype(dtype)
     w = rounded(w) if is_rounded else w
     descriptor = describe(PRODUCT, x.itemsize, n=n, inner=inner, beta=beta, a=at_x, out=at_out, routine=routine)
-    descriptor[MATRIX] = is_flipped, address_of(w), w.shape[1]
+    descriptor["matrix"] = is_flipped, address_of(w), w.shape[1]
     left = (rounded(x) if is_rounded else x).astype(np.float64)
     expected = left @ (w.T if is_flipped else w) + (out if beta else 0.0)
     stage.call("multiply_rounded" if is_rounded else "multiply_by_library", descriptor)

@@ -152,7 +152,11 @@ class SharedMatrix:
         self.array: Array = np.empty((0, 0), np.uint32)
 
     def update(self) -> tuple[bool, int, int]:
-        """Bring the numbers up to date; return how they lie in memory, by the descriptor of a product."""
+        """Bring the numbers up to date; return where they lie, the same tuple until they move.
+
+        Returns:
+            Whether the matrix is the transpose of rows; its address; the elements from one row to the next.
+        """
         stage = self._stage
         if self._version != stage.version:
             if self._n_moved != stage.n_moved:

@@ -24,12 +24,9 @@ from autobatch.compiler.view import View
 from autobatch.ir.program import NODE
 
 FIELDS = "routine", "beta", "n_fields", "rows", "n", "inner", "itemsize"
-MATRIX = ["b_flipped", "b", "b_step"]
-PRODUCT = np.dtype(
-    [*((name, np.int64) for name in FIELDS), ("a", *OPERAND), ("out", *OPERAND)]
-    + [(name, np.int64) for name in (*MATRIX, "scratch")]
-)
-"""The descriptor, `Product` of `native/run/products.cpp`."""
+OPERANDS = ("a", *OPERAND), ("out", *OPERAND), ("matrix", np.int64, 3), ("scratch", np.int64)
+PRODUCT = np.dtype([*((name, np.int64) for name in FIELDS), *OPERANDS])
+"""The descriptor, `Product` of `native/run/products.cpp`. A matrix is described as `SharedMatrix.update` does."""
 
 
 def make_product(stage: StageValues, product: Product, number: int, is_hoisted: bool) -> StepTemplate:
@@ -74,9 +71,13 @@ def _multiply(stage: StageValues, term: Term, out: View, described: Array, provi
         name = "multiply_rounded"
     else:
         name = "multiply_by_panels" if is_packed else "multiply_by_library"
+    known: tuple[bool, int, int] | None = None
 
     def load() -> None:
-        descriptor[MATRIX] = matrix.update()
+        nonlocal known
+        place = matrix.update()
+        if place is not known:
+            descriptor["matrix"] = known = place
 
     def run(k: int) -> None:
         left, target = stage.run.view(term.rows, k), stage.run.view(out, k)
