@@ -53,7 +53,7 @@ class CellStages(ABC, Generic[S]):
         self._stages: dict[str, S] = {}
 
     def stage(self, name: str) -> S:
-        """The stage "forward", "backward" or "weights"."""
+        """Return the stage "forward", "backward" or "weights"."""
         if name not in self._stages:
             self._stages[name] = self._make(COMPILE[name](self.cell))
         return self._stages[name]
@@ -71,7 +71,7 @@ class Stage(ABC, Generic[T]):
         shared: the values that all rows share.
         slots: the numbers of the slots of the stage's memory, by name.
         gradients: the first of the three slots of each gradient that steps write, by the number of the parameter.
-        keys: by what runs know a parameter, by its number.
+        keys: the key of a parameter in the gradients of a run, by its number.
         scratch_width: elements of scratch memory per tile that do not depend on its rows.
         n_before, n_per_batch, n_after: how many steps run once before all batches, per batch, and once after them; of
             the weight stage how many are compiled, none, and how many Python runs.
@@ -103,14 +103,14 @@ class Stage(ABC, Generic[T]):
 
     @abstractmethod
     def _make_steps(self, number: int) -> Sequence[T]:
-        """Make what runs a step of the program."""
+        """Make the steps that run a step of the program."""
 
     def locate(self, view: View) -> RowLocation:
         """Find where a view of a value lies."""
         return locate(self.program, view)
 
     def gradient_slot(self, parameter: int) -> int:
-        """The first of the three slots of the gradient of a parameter, which are reserved when first asked for."""
+        """Return the first of the three slots of the gradient of a parameter, which are reserved at the first call."""
         if parameter not in self.gradients:
             self.gradients[parameter] = first = len(self.slots)
             self.slots |= {f"gradient_{parameter}_{part}": first + part for part in range(3)}
@@ -139,20 +139,20 @@ class StageRun(ABC):
 
     @abstractmethod
     def _array(self, location: RowLocation) -> Array:
-        """The flat array that an area is in."""
+        """Return the flat array that an area is in."""
 
     @abstractmethod
     def _strided(self, array: Array, first: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
-        """Elements of a flat array from `first` on; strides are in elements."""
+        """View the elements of a flat array from `first` on; strides are in elements."""
 
     def rows(self, k: int) -> RowRange:
-        """The rows of a tile."""
+        """Return the rows of a tile."""
         tile = self.tiles[k]
         start = int(tile["start"])
         return RowRange(self.plan, Batch(self.type_id, start, start + int(tile["rows_n"]), ()), self.store)
 
     def view(self, view: View, k: int) -> Array:
-        """The elements of a view in all rows of a tile: `(rows, *shape)`."""
+        """Return the elements of a view in all rows of a tile: `(rows, *shape)`."""
         at, tile = self.stage.locate(view), self.tiles[k]
         array, shape = self._array(at), (int(tile[at.rows]), *at.shape)
         if not all(shape):
@@ -254,7 +254,7 @@ class SharedValues:
                 self.arrays[i] = row if isinstance(row, (int, float)) else store.put(row)
 
     def has_changed(self) -> bool:
-        """Whether a parameter may have changed since the last update that was not broken off."""
+        """Tell whether a parameter may have changed since the last update that was not broken off."""
         self._seen = versions_of((), self.parameters)
         return self._seen != self._versions
 
@@ -289,18 +289,18 @@ class SharedValues:
 
 
 def dense(gradient: Gradient) -> Any:
-    """A gradient that must be an array, because its parameter is not read by lookup alone."""
+    """Return a gradient that must be an array, because its parameter is not read by lookup alone."""
     assert not isinstance(gradient, Rows), "only the parameters in row_parameters have Rows"
     return gradient
 
 
 def as_matrix(gradient: Any) -> Any:
-    """A gradient as a matrix whose rows are its first axis."""
+    """View a gradient as a matrix whose rows are its first axis."""
     return gradient.reshape(1, -1) if gradient.ndim < 2 else gradient.reshape(len(gradient), prod(gradient.shape[1:]))
 
 
 def slots_of(gradient: Gradient, address_of: Callable[[Any], int]) -> tuple[int, int, int]:
-    """The address of a gradient, and the elements from row to row and from column to column; one of these is 1.
+    """Return the address of a gradient, and the elements from row to row and from column to column; one of these is 1.
 
     Raises:
         ShapeError: neither its rows nor its columns are contiguous.

@@ -46,7 +46,7 @@ class Cpu:
         return type(self), (self._shared.poison, None if self.chooser.name == BY_SIZE else self.chooser.name)
 
     def table_sizes(self, cells: PlannedTypes, options: Options) -> tuple[CellSizes, int]:
-        """The sizes of cells, and the threads of the options; see `Backend`."""
+        """Return the sizes of cells, and the threads of the options; see `Backend`."""
         return self.compiled_types(cells, options).sizes, options.threads
 
     def prepare(
@@ -59,7 +59,7 @@ class Cpu:
         return CompiledPlan(plan, cells, options, types, made, self._shared)
 
     def compiled_types(self, cells: PlannedTypes, options: Options) -> BoundTypes:
-        """The compiled types that all plans of these types share."""
+        """Return the compiled types that all plans of these types share."""
         key = self, options.dtype, options.precision
         found: BoundTypes | None = cells.compiled.get(key)
         if found is None:
@@ -67,7 +67,7 @@ class Cpu:
         return found
 
     def compiled_cell(self, cells: PlannedTypes, options: Options, type_id: int) -> CompiledCell:
-        """The cell of a type, compiled for these options; all `PlannedTypes` that have the cell share it."""
+        """Return the cell of a type, compiled for these options; all `PlannedTypes` that have the cell share it."""
         key = id(cells.cells[type_id]), options.dtype, options.precision
         found = self._cells.get(key)
         if found is None:

@@ -67,11 +67,11 @@ class DeviceStage(Stage["DeviceStep"]):
 
     @property
     def rows_size(self) -> int:
-        """Elements of memory per block for rows that do not fit in shared memory."""
+        """Count the elements of memory per block for rows that do not fit in shared memory."""
         return max((step.rows_size for step in self.steps), default=0)
 
     def slot(self, name: str) -> int:
-        """The number of a slot, which is used."""
+        """Return the number of a slot, and note that it is used."""
         self.used_slots.add(name)
         return self.slots.setdefault(name, len(self.slots))
 
@@ -85,7 +85,7 @@ class DeviceStage(Stage["DeviceStep"]):
         return array, 0 if array is None else self.device.address(array)
 
     def _on_host(self, step: Outer | Scatter | Remainder) -> list[DeviceStep]:
-        """The one step that adds to all gradients that the interpreter computes; none if there is one already."""
+        """Make the one step that adds to all gradients that the interpreter computes, unless it was made before."""
         made, parameters = not self._interpreted, self._interpreted
         parameters.update(dict.fromkeys(step.parameters if isinstance(step, Remainder) else (step.parameter,)))
         return [DeviceStep(run=lambda run, k: run.interpret(run.type_id, tuple(parameters)))] if made else []
@@ -287,12 +287,12 @@ def fit_rows(kernel: CudaKernel, row_width: int, itemsize: int, most_shared_byte
 
 
 def count_product_tiles(n_rows: Any, n_columns: int) -> Any:
-    """How many tiles a product has."""
+    """Count the tiles of a product."""
     return -(-n_rows // TILE[0]) * -(-n_columns // TILE[1])
 
 
 def team_of(width: int) -> int:
-    """How many threads work on a row, if so many could: up to a warp for narrow rows, else several warps."""
+    """Choose the threads that work on a row, if so many can: up to a warp for narrow rows, else several warps."""
     if width <= WARP:
         return 1 << max(width - 1, 0).bit_length()
     if width <= 4 * WARP:
@@ -301,7 +301,7 @@ def team_of(width: int) -> int:
 
 
 def overlap(one: RowLocation, other: RowLocation) -> bool:
-    """Whether two contiguous places have elements in common."""
+    """Tell whether two contiguous places have elements in common."""
     if (one.area, one.first) != (other.area, other.first):
         return False
     return one.offset < other.offset + other.shape[0] and other.offset < one.offset + one.shape[0]
