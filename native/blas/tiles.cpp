@@ -15,11 +15,11 @@ namespace autobatch {
 #ifdef AUTOBATCH_X86
 namespace {
 
-// Up to 6 rows, which are multiplied by up to 64 columns; or 16, by up to 16.
+// Up to 6 rows, which are multiplied by up to 64 columns; or 16, by up to 16; or one or two, by four or two panels.
 struct Tile {
   Grid a;
   const float* panel;
-  int64_t panel_inner, n_inner;
+  int64_t panel_inner, next_panel, n_inner;
   float* out;
   int64_t out_row, n_columns;
   bool adds;
@@ -69,9 +69,10 @@ void prefetch_share(const NextRows& rows, int64_t begin, int64_t end, int64_t wh
 template <void (*MULTIPLY)(int64_t, const Tile&)>
 void multiply(const Size& size, const Grid& a, const Panels& panels, float* out, int64_t out_row, bool adds,
               const NextRows& rows, const NextRows& columns) {
-  int64_t whole = size.m * size.n;
-  for (int64_t left = 0; left < size.n; left += PANEL_WIDTH) {
-    int64_t width = size.n - left < PANEL_WIDTH ? size.n - left : PANEL_WIDTH;
+  int64_t whole = size.m * size.n, wide = size.m == 1 ? 4 * PANEL_WIDTH : size.m == 2 ? 2 * PANEL_WIDTH : PANEL_WIDTH;
+  for (int64_t left = 0, width; left < size.n; left += width) {
+    width = size.n - left;
+    width = width >= wide ? wide : width < PANEL_WIDTH ? width : PANEL_WIDTH;
     const float* panel = panels.first + left / PANEL_WIDTH * panels.panel;
     for (int64_t i = 0, n_rows; i < size.m; i += n_rows) {
       bool is_tall = size.m - i >= TALL_ROWS && width <= PANEL_WIDTH - LANES;
@@ -80,9 +81,9 @@ void multiply(const Size& size, const Grid& a, const Panels& panels, float* out,
       prefetch_share(rows, begin, end, whole);
       prefetch_share(columns, begin, end, whole);
       Grid first = {a.first + i * a.row, a.row, a.inner};
-      for (int64_t j = 0; j < width; j += is_tall ? LANES : PANEL_WIDTH)
-        MULTIPLY(n_rows,
-                 {first, panel + j, panels.inner, size.inner, out + i * out_row + left + j, out_row, width - j, adds});
+      for (int64_t j = 0; j < width; j += is_tall ? LANES : wide)
+        MULTIPLY(n_rows, {first, panel + j, panels.inner, panels.panel, size.inner, out + i * out_row + left + j,
+                          out_row, width - j, adds});
     }
   }
 }

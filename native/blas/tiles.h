@@ -3,8 +3,9 @@
 // A panel holds, for each inner index in turn, 64 neighbouring columns; its words are float32 numbers, or pairs of bf16
 // numbers at two inner indices, of which one instruction multiplies and adds both. Six rows by four vectors of 16 keep
 // 24 of the 32 registers busy, enough to hide the latency of a sum; the panel needs four more, a row one. Where fewer
-// columns are left, 16 rows by one vector are as fast. Data is prefetched: lines of the result when its tile begins,
-// rows that will be read next while others are multiplied.
+// columns are left, 16 rows by one vector are as fast. One or two rows take four or two panels at once, for as many
+// sums. Data is prefetched: lines of the result when its tile begins, rows that will be read next while others are
+// multiplied.
 
 #pragma once
 
