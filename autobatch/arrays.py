@@ -1,8 +1,8 @@
-"""Types of arrays of numbers, their addresses, arrays that begin at cache lines, and rounding to bf16."""
+"""Define types of arrays, addresses, arrays aligned to cache lines, rounding to bf16, and silence about overflow."""
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,8 @@ LongArray: TypeAlias = NDArray[np.int64]
 FloatArray: TypeAlias = NDArray[np.float64]
 Array: TypeAlias = NDArray[Any]
 QUIET = np.uint32(0x40)  # keeps a NaN one when its second half is cut off
+SILENT: Final[dict[str, Any]] = {"over": "ignore", "divide": "ignore", "invalid": "ignore"}
+"""The arguments of `np.errstate` where numbers may overflow: whoever needs finite results checks them."""
 LINE = 64  # bytes of a cache line, and of the longest vectors
 
 

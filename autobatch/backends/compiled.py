@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from math import prod
 from operator import is_
@@ -16,9 +17,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.arrays import rounded
+from autobatch.arrays import SILENT, rounded
 from autobatch.backends.values import Array, RowRange, constant_row
 from autobatch.blas.product import find_step
+from autobatch.blas.threads import limit_threads
 from autobatch.compiler.fusion import Kernel
 from autobatch.compiler.lowered import Area
 from autobatch.compiler.stage import StageProgram, compile_backward, compile_forward
@@ -225,7 +227,6 @@ class SharedValues:
         arrays: by value.
         parameters: those that are read.
         followed: those whose numbers are copied, or computed with once per change; kernels read others in place.
-        multiplies: whether computing them may multiply matrices, by the library of the store.
     """
 
     def __init__(self, stage: StageProgram, store: Store, dtype: np.dtype[Any]) -> None:
@@ -239,7 +240,7 @@ class SharedValues:
                 read.update(followed)
         self._computed = [index for index in stage.lowered.shared if index in read]
         sources = [_instruction(vars[index].source) for index in self._computed]
-        self.multiplies = any(not source.op.view and source.op.scalar is None for source in sources)
+        self._multiplies = any(not source.op.view and source.op.scalar is None for source in sources)
         self._weights = [(i, source.parameter) for i in sorted(read) if isinstance(source := vars[i].source, Weight)]
         self.parameters = [parameter for _, parameter in self._weights]
         self.followed = [parameter for i, parameter in self._weights if i in followed]
@@ -264,13 +265,22 @@ class SharedValues:
         Args:
             data_of: the array of a parameter in the store.
         """
-        vars, arrays, xp = self._vars, self.arrays, self._store.xp
+        arrays = self.arrays
         seen, self._seen, self._versions = self._seen, None, None  # memory may run out, or an interrupt may come
         data = [data_of(parameter) for parameter in self.parameters]
         moved = self._data is None or not all(map(is_, data, self._data))
         if moved:
             self._copies.clear()
             arrays.update((i, array[None]) for (i, _), array in zip(self._weights, data, strict=True))
+        if self._computed:
+            with np.errstate(**SILENT), limit_threads(1) if self._multiplies else nullcontext():
+                self._compute(moved)
+        self._data, self._versions = data, seen
+        return moved
+
+    def _compute(self, moved: bool) -> None:
+        """Compute the values that depend on parameters alone."""
+        vars, arrays, xp = self._vars, self.arrays, self._store.xp
         for index in self._computed:
             source = _instruction(vars[index].source)
             args = [arrays[arg] for arg in source.args]
@@ -284,8 +294,6 @@ class SharedValues:
                     self._copies.add(index)
             elif index in self._copies:
                 arrays[index][...] = source.op.kernel(xp, args[0], **source.static)
-        self._data, self._versions = data, seen
-        return moved
 
 
 def dense(gradient: Gradient) -> Any:

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
+from autobatch.arrays import SILENT
 from autobatch.backends.base import Counts, RowReader, Timer
 from autobatch.backends.interpret import Interpreter
 from autobatch.backends.options import Options
@@ -79,8 +80,10 @@ class PlanRun(ABC, Generic[M]):
         targets: the gradients that the weight stage adds to, by `id` of the parameter or stack, on the device.
         launches, copied_bytes: the work so far, see `Counts`, beside that of the interpreter.
         held: the attributes that a run has until it is closed.
+        n_library_threads: the threads of the host's libraries; None for those of the options, 0 if none is called.
     """
 
+    n_library_threads: ClassVar[int | None] = None
     held: ClassVar[frozenset[str]] = frozenset(("memory", "values", "interpreter"))
 
     def __init__(
@@ -96,21 +99,18 @@ class PlanRun(ABC, Generic[M]):
         self._outputs: list[Any] | None = None
         self._read: Callable[[], list[Any]] | None = None
         self._limit: Limit | None = None
+        self._silence: Any = None
         self.memory = pool.take()
         self._n_allocated = self.memory.allocations
 
     def __enter__(self) -> Self:
-        """Begin to compute: silence NumPy's warnings, as `value_and_grad` refuses a loss that is not finite."""
-        self._silence = np.errstate(over="ignore", divide="ignore", invalid="ignore")
-        self._silence.__enter__()
+        """Begin to compute."""
         try:
-            self._limit = self._find_limit()
-            if self._limit is not None:
-                self._limit.__enter__()
             if not self._has_begun:
                 self._begin()
                 self._has_begun = True
-            self._bind()
+            if not self._bind():
+                self._prepare_python()
         except BaseException as error:
             self.__exit__(type(error), error, error.__traceback__)
             raise
@@ -121,7 +121,25 @@ class PlanRun(ABC, Generic[M]):
         limit, self._limit = self._limit, None
         if limit is not None:
             limit.__exit__(*error)
-        self._silence.__exit__(*error)
+        silence, self._silence = self._silence, None
+        if silence is not None:
+            silence.__exit__(*error)
+
+    def _prepare_python(self) -> None:
+        """Limit the threads of libraries and silence NumPy's warnings, until the context ends.
+
+        `value_and_grad` refuses a loss that is not finite. Native code needs neither, and both take microseconds, so
+        that runs which are native prepare only for the parts that Python computes.
+        """
+        if self._silence is not None:
+            return
+        silence = np.errstate(**SILENT)
+        silence.__enter__()
+        self._silence = silence
+        n_threads = self.options.threads if self.n_library_threads is None else self.n_library_threads
+        if n_threads:
+            self._limit = limit = Limit(n_threads)
+            limit.__enter__()
 
     def _begin(self) -> None:
         """Make room in `memory` for the plan, and bring stacks of parameters up to date."""
@@ -135,15 +153,12 @@ class PlanRun(ABC, Generic[M]):
     def _reserve(self) -> None:
         """Make room in `memory` for the plan."""
 
-    def _bind(self) -> None:
-        """Tell the steps the memory of this run; `_release` always follows."""
+    def _bind(self) -> bool:
+        """Tell the steps the memory of this run; return whether all of them are native. `_release` always follows."""
+        return False
 
     def _release(self) -> None:
         """End what `_bind` began."""
-
-    def _find_limit(self) -> Limit | None:
-        """The limit on the threads of the host's libraries; None if the run calls none."""
-        return Limit(self.options.threads)
 
     def _take_targets(self) -> None:
         """Tell the steps of the weight stage the `targets` of this run."""
@@ -172,6 +187,7 @@ class PlanRun(ABC, Generic[M]):
 
     def interpret_gradients(self, type_id: int, parameters: tuple[int, ...]) -> None:
         """Add to the gradients of parameters of a type, given by the numbers of their values."""
+        self._prepare_python()
         self.interpreter.weight_gradients(type_id, self.targets, only=parameters)
 
     # Running.
@@ -237,8 +253,10 @@ class PlanRun(ABC, Generic[M]):
             self._sweep("backward", None if activity.is_whole else activity)
             self._lap("backward", None)  # work after the last batch counts as backward, not as weights
         self.targets = targets
-        if reader is not None and not reader(self.interpreter, activity):
-            return
+        if reader is not None:
+            self._prepare_python()
+            if not reader(self.interpreter, activity):
+                return
         self._take_targets()
         if in_one:
             self.launches += self._stages[WEIGHTS].run(0, 2 * (len(self.plan.type_ptr) - 1))
@@ -261,6 +279,7 @@ class PlanRun(ABC, Generic[M]):
             if active.all():
                 self._run_weights_of(of_type)
             else:
+                self._prepare_python()
                 self.interpreter.weight_gradients(of_type.type_id, self.targets, active)
                 self._lap(WEIGHTS, of_type)
 
@@ -294,7 +313,8 @@ class PlanRun(ABC, Generic[M]):
         """The gradients of the first output of all nodes of a type; see `Run`."""
         if self._ended != "differentiated":
             raise BackendError("reading the gradients of a run that is not differentiated, or closed already.")
-        return self.values.output_gradients(type_id, self.executable.activity(self._seeded))
+        with np.errstate(**SILENT):
+            return self.values.output_gradients(type_id, self.executable.activity(self._seeded))
 
     def counts(self) -> Counts:
         """The work of the run so far."""

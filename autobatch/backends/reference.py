@@ -65,8 +65,9 @@ class InterpretedRun(PlanRun[Memory]):
         if self.executable.backend.poison:
             self.memory.buffer.fill(np.nan)
 
-    def _bind(self) -> None:
+    def _bind(self) -> bool:
         self._stages = {name: InterpretedStage(self, name) for name in ("forward", "backward", WEIGHTS)}
+        return False
 
 
 class InterpretedStage:

@@ -176,7 +176,11 @@ class Values:
 
     def outputs(self) -> list[Any]:
         """Copy the values of each slot, on the host."""
-        return [*map(np.array, map(self.slot, range(len(self.cells.slot_shapes))))]
+        plan, cells, buffer = self.plan, self.cells, self.buffer
+        sizes = zip(plan.slot_base.tolist(), plan.slot_rows.tolist(), cells.slot_widths, cells.slot_shapes, strict=True)
+        return [
+            buffer[first : first + rows * width].reshape(rows, *shape).copy() for first, rows, width, shape in sizes
+        ]
 
     def begin_outputs(self) -> Callable[[], list[Any]]:
         """Begin to copy the values of each slot to the host; what is returned waits for them, as NumPy arrays."""

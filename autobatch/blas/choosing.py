@@ -30,9 +30,10 @@ from autobatch.system.background import n_waiting
 from autobatch.system.cache import cache_folder, find_entry, keep_entry
 from autobatch.system.processor import cpu_name, has_amx, has_avx512, has_bf16
 
-FORMAT = "autobatch matmul 6"
+FORMAT = "autobatch matmul 7"
 MAX_SIZE = 1024
 BY_SIZE = "by size"  # the name of a chooser without a fixed provider
+LEAST_SHARE, LEAST_NS = 0.9, 100.0  # a library is not worth its overhead if it saves less than this
 LAP_S, LAPS = 1e-3, 5
 FRESH_BYTES = 1 << 22  # bytes of operands that are used in turn: more than a core's own cache holds
 Table = dict[str, dict[str, float]]  # GFLOP/s by size, then by provider
@@ -109,7 +110,8 @@ class Chooser:
         return self._speeds[size]
 
     def _fastest(self, size: str) -> str:
-        return fastest(self._table(size)[size])[0]
+        m, n, k, *_ = _read_size(size)
+        return prefer_own(self._table(size)[size], 2 * m * n * k)
 
     def _table(self, size: str) -> Table:
         """Read the stored table; measure this size if it has no line for it, and store it unless a helper compiles."""
@@ -130,6 +132,22 @@ class Chooser:
 def fastest(speeds: Mapping[str, float]) -> tuple[str, float]:
     """Return the name with the highest speed, and the speed."""
     return max(speeds.items(), key=lambda item: item[1])
+
+
+def prefer_own(speeds: Mapping[str, float], n_operations: int) -> str:
+    """Return the name of our own product unless another saves a tenth of its time, and more than `LEAST_NS`.
+
+    A run that calls a library limits its threads before and after, which takes five microseconds.
+
+    Args:
+        speeds: measured, in GFLOP/s, by name.
+        n_operations: of one product.
+    """
+    name, speed = fastest(speeds)
+    own = speeds.get(PACKED, 0.0)
+    if own and (own >= LEAST_SHARE * speed or n_operations / own - n_operations / speed < LEAST_NS):
+        return PACKED
+    return name
 
 
 def measure(

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.arguments import refusal
+from autobatch.arrays import SILENT
 from autobatch.backends.base import Run
 from autobatch.devices.late import Late
 from autobatch.devices.store import HOST, Store
@@ -154,8 +155,8 @@ def join_columns(parts: Sequence[Sequence[Any]]) -> list[Any]:
     return list(parts[0]) if len(parts) == 1 else [np.concatenate(columns) for columns in zip(*parts, strict=True)]
 
 
-def loss_weights(reduce: str | Sequence[float] | Array, n_instances: int) -> Array:
-    """The factor of each instance's loss, float64 (B,)."""
+def loss_weights(reduce: str | Sequence[float] | Array, n_instances: int, dtype: np.dtype[Any]) -> Array:
+    """Return the factor of each instance's loss, float64 (B,), which is finite in the type of the losses."""
     if isinstance(reduce, str):
         if reduce not in ("mean", "sum"):
             raise DataError(f"reduce={reduce!r}: it is 'mean', 'sum', 'none' or an array of weights.")
@@ -172,8 +173,11 @@ def loss_weights(reduce: str | Sequence[float] | Array, n_instances: int) -> Arr
         raise ShapeError(
             f"reduce= has weights of shape {weights.shape} for {n_instances} instances; give one for each."
         )
-    if not np.isfinite(weights).all():
-        raise DataError("reduce= has weights that are not finite; give a number for each instance.")
+    with np.errstate(**SILENT):
+        wrong = np.flatnonzero(~np.isfinite(weights.astype(dtype)))
+    if wrong.size:
+        first = wrong[0]
+        raise DataError(f"reduce= must be finite numbers in {dtype.name}, got {weights[first]} for instance {first}.")
     return weights
 
 

@@ -396,7 +396,7 @@ class Session(Settings):
         reduce, has_aux, out, inputs, each = request
         call = self._call(instances, True, has_aux, each is None, each, inputs, keys)
         with run_lock(), call as step:
-            weights = loss_weights(reduce, step.graph.keys.size)
+            weights = loss_weights(reduce, step.graph.keys.size, self.parameters.dtype)
             late = None if self.parameters.store is HOST else self._late_losses(request, exchange)
             given = call.minibatch.inputs
             read = None if given is None else InputGradients(given, self.parameters.dtype)

@@ -317,7 +317,7 @@ def test_where_bf16_is_slower_the_same_is_computed_in_float32(
     if library == "packed" and not has_avx512():
         pytest.skip("this processor has no tiles")
     monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path))
-    fake_speeds(monkeypatch, 59.0, {"numpy": 100.0 + 50.0 * (library == "numpy"), "packed": 110.0 * has_avx512()})
+    fake_speeds(monkeypatch, 59.0, {"numpy": 100.0, "packed": 110.0 if library == "packed" else 0.01 * has_avx512()})
     model, instances = CASES[0].draw(seed=3, n_instances=6, dim=21)
     model.astype("float32")
     expected = gradients(model, instances, "reference", "bf16")

@@ -287,6 +287,22 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     return asked
 
 
+@each(
+    "speeds, n_operations, expected",
+    [
+        ({"numpy": 100.0, "packed": 91.0}, 10**9, "packed"),  # a tenth of the time is not worth the overhead
+        ({"numpy": 100.0, "packed": 50.0}, 9_999, "packed"),  # nor are 100 ns
+        ({"numpy": 100.0, "packed": 50.0}, 10_001, "numpy"),
+        ({"numpy": 100.0, "packed": 120.0}, 10**9, "packed"),
+        ({"numpy": 100.0, "scipy": 110.0}, 1, "scipy"),  # a processor without AVX-512
+    ],
+)
+def test_a_library_is_chosen_if_it_saves_more_than_it_costs(
+    speeds: dict[str, float], n_operations: int, expected: str
+) -> None:
+    assert choosing.prefer_own(speeds, n_operations) == expected
+
+
 def test_the_fastest_is_measured_once_per_size_and_kept(folder: Path, measured: list[tuple[Any, ...]]) -> None:
     fastest = "scipy" if "scipy" not in list_absent() else "numpy"
     chooser = Chooser()

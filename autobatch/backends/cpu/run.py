@@ -33,7 +33,6 @@ from autobatch.backends.tables import N_DESTINATIONS, WORD, CompiledTypes, PlanT
 from autobatch.backends.tiles import CallList, most_rows
 from autobatch.backends.values import MemoryPool
 from autobatch.blas.choosing import Chooser
-from autobatch.blas.threads import Limit
 from autobatch.compiler.tiles import WEIGHTS
 from autobatch.compiler.writer import COMMON
 from autobatch.devices.store import HOST
@@ -110,6 +109,7 @@ class CompiledRun(PlanRun[CpuMemory]):
     """A run of compiled cells."""
 
     executable: CompiledPlan
+    n_library_threads = 1  # either several threads run tiles, or one is asked for
     _cells: BoundCells | None = None  # within the context
 
     def _reserve(self) -> None:
@@ -118,16 +118,12 @@ class CompiledRun(PlanRun[CpuMemory]):
         if self.executable.shared.poison:
             self.memory.poison()
 
-    def _find_limit(self) -> Limit | None:
-        """Limit libraries to one thread: either several threads run tiles, or one is asked for."""
-        tables = self.executable.tables
-        self._cells = cells = self.executable.types.bound(tables.type_ids, self.options.threads)
-        return Limit(1) if cells.calls_library or cells.bound_to is not tables else None
-
-    def _bind(self) -> None:
-        assert self._cells is not None, "the limit was found"
-        self._cells.bind(self)
-        self._stages = self._cells.stages
+    def _bind(self) -> bool:
+        types, tables = self.executable.types, self.executable.tables
+        self._cells = cells = types.bound(tables.type_ids, self.options.threads)
+        cells.bind(self)
+        self._stages = cells.stages
+        return cells.is_native
 
     def _release(self) -> None:
         if self._cells is not None:
@@ -189,8 +185,7 @@ class BoundCells:
 
     Attributes:
         stages: bound, by name.
-        bound_to: the tables of the plan that ran last; None before the first.
-        calls_library: whether a run of that plan may call a library.
+        is_native: whether neither Python nor a library takes part in a run of the plan that is bound.
     """
 
     def __init__(
@@ -210,21 +205,21 @@ class BoundCells:
         self._in_place = [parameter for parameter in read if id(parameter) not in followed]
         self._seen: list[int] | None = None  # the versions of parameters with which stages were refreshed
         self._memory_at: tuple[int, ...] = ()
-        self.bound_to: PlanTables | None = None
-        self.calls_library = True
+        self._bound_to: PlanTables | None = None  # the tables of the plan that ran last
+        self.is_native = False
 
     def bind(self, run: CompiledRun) -> None:
         """Store the addresses and parameters that have changed since the last run."""
         seen = versions_of(self._followed, self._in_place)
-        has_changed, before = seen != self._seen, self.bound_to
+        has_changed, before = seen != self._seen, self._bound_to
         tables, memory_at = run.executable.tables, run.memory.addresses
         if has_changed or before is not tables or memory_at != self._memory_at:
-            self._seen = self.bound_to = None  # compiling may be interrupted
+            self._seen = self._bound_to = None  # compiling may be interrupted
             for stages in self.stages.values():
                 stages.bind(run, has_changed)
             if before is not tables:
-                self.calls_library = True in [stages.choice.calls_library for stages in self.stages.values()]
-            self._seen, self.bound_to, self._memory_at = seen, tables, memory_at
+                self.is_native = False not in [stages.choice.is_native for stages in self.stages.values()]
+            self._seen, self._bound_to, self._memory_at = seen, tables, memory_at
         for stages in self.stages.values():
             if stages.choice.in_python:
                 stages.enter(run)
@@ -237,8 +232,8 @@ class Choice:
     Attributes:
         functions, descriptors: the addresses of those of the steps.
         has_kept: for each type, whether it keeps values for later stages.
-        calls_library: whether a step may call a library.
         in_python: the positions of stages with steps that run in Python.
+        is_native: whether no step runs in Python or calls a library.
         versions: of the stages when their steps last read the parameters; empty before.
     """
 
@@ -246,8 +241,8 @@ class Choice:
     functions: list[int]
     descriptors: list[int]
     has_kept: list[bool]
-    calls_library: bool
     in_python: list[int]
+    is_native: bool
     versions: list[int] = field(default_factory=list)
 
 
@@ -281,7 +276,7 @@ class BoundStages:
         self._of_one_thread = self._bound[0]
         self._tables: PlanTables | None = None
         self._choices: dict[tuple[Any, ...], Choice] = {}
-        self.choice = Choice([], [], [], [], True, [])
+        self.choice = Choice([], [], [], [], [], False)
         self._n_moved: list[int] = []
         self._memory_at: tuple[int, ...] = ()
         self._gradients: list[Gradient] = []
@@ -369,10 +364,10 @@ class BoundStages:
             if not all(step.function for step in of_stage):
                 in_python.append(number)
         functions, descriptors = [step.function for step in steps], [address_of(step.descriptor) for step in steps]
-        calls = [step.calls_library for step in steps] + [stage.shared.multiplies for stage in self._stages]
+        is_native = not in_python and not any(step.calls_library for step in steps)
         if len(self._choices) == MOST_CHOICES:
             del self._choices[next(iter(self._choices))]
-        self._choices[key] = Choice(steps, functions, descriptors, has_kept, True in calls, in_python)
+        self._choices[key] = Choice(steps, functions, descriptors, has_kept, in_python, is_native)
         return self._choices[key]
 
     def _take_parameters(self, choice: Choice, versions: list[int]) -> None:

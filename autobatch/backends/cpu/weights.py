@@ -19,6 +19,7 @@ from autobatch.arrays import Array, rounded
 from autobatch.backends.compiled import as_matrix, dense
 from autobatch.backends.cpu.operands import StageValues
 from autobatch.backends.cpu.step import FUNCTIONS, OPERAND, Sizes, Step, StepTemplate
+from autobatch.blas.packed import NAME as PACKED
 from autobatch.blas.packed import outer_words
 from autobatch.blas.provider import Provider
 from autobatch.compiler.lowered import Area
@@ -82,7 +83,7 @@ def _add_outer(
         target = as_matrix(dense(stage.run.gradients[stage.keys[outer.parameter]]))
         provider.multiply(left.T, right, target, accumulate=True)
 
-    return Step(function, descriptor, run, calls_library=True)
+    return Step(function, descriptor, run, calls_library=not by_bf16 and provider.name != PACKED)
 
 
 def make_row_sum(stage: StageValues, total: RowSum) -> StepTemplate:

@@ -208,6 +208,7 @@ class DeviceRun(PlanRun[DeviceMemory]):
     """A run on a device."""
 
     executable: DevicePlan
+    n_library_threads = 0  # the host multiplies nothing
     held = PlanRun.held | {"_launchers", "_parameters"}
 
     def _reserve(self) -> None:
@@ -220,9 +221,6 @@ class DeviceRun(PlanRun[DeviceMemory]):
     def interpreter(self) -> Interpreter:
         """What runs instructions that have no step, on the parameters and data that are on the device already."""
         return Interpreter(self.values, self.options, self.randomness, self._parameters, self._data)
-
-    def _find_limit(self) -> None:
-        """Limit no library: the host multiplies nothing."""
 
     def __exit__(self, *error: Any) -> None:
         """End the context; raise a BackendError with the bytes of the plan where the device has no room."""
