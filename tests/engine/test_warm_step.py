@@ -57,7 +57,7 @@ def test_a_call_of_one_instance_makes_few_calls(way: str, mode: str, library: st
         pytest.skip("autobatch's own products need AVX-512")
     model, states = Step(), [tuple(np.random.default_rng(1).standard_normal((3, 8)).astype(np.float32))]
     n_plans, function = int(way == "plan found"), model.step if mode == "inference" else model.step_loss
-    run = ab.batched(lambda state: function(*state), module=model, backend=Cpu(library), plan_cache=n_plans)
+    run = ab.batched(lambda state: function(*state), module=model, backend=Cpu(provider=library), plan_cache=n_plans)
     given = states if way == "instances" else run.record_all(states)
     call = run if mode == "inference" else run.value_and_grad
     for _ in range(3):
