@@ -216,8 +216,8 @@ class Batched(Session):
                 for all.
             clip: "per-instance" to scale the gradient of each instance down to `max_norm` before they are added up: by
                 min(1, max_norm / norm), where the norm is over all parameters that are wanted and the loss has weight
-                1. The weights of `reduce` multiply what is clipped. No gradient of an instance is formed for it, but
-                for parameters that few instances have rows for (`autobatch.backends.by_instance.norms`).
+                1. The weights of `reduce` multiply what is clipped. No gradient of an instance is formed for it, except
+                where that takes less work than its norm alone (`autobatch.backends.by_instance.weights`).
             max_norm: with `clip`, a number above 0, in the units of the gradients.
 
         Returns:

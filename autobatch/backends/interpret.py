@@ -16,10 +16,11 @@ import numpy as np
 
 from autobatch.arrays import rounded
 from autobatch.backends.options import Options
+from autobatch.backends.segments import Group
 from autobatch.backends.values import Array, Env, RowRange, Values, constant_row
 from autobatch.ir.layout import Join, Layout
 from autobatch.ir.precision import rounded_args
-from autobatch.ir.program import SHARED, Attribute, Constant, Instruction, Port, Var, Weight
+from autobatch.ir.program import NODE, SHARED, Attribute, Constant, Instruction, Port, Var, Weight
 from autobatch.ops.define import run_kernel
 from autobatch.ops.indexing import to_ids
 from autobatch.ops.randomness import Randomness
@@ -35,15 +36,25 @@ class Frame:
         env: the values known so far, `(rows, *shape)`.
         targets: the places of the values that have one.
         wholes: the memory of joins.
+        n_segments: the number of sums over rows: one over all, or one for each of some instances.
+        segments: groups of these instances, given the domain of the rows; None for one sum.
     """
 
     def __init__(self, rows: RowRange, layout: Layout, vars: tuple[Var, ...], env: Env, targets: Env) -> None:
         self.rows, self.layout, self.vars, self.env, self.targets = rows, layout, vars, env, targets
         self.wholes: Env = {}
+        self.n_segments = 1
+        self.segments: Callable[[int], Iterable[Group]] | None = None
 
     def n_rows(self, domain: int) -> int:
-        """The number of rows of a value of this domain."""
-        return 1 if domain == SHARED else self.rows.count(domain)
+        """Return the number of rows of a value of this domain."""
+        return self.n_segments if domain == SHARED else self.rows.count(domain)
+
+    def in_segments(self, n: int, segments: Callable[[int], Iterable[Group]]) -> Frame:
+        """Return a frame with the same values that sums over the rows of each of n instances."""
+        frame = Frame(self.rows, self.layout, self.vars, dict(self.env), {})
+        frame.n_segments, frame.segments = n, segments
+        return frame
 
 
 class Interpreter:
@@ -119,9 +130,7 @@ class Interpreter:
         tables = [(p, scatters) for p, scatters in derivative.tables if only is None or p in only]
         if not parameters and not tables:
             return
-        n_rows = int(self.plan.type_ptr[type_id + 1] - self.plan.type_ptr[type_id])
-        batch = Batch(type_id, 0, n_rows, self.plan.type_bases[type_id])
-        frame = self._frame(batch, derivative.vars, backward=True)
+        frame = self.weight_frame(type_id)
         if active is not None:
             domains = {i: derivative.vars[i].domain for i in frame.env}
             for i, x in frame.env.items():
@@ -136,16 +145,19 @@ class Interpreter:
         for p, scatters in tables:
             for scatter in scatters:
                 ids = self.looked_up(frame, scatter.ids, active)
-                self._add_rows(ids, frame.env[scatter.values], gradients[id(derivative.parameter(p))])
+                self.add_rows(ids, frame.env[scatter.values], gradients[id(derivative.parameter(p))])
 
     def weight_frame(self, type_id: int) -> Frame:
-        """The values that the weight stage of a type reads, of all its rows, before any of its instructions runs."""
+        """Return the values that the weight stage of a type reads, of all its rows."""
         derivative, n_rows = self.cells.cells[type_id].derivative, int(np.diff(self.plan.type_ptr)[type_id])
         assert derivative is not None, "backward follows a forward run in training"
-        return self._frame(Batch(type_id, 0, n_rows, self.plan.type_bases[type_id]), derivative.vars, backward=True)
+        batch = Batch(type_id, 0, n_rows, self.plan.type_bases[type_id])
+        frame = self._frame(batch, derivative.vars, backward=True)
+        frame.targets = {}
+        return frame
 
     def looked_up(self, frame: Frame, index: int, active: Array | None = None) -> Array:
-        """The ids that a type looked up in its active rows, on the host: known there, unless a cell computes them."""
+        """Return the ids that a type looked up in its active rows, on the host; a device is asked for computed ones."""
         var = frame.vars[index]
         if isinstance(var.source, Constant):
             return np.asarray(var.source.data)[None]
@@ -155,8 +167,8 @@ class Interpreter:
         ids = data[:, var.source.column : var.source.column + var.size].reshape(len(data), *var.shape)
         return ids if active is None else ids[self.store.get(frame.rows.select(active, var.domain))]
 
-    def _add_rows(self, ids: Array, values: Array, gradient: Any) -> None:
-        """Add rows that a type looked up to the gradient of their table."""
+    def add_rows(self, ids: Array, values: Array, gradient: Any) -> None:
+        """Add rows that a type looked up, by their ids on the host, to the gradient of their table."""
         flat = np.broadcast_to(ids, values.shape[: ids.ndim]).reshape(-1)
         rows = self.store.xp.ascontiguousarray(values).reshape(-1)
         if isinstance(gradient, Rows):
@@ -213,13 +225,42 @@ class Interpreter:
             if index in frame.layout.joins:
                 self._join(frame.layout.joins[index], args, out)
                 continue
-            owner = self.cells.cells[frame.rows.type_id].type.owner
-            static = frame.rows.static(frame.vars, index, self.randomness, owner)
-            if self.options.precision == "bf16":
-                for at in rounded_args(frame.vars, index):
-                    args[at] = rounded(args[at], self.store.xp)
-            run_kernel(op, self.store.xp, args, out, static)
-            self.launches += 1
+            if op.sums_rows:
+                self._sum_rows(frame, index, args, out)
+            else:
+                self._compute(frame, index, args, out)
+
+    def _compute(self, frame: Frame, index: int, args: list[Array], out: Array) -> None:
+        """Run the kernel of an instruction."""
+        source = frame.vars[index].source
+        assert isinstance(source, Instruction)
+        owner = self.cells.cells[frame.rows.type_id].type.owner
+        static = frame.rows.static(frame.vars, index, self.randomness, owner)
+        run_kernel(source.op, self.store.xp, self.rounded(frame.vars, index, args), out, static)
+        self.launches += 1
+
+    def rounded(self, vars: Sequence[Var], index: int, args: list[Array]) -> list[Array]:
+        """Return the arguments of an instruction, rounded where the precision of the run says so."""
+        if self.options.precision != "bf16":
+            return args
+        at = rounded_args(vars, index)
+        return [rounded(arg, self.store.xp) if place in at else arg for place, arg in enumerate(args)]
+
+    def _sum_rows(self, frame: Frame, index: int, args: list[Array], out: Array) -> None:
+        """Sum over the rows of each segment: of all segments with about equally many rows at once."""
+        source = frame.vars[index].source
+        assert isinstance(source, Instruction)
+        if frame.segments is None:
+            self._compute(frame, index, [x[None] for x in args], out)
+            return
+        domains = [frame.vars[arg].domain for arg in source.args]
+        shared = [place for place, domain in enumerate(domains) if domain == SHARED]
+        for group in frame.segments(max(NODE, *domains)):
+            where, taken = group.where(self.store.put), group.taken[0].of(args, self.store.put, shared)
+            sums = out[where]
+            self._compute(frame, index, taken, sums)
+            if not isinstance(where, slice):
+                out[where] = sums  # they are a copy
 
     def _out(self, frame: Frame, index: int) -> Array:
         """The memory in which a value is made: its own place, its part of a join, or new memory."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from autobatch._native import crossing_node
 from autobatch.backends.base import Run
-from autobatch.backends.by_instance.readers import ReadGradients, ScaleRows
+from autobatch.backends.by_instance.readers import read_gradients, scale_rows
 from autobatch.backends.options import ByInstance, Options
 from autobatch.engine.counts import Clock, Step
 from autobatch.engine.input_gradients import InputGradients
@@ -165,7 +166,7 @@ class OfEach:
         check_finite(losses, instances.start)
         self._losses.append(losses)
         into = {id(parameter): self._grads[name][instances] for name, parameter in self._parameters.items()}
-        runner.read_rows(step, run, {self._slot: np.ones_like(losses)}, ReadGradients(into))
+        runner.read_rows(step, run, {self._slot: np.ones_like(losses)}, partial(read_gradients, into))
         if self._inputs is not None:
             self._inputs.add(part.plan, run)
 
@@ -212,7 +213,7 @@ class OfClipped:
             self._norms[instances] = own
             return self._weights[instances] * np.minimum(1.0, self._max_norm / np.maximum(own, self._max_norm))
 
-        reader = ScaleRows(self._parameters, factors_of)
+        reader = partial(scale_rows, self._parameters, factors_of)
         self._grads = runner.backward(step, run, {self._slot: np.ones_like(losses)}, self._grads, reader)
 
     def finish(self, exchange: Exchange | None, clock: Clock) -> tuple[Any, dict[str, Gradient]]:

@@ -275,7 +275,7 @@ def _loss_slot(graphs: list[Graph], options: Options) -> int:
 
 def bytes_of_instances(plan: Plan, cells: PlannedTypes, options: Options) -> int:
     """Return the bytes that per-instance gradients or norms take; refuse instances that share nodes."""
-    from autobatch.backends.by_instance.needs import bytes_by_instance
+    from autobatch.backends.by_instance.reads import bytes_by_instance
     from autobatch.engine.each_instance import refuse_shared
 
     assert options.by_instance is not None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from autobatch.ir.program import CellProgram, Constant, Instruction, Var, Weight, show_lines
+from autobatch.ir.program import SHARED, CellProgram, Constant, Instruction, Var, Weight, show_lines
 from autobatch.params.parameter import Parameter
 
 
@@ -61,6 +61,46 @@ class Derivative:
         return frozenset(
             g for g, s in sources.items() if read[g] == 1 and isinstance(s, Instruction) and s.op.sums_rows
         )
+
+    @cached_property
+    def by_segment(self) -> frozenset[int]:
+        """The instructions of the weight stage that have a row per segment: sums, and what depends on them."""
+        found = set[int]()
+        for index in self.weights:
+            source = self.vars[index].source
+            if isinstance(source, Instruction) and (source.op.sums_rows or found.intersection(source.args)):
+                found.add(index)
+        return frozenset(found)
+
+    @cached_property
+    def linear(self) -> list[int]:
+        """The saved values that the weight stage reads and that are linear in the gradients of the outputs.
+
+        All gradients are: pullbacks multiply them by values of the program.
+        """
+        depends, read = set(self.incoming), {g for _, g in self.parameters}
+        read.update(value for _, scatters in self.tables for scatter in scatters for value in scatter)
+        for index in range(len(self.program.vars), len(self.vars)):
+            source = self.vars[index].source
+            if isinstance(source, Instruction) and depends.intersection(source.args):
+                depends.add(index)
+        for index in self.weights:
+            source = self.vars[index].source
+            read.update(source.args if isinstance(source, Instruction) else ())
+        return sorted(read & depends & {*self.saved})
+
+    def factors(self, gradient: int) -> tuple[int, int] | None:
+        """Return the operands of a gradient that sums their products over rows, see `autobatch.ops.linear.factors`.
+
+        None for any other gradient, and if all rows share an operand.
+        """
+        source = self.vars[gradient].source
+        if not isinstance(source, Instruction) or source.op.name not in ("row_sum_outer", "row_sum_matmul"):
+            return None
+        left, right = source.args
+        operands = self.vars[left], self.vars[right]
+        is_product = len({len(var.shape) for var in operands}) == 1 and SHARED not in {var.domain for var in operands}
+        return (left, right) if is_product and len(self.vars[gradient].shape) == 2 else None
 
     def needed(self, roots: Iterable[int]) -> list[int]:
         """The instructions of the weight stage that some of its values depend on, in order."""

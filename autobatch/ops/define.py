@@ -78,7 +78,8 @@ class Op:
         scalar: for element-wise ops, the expression of one element, which reads the arguments by number.
         view: the result is a view of the first argument: no memory, no launch.
         copies: the kernel only moves bytes.
-        row_sum: `row_sum(xp, *arrays, out=out, **static)` adds the result's sum over all rows to out `(1, *shape)`.
+        row_sum: `row_sum(xp, *arrays, out=out, **static)` adds the sums of the result over the rows of S segments to
+            out `(S, *shape)`; arrays are `(S, rows, *shape)`, or `(1, 1, *shape)` if all rows share one.
         singular: the result, or what a gradient is multiplied by, may be infinite though all arguments are finite.
         random: the kernel draws; it receives `random=`, a `Randomness`.
         like: of the arguments from this one on, the op needs no more than how many rows each node has.
@@ -87,7 +88,7 @@ class Op:
             floats, and are in range because the op that makes them says what they stay below. Where the op has a static
             argument `ignore`, that number is in range, too.
         below: the result is ints; `below(*shapes, **static)`, of the per-node shapes, is what they stay below.
-        sums_rows: the result has a single row, whatever the rows of the arguments.
+        sums_rows: the result has one row per segment, such as the whole mini-batch, and the kernel is a `row_sum`.
         segments: "reduce" takes values per edge to one per node, "spread" the other way, "edge" needs both; such
             kernels receive `segments=`, the edges of each row. "move" goes from edges to those of other groups
             (`autobatch.ops.rows`) and receives the segments of each argument. "choose" (`autobatch.ops.choosing`)
@@ -260,7 +261,7 @@ def run_kernel(op: Op, xp: Any, arrays: list[Array], out: Array, static: dict[st
     The kernel is not called if there is nothing to compute: a list may be empty in the whole batch, and an axis may
     have length zero. A sum over no rows adds nothing.
     """
-    if not out.size or (op.sums_rows and any(array.shape[0] == 0 for array in arrays if hasattr(array, "shape"))):
+    if not out.size or (op.sums_rows and any(array.shape[1] == 0 for array in arrays)):
         return
     if op.scalar is not None:
         arrays = [align(a, out.ndim) for a in arrays]

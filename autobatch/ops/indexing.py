@@ -41,20 +41,17 @@ def _lookup_shape(table: Shape, ids: Shape) -> Shape:
 
 def _scatter(xp: Any, g: Array, ids: Array, out: Array, size: int) -> None:
     out[...] = 0
-    ids, g = to_ids(ids), xp.broadcast_to(g, (len(out), *g.shape[1:]))  # all nodes may share the values
-    shape = g.shape[: ids.ndim]
+    _add_scattered(xp, g, ids, out, size)
+
+
+def _add_scattered(xp: Any, g: Array, ids: Array, out: Array, size: int) -> None:
+    ids, n_axes = to_ids(ids), ids.ndim
+    shape = (len(out), *np.broadcast_shapes(g.shape[1:n_axes], ids.shape[1:]))  # all nodes may share ids or values
+    g = xp.broadcast_to(g, (*shape, *g.shape[n_axes:]))
     rows = xp.broadcast_to(xp.arange(shape[0]).reshape((-1,) + (1,) * (ids.ndim - 1)), shape).reshape(-1)
     flat = xp.broadcast_to(ids, shape).reshape(-1)
     first, sums = sum_by_id(xp, rows * size + flat, g.reshape((flat.size, *out.shape[2:])))
-    out[rows[first], flat[first]] = sums
-
-
-def _scatter_row_sum(xp: Any, g: Array, ids: Array, out: Array, size: int) -> None:
-    """Add row k of g to row ids[k] of the table, once per distinct id."""
-    g = xp.broadcast_to(g, (max(len(g), len(ids)), *g.shape[1:]))
-    flat = xp.broadcast_to(to_ids(ids), g.shape[: ids.ndim]).reshape(-1)
-    first, sums = sum_by_id(xp, flat, g.reshape((flat.size, *out.shape[2:])))
-    out[0][flat[first]] += sums
+    out[rows[first], flat[first]] += sums
 
 
 def sum_by_id(xp: Any, ids: Array, rows: Array) -> tuple[Array, Array]:
@@ -77,7 +74,7 @@ scatter: Op = define_op(
     shape=lambda g, ids, size: (size, *g[len(ids) :]),
     kernel=_scatter,
     pullback=lambda g, out, x, ids, size: (lookup(g, ids), None),
-    row_sum=_scatter_row_sum,
+    row_sum=_add_scattered,  # the rows of a segment are an axis of ids like any other
 )
 
 

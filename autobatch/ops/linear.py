@@ -46,12 +46,27 @@ def _matmul(xp: Any, x: Array, y: Array, out: Array) -> None:
 
 def _matmul_row_sum(xp: Any, x: Array, y: Array, out: Array) -> None:
     x, y = _floats(x, out), _floats(y, out)
-    if x.ndim == 3 and y.ndim == 3 and x.shape[0] == y.shape[0]:
-        out += xp.tensordot(x, y, axes=((0, 2), (0, 1)))
-    else:
-        product = xp.empty((max(x.shape[0], y.shape[0]), *out.shape[1:]), out.dtype)
-        _matmul(xp, x, y, product)
-        out += product.sum(axis=0)
+    if x.ndim == 4 and y.ndim == 4 and x.shape[:2] == y.shape[:2]:
+        left, right = factors(x, y)
+        out += xp.matmul(left.transpose(0, 2, 1), right)
+        return
+    n_rows = max(x.shape[1], y.shape[1])
+    x, y = (array.reshape(-1, *array.shape[2:]) for array in (x, y))
+    product = xp.empty((len(out) * n_rows, *out.shape[1:]), out.dtype)
+    _matmul(xp, x, y, product)
+    out += product.reshape(len(out), n_rows, *out.shape[1:]).sum(axis=1)
+
+
+def factors(x: Array, y: Array) -> tuple[Array, Array]:
+    """Return the factors of sums of products over rows: arrays (S, n, m) and (S, n, k); a sum is left.T @ right.
+
+    Args:
+        x, y: rows of vectors, (S, rows, m) and (S, rows, k), or of matrices, (S, rows, m, i) and (S, rows, i, k), whose
+            inner axis counts as rows, too.
+    """
+    if x.ndim == 3:
+        return x, y
+    return x.transpose(0, 1, 3, 2).reshape(len(x), -1, x.shape[2]), y.reshape(len(y), -1, y.shape[3])
 
 
 def _matmul_pullback(g: Any, out: Any, x: Any, y: Any) -> tuple[Any, Any]:
@@ -100,10 +115,10 @@ def _outer_shape(x: Shape, y: Shape) -> Shape:
 
 def _outer_row_sum(xp: Any, x: Array, y: Array, out: Array) -> None:
     x, y = _floats(x, out), _floats(y, out)
-    if x.shape[0] == y.shape[0]:
-        out[0] += xp.matmul(x.T, y)
+    if x.shape[:2] == y.shape[:2]:
+        out += xp.matmul(x.transpose(0, 2, 1), y)
     else:
-        out[0] += xp.outer(x.sum(axis=0), y.sum(axis=0))
+        out += x.sum(axis=1)[:, :, None] * y.sum(axis=1)[:, None, :]
 
 
 outer = define_op(

@@ -32,6 +32,11 @@ class Rectangle(NamedTuple):
         part = matrix[self.row : self.row + self.height, self.column : self.column + self.width]
         return part.reshape(shape)
 
+    def of_each(self, arrays: FloatArray) -> FloatArray:
+        """Return this part of each of some arrays (n, *shape), as matrices."""
+        matrices = arrays.reshape(*arrays.shape[:2], math.prod(arrays.shape[2:]))
+        return matrices[:, self.row : self.row + self.height, self.column : self.column + self.width]
+
     def moved(self, rows: int, columns: int) -> Rectangle:
         """The rectangle shifted by this many rows and columns."""
         return self._replace(row=self.row + rows, column=self.column + columns)

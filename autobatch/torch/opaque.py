@@ -256,7 +256,7 @@ WEIGHTS = Op(
     "torch_weight_gradient",
     shape=lambda *shapes, body, number: body.parameters[number].shape,
     kernel=_note_weight,
-    row_sum=lambda xp, g, tickets, out, body, number: body.note_weight(g, tickets, number),
+    row_sum=lambda xp, g, tickets, out, body, number: body.note_weight(g[0], tickets[0], number),
 )
 """Adds nothing: the calls of the run keep the gradient (`autobatch.torch.calls`), which may be large."""
 

@@ -15,10 +15,9 @@ import autobatch as ab
 import autobatch.torch as abt
 import per_instance
 import ragged
-from autobatch.backends.by_instance.needs import AT_ONCE
-from autobatch.backends.by_instance.rows import cut
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.reference import Reference
+from autobatch.backends.segments import AT_ONCE
 from autobatch.devices.device import Device
 from autobatch.engine.each_instance import refuse_shared
 from autobatch.graph.rewrite.passes import rewrite
@@ -76,6 +75,15 @@ class Net(ab.Module):
         """A table that a product reads, and a lookup; one that is changed for all rows."""
         logits = self.tied @ (self.frozen @ state) + ab.softmax(self.words, axis=0) @ state
         return ab.cross_entropy(logits + ab.lookup(self.tied, word)[0], word)
+
+    @ab.cell
+    def constant(self, word: int) -> Any:
+        """Products with what all nodes share, and a row of a table that a product reads, too."""
+        products = ab.sum(ab.tanh(self.left @ np.arange(1.0, DIM + 1))) + ab.sum((self.twice @ np.eye(DIM, 2)) ** 2.0)
+        return (products + ab.sum(self.tied @ ab.lookup(self.tied, 3)) + ab.sum(self.scale * self.bias)) * word
+
+    def by_constants(self, words: Any) -> Any:
+        return ab.sum_n([self.constant(word) for word in words])
 
     def state(self, tree: Any) -> Any:
         if isinstance(tree, int):
@@ -297,6 +305,10 @@ def test_products_of_shorter_numbers_are_rounded_alike(backend: str) -> None:
     check_equal(sums, clipped(grads, np.ones(len(TREES)), 2.0), 2e-2)  # what is scaled is rounded anew
 
 
+def test_operands_that_all_nodes_share() -> None:
+    check_both(without_dropout().by_constants, [[1], [2, 3]])
+
+
 def test_rows_of_any_length() -> None:
     rng = np.random.default_rng(0)
     model = ragged.Reader(20, 4, rng).astype("float64")
@@ -419,12 +431,6 @@ def test_memory_counts() -> None:
     run.max_bytes = results + 1
     with refused(ab.PlanError, "cannot train on instance"):
         run.value_and_grad(batch, reduce="none")
-
-
-def test_runs_of_instances_are_cut() -> None:
-    assert [*cut(np.array([], int), 3)] == []
-    assert [*cut(np.array([5]), 3)] == [(0, 1)]
-    assert [*cut(np.array([1, 2, 3, 9, 0]), 3)] == [(0, 2), (2, 3), (3, 4), (4, 5)]
 
 
 @each(

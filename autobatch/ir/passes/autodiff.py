@@ -320,7 +320,7 @@ def _is(part: Traced, op: Op) -> bool:
 
 
 def _sum_rows(xp: Any, x: Any, out: Any) -> None:
-    out += x.sum(axis=0)
+    out += x.sum(axis=1)
 
 
 ROW_SUM = Op("row_sum", shape=lambda x: x, kernel=_sum_rows, sums_rows=True)
@@ -328,7 +328,7 @@ ROW_SUM = Op("row_sum", shape=lambda x: x, kernel=_sum_rows, sums_rows=True)
 
 @cache
 def _row_sum_of(op: Op) -> Op:
-    """The op that adds the sum over all rows of `op`'s result to `out`, without storing the result."""
+    """Return the op that adds the sums over rows of the result of `op` to `out`, without storing the result."""
     assert op.row_sum is not None
     return Op(f"row_sum_{op.name}", shape=op.shape, kernel=op.row_sum, sums_rows=True)
 

@@ -1,9 +1,13 @@
-"""Find the rows of a type that belong to each instance, and join instances that have about equally many."""
+"""Find the rows of each instance among those of a type, and group instances that have about equally many.
+
+The rows of an instance do not lie side by side, so sums over them gather them: those of a group as one array
+(instances, rows, *shape), filled up with zeros, for a single call.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +15,9 @@ from numpy.typing import NDArray
 from autobatch.arrays import LongArray
 from autobatch.ir.program import NODE
 from autobatch.plan.plan import Plan
+
+AT_ONCE = 1 << 18
+"""Numbers that several instances may need together: 1 MiB of float32, which a core's cache holds."""
 
 
 class InstanceRows:
@@ -20,7 +27,7 @@ class InstanceRows:
         active: whether each node of the type counts, bool[N_type]; None for all. The rows of others are left out.
 
     Attributes:
-        instance: [rows] of each row, also of those that are left out.
+        instance: [rows] the instance of each row, also of those that are left out.
         rows: the rows by instance, each instance's in their order: those of instance b are rows[ptr[b]:ptr[b + 1]].
         ptr: [B+1].
         counts: [B] rows of each instance.
@@ -41,9 +48,17 @@ class InstanceRows:
         self.counts: LongArray = np.bincount(per_node[rows], minlength=graph.n_instances)
         self.ptr: LongArray = np.concatenate(([0], np.cumsum(self.counts)))
 
+    def take(self, instances: LongArray) -> Taken:
+        """Return the rows of some instances; either all of them have rows, or none."""
+        counts = self.counts[instances][:, None]
+        places = np.arange(int(counts.max()))
+        filled = places >= counts
+        rows = self.rows[self.ptr[instances][:, None] + np.minimum(places, counts - 1)]
+        return Taken(rows, filled if filled.any() else None)
+
 
 class Taken(NamedTuple):
-    """Some rows of each of n instances.
+    """The rows of the n instances of a group.
 
     Attributes:
         rows: [n, most of one]; those of an instance that has fewer are filled up with its last one.
@@ -53,49 +68,56 @@ class Taken(NamedTuple):
     rows: LongArray
     filled: NDArray[np.bool_] | None
 
+    def of(self, args: Sequence[Any], put: Any, shared: Sequence[int] = ()) -> list[Any]:
+        """Gather rows of arrays (rows, *shape): (n, most of one, *shape).
+
+        The first of them is zero where rows are filled up, so that products are zero there.
+
+        Args:
+            put: gives an array of NumPy as one of the device.
+            shared: the places of arrays (1, *shape) whose row all share; they stay, as (1, 1, *shape).
+        """
+        rows = put(self.rows)
+        taken = [x[None] if place in shared else x[rows] for place, x in enumerate(args)]
+        if self.filled is not None:
+            taken[next(place for place in range(len(args)) if place not in shared)][put(self.filled)] = 0
+        return taken
+
 
 class Group(NamedTuple):
-    """Instances with about equally many rows.
+    """Some instances with about equally many rows.
 
     Attributes:
-        instances: [n], increasing.
+        places: [n] those of the instances, counted from the first of all groups, increasing.
         taken: their rows, for each of some `InstanceRows`.
     """
 
-    instances: LongArray
+    places: LongArray
     taken: list[Taken]
+
+    def where(self, put: Any) -> Any:
+        """Return the index of the places: a slice if they are adjacent."""
+        first, end = int(self.places[0]), int(self.places[-1]) + 1
+        return slice(first, end) if end - first == self.places.size else put(self.places)
 
 
 def groups_of(several: Sequence[InstanceRows], first: int, end: int) -> Iterator[Group]:
-    """Join those of the instances first:end that have about equally many rows in each place; leave out those without.
+    """Group those of the instances first:end that have about equally many rows in each of `several`.
 
-    So that sums over the rows of each instance are a few array functions. Rows that are filled up are at most a third.
+    Instances without rows are left out. At most a third of the rows of a group are filled up.
     """
-    counts = np.stack([one.counts[first:end] for one in several], axis=1)
-    sizes = round_up(counts)
+    sizes = round_up(np.stack([one.counts[first:end] for one in several], axis=1))
     order = np.lexsort(sizes.T)  # stable
     ordered = sizes[order]
     ends = [*(np.flatnonzero((ordered[1:] != ordered[:-1]).any(axis=1)) + 1).tolist(), order.size]
-    begin = 0
-    for stop in ends:
-        members, begin = order[begin:stop], stop
-        own = counts[members]
-        if own.any():
-            instances = first + members
-            yield Group(instances, [_take(one, instances, own[:, k]) for k, one in enumerate(several)])
-
-
-def _take(one: InstanceRows, instances: LongArray, counts: LongArray) -> Taken:
-    """Take the rows of some instances, of which each has so many."""
-    most = int(counts.max())
-    if (counts == most).all():
-        return Taken(one.rows[one.ptr[instances][:, None] + np.arange(most)], None)
-    places = np.minimum(np.arange(most), counts[:, None] - 1)
-    return Taken(one.rows[one.ptr[instances][:, None] + places], places < np.arange(most))
+    for start, stop in zip([0, *ends], ends, strict=False):
+        if ordered[start].any():
+            places = order[start:stop]
+            yield Group(places, [one.take(first + places) for one in several])
 
 
 def round_up(counts: LongArray) -> LongArray:
-    """The next of the numbers 0, 1, 2, 3, 4, 6, 8, 12, 16, 24, ...
+    """Return the next of the numbers 0, 1, 2, 3, 4, 6, 8, 12, 16, 24, ...
 
     >>> round_up(np.array([0, 1, 3, 5, 7, 9, 13, 17])).tolist()
     [0, 1, 3, 6, 8, 12, 16, 24]
@@ -106,7 +128,7 @@ def round_up(counts: LongArray) -> LongArray:
     return found
 
 
-def cut(sizes: LongArray, most: int) -> Iterator[tuple[int, int]]:
+def cut(sizes: LongArray, most: int = AT_ONCE) -> Iterator[tuple[int, int]]:
     """Cut instances into runs of consecutive ones whose sizes add up to at most so much, or which are one instance.
 
     >>> list(cut(np.array([2, 2, 9, 1, 1]), 4))
