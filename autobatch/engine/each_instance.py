@@ -7,9 +7,10 @@ what goes backward through the nodes of an instance is the gradient of its own l
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,206 +35,149 @@ Array = NDArray[Any]
 NONE, PER_INSTANCE = "none", "per-instance"
 
 
-class EachInstance(Protocol):
-    """What `value_and_grad` is asked of each instance.
+class EachInstance(Differentiation):
+    """What one call of `value_and_grad` asks of each instance; once begun, its `Differentiation`.
 
     Attributes:
         names: of the parameters whose gradients are asked for; None for all that are trainable.
         text: what processes of a group must agree on.
     """
 
-    names: tuple[str, ...] | None
-    text: str
+    def __init__(self, names: tuple[str, ...] | None, text: str) -> None:
+        self.names, self.text = names, f"{text} {'all' if names is None else ' '.join(sorted(names))}"
+        self._losses: list[Array] = []
 
+    @abstractmethod
     def planned(self, options: Options, trainable: Mapping[str, Parameter], n_instances: int) -> Options:
-        """The options by which the mini-batch is planned.
+        """Return the options by which the mini-batch is planned.
 
         Raises:
             DataError: a name is that of no trainable parameter.
             PlanError: the results alone take more than `max_bytes`.
         """
 
-    def differentiation(
+    def begin(
         self,
         runner: Runner,
         step: Step,
         weights: Array,
         grads: dict[str, Gradient] | None,
         inputs: InputGradients | None,
-    ) -> Differentiation:
-        """Make the differentiation of the mini-batch; see `autobatch.engine.results.GradientSum` for the arguments."""
+    ) -> None:
+        """Begin to differentiate a mini-batch; see `autobatch.engine.results.GradientSum` for the arguments."""
+        self._parameters = self._wanted(runner.parameters.trainable)
+        self._slot, self._weights, self._grads, self._inputs = step.loss_slot, weights, grads, inputs
 
+    @abstractmethod
     def of_nothing(self, runner: Runner, exchange: Exchange, clock: Clock) -> tuple[Any, dict[str, Gradient]]:
-        """What the call returns in a process that has no instance."""
+        """Return what the call returns in a process that has no instance."""
+
+    def _seeds(self, instances: slice, run: Run) -> dict[int, Array]:
+        """Keep the losses of a part, and return their gradients."""
+        losses = run.outputs[self._slot]
+        check_finite(losses, instances.start)
+        self._losses.append(losses)
+        return {self._slot: np.ones_like(losses)}
+
+    def _wanted(self, trainable: Mapping[str, Parameter]) -> dict[str, Parameter]:
+        """Return the parameters whose gradients are asked for."""
+        names = tuple(trainable) if self.names is None else self.names
+        unknown = [name for name in names if name not in trainable]
+        if unknown:
+            known = ", ".join(trainable) or "none"
+            raise DataError(f"only= names {unknown[0]!r}, which is no trainable parameter; they are {known}.")
+        return {name: trainable[name] for name in names}
 
 
-class Apart:
-    """The losses and gradients of all instances, side by side; see `EachInstance`."""
+class PerInstance(EachInstance):
+    """The losses (B,) and gradients (B, *shape) of all instances; see `EachInstance`."""
 
-    def __init__(self, names: tuple[str, ...] | None) -> None:
-        self.names, self.text = names, f"none of {_listed(names)}"
+    _made: Gradients | None = None
 
     def planned(self, options: Options, trainable: Mapping[str, Parameter], n_instances: int) -> Options:
         """See `EachInstance`."""
-        wanted = _named(trainable, self.names)
+        wanted, limit = self._wanted(trainable), options.max_bytes
         size = n_instances * sum(math.prod(parameter.shape) for parameter in wanted.values())
-        n_bytes, limit = size * options.dtype.itemsize, options.max_bytes
+        n_bytes = size * options.dtype.itemsize
         if limit is not None and n_bytes > limit:
             raise PlanError(
                 f"cannot give gradients of {n_instances} instances: the results alone take {n_bytes} bytes and "
                 f"max_bytes is {limit}; allow as many, name fewer parameters in only=, or give fewer instances."
             )
-        return _by_instance(options, wanted, clips=False, n_bytes=n_bytes)
+        return _options(options, wanted, clips=False, n_bytes=n_bytes)
 
-    def differentiation(
-        self,
-        runner: Runner,
-        step: Step,
-        weights: Array,
-        grads: dict[str, Gradient] | None,
-        inputs: InputGradients | None,
-    ) -> Differentiation:
-        """Make one whose gradients are arrays (B, *shape); see `EachInstance`."""
-        made = self.zeros(runner, step.graph.n_instances)
-        return OfEach(_named(runner.parameters.trainable, self.names), made, step.loss_slot, inputs)
+    def add(self, runner: Runner, step: Step, part: Part, instances: slice, run: Run) -> None:
+        """See `Differentiation`."""
+        if self._made is None:
+            self._made = self._zeros(runner, step.graph.n_instances)
+        into = {id(p): self._made[name][instances] for name, p in self._parameters.items()}
+        runner.read_rows(step, run, self._seeds(instances, run), partial(read_gradients, into))
+        if self._inputs is not None:
+            self._inputs.add(part.plan, run)
 
-    def zeros(self, runner: Runner, n_instances: int) -> Gradients:
-        """Zeros (B, *shape) for each gradient that is asked for."""
-        wanted = _named(runner.parameters.trainable, self.names)
-        made = Gradients()
-        for name, parameter in wanted.items():
-            made[name] = parameter.store.xp.zeros((n_instances, *parameter.shape), parameter.dtype)
-        return made
+    def finish(self, exchange: Exchange | None, clock: Clock) -> tuple[Any, dict[str, Gradient]]:
+        """See `Differentiation`; the losses and gradients are those of the instances of this process."""
+        losses = np.concatenate(self._losses)
+        if exchange is not None:  # so that all raise what one of them does
+            exchange.add(weighted_sum(losses, np.ones(losses.size)), {}, clock)
+        assert self._made is not None, "there are instances, and so parts"
+        return losses, self._made
 
     def of_nothing(self, runner: Runner, exchange: Exchange, clock: Clock) -> tuple[Any, dict[str, Gradient]]:
         """See `EachInstance`."""
         dtype = runner.parameters.dtype
         exchange.add_nothing(dtype, [], lambda rows: Gradients(), clock)
-        return np.zeros(0, dtype), self.zeros(runner, 0)
+        return np.zeros(0, dtype), self._zeros(runner, 0)
+
+    def _zeros(self, runner: Runner, n_instances: int) -> Gradients:
+        wanted = self._wanted(runner.parameters.trainable)
+        return Gradients({n: p.store.xp.zeros((n_instances, *p.shape), p.dtype) for n, p in wanted.items()})
 
 
-class Clipped:
-    """The sum of gradients of which each is scaled down to a norm that is too large; see `EachInstance`."""
+class ClippedSum(EachInstance):
+    """The weighted sum of losses, and of gradients of which each is scaled down to a norm; see `EachInstance`.
+
+    The norms are put into `Gradients.norms`.
+    """
 
     def __init__(self, names: tuple[str, ...] | None, max_norm: float) -> None:
-        self.names, self.max_norm = names, max_norm
-        self.text = f"clipped to {max_norm!r}, {_listed(names)}"
+        super().__init__(names, f"clipped to {max_norm!r},")
+        self._max_norm, self._norms = max_norm, list[NDArray[np.float64]]()
 
     def planned(self, options: Options, trainable: Mapping[str, Parameter], n_instances: int) -> Options:
         """See `EachInstance`."""
-        return _by_instance(options, _named(trainable, self.names), clips=True, n_bytes=0)
+        return _options(options, self._wanted(trainable), clips=True, n_bytes=0)
 
-    def differentiation(
-        self,
-        runner: Runner,
-        step: Step,
-        weights: Array,
-        grads: dict[str, Gradient] | None,
-        inputs: InputGradients | None,
-    ) -> Differentiation:
-        """Make one that puts the norms into `Gradients.norms`; see `EachInstance`."""
-        wanted = frozenset(map(id, _named(runner.parameters.trainable, self.names).values()))
-        return OfClipped(self.names, wanted, self.max_norm, step.loss_slot, weights, grads)
+    def add(self, runner: Runner, step: Step, part: Part, instances: slice, run: Run) -> None:
+        """See `Differentiation`."""
+
+        def factors_of(norms: NDArray[np.float64]) -> NDArray[np.float64]:
+            _check_norms(norms, instances.start)
+            self._norms.append(norms)
+            return self._weights[instances] * np.minimum(1.0, self._max_norm / np.maximum(norms, self._max_norm))
+
+        reader = partial(scale_rows, frozenset(map(id, self._parameters.values())), factors_of)
+        self._grads = runner.backward(step, run, self._seeds(instances, run), self._grads, reader)
+
+    def finish(self, exchange: Exchange | None, clock: Clock) -> tuple[Any, dict[str, Gradient]]:
+        """See `Differentiation`."""
+        assert self._grads is not None, "there are instances, and so parts"
+        value = weighted_sum(np.concatenate(self._losses), self._weights)
+        value = value if exchange is None else exchange.add(value, self._grads, clock)
+        return value, self._named(self._grads, np.concatenate(self._norms))
 
     def of_nothing(self, runner: Runner, exchange: Exchange, clock: Clock) -> tuple[Any, dict[str, Gradient]]:
         """See `EachInstance`."""
-        dtype, trainable = runner.parameters.dtype, runner.parameters.trainable
-        value, grads = exchange.add_nothing(dtype, [*trainable], runner.zeros, clock)
-        if isinstance(grads, Gradients):
-            grads.norms = np.zeros(0)
-        return value, _only(grads, self.names)
+        names = [*runner.parameters.trainable]
+        value, grads = exchange.add_nothing(runner.parameters.dtype, names, runner.zeros, clock)
+        return value, self._named(grads, np.zeros(0))
 
-
-class OfEach:
-    """The gradients of each loss, side by side; see `Differentiation`.
-
-    Args:
-        parameters: whose gradients are asked for, by name.
-        grads: zeros (B, *shape) for each of them.
-        slot: that of the losses.
-        inputs: as for `GradientSum`.
-    """
-
-    def __init__(
-        self, parameters: Mapping[str, Parameter], grads: Gradients, slot: int, inputs: InputGradients | None
-    ) -> None:
-        self._parameters, self._grads, self._slot, self._inputs = parameters, grads, slot, inputs
-        self._losses: list[Array] = []
-
-    def add(self, runner: Runner, step: Step, part: Part, instances: slice, run: Run) -> None:
-        """See `Differentiation`."""
-        losses = run.outputs[self._slot]
-        check_finite(losses, instances.start)
-        self._losses.append(losses)
-        into = {id(parameter): self._grads[name][instances] for name, parameter in self._parameters.items()}
-        runner.read_rows(step, run, {self._slot: np.ones_like(losses)}, partial(read_gradients, into))
-        if self._inputs is not None:
-            self._inputs.add(part.plan, run)
-
-    def finish(self, exchange: Exchange | None, clock: Clock) -> tuple[Any, dict[str, Gradient]]:
-        """The losses (B,) and the gradients, of the instances of this process; see `Differentiation`."""
-        losses = np.concatenate(self._losses)
-        if exchange is not None:
-            exchange.add(
-                weighted_sum(losses, np.ones(losses.size)), {}, clock
-            )  # so that all raise what one of them does
-        return losses, self._grads
-
-
-class OfClipped:
-    """The gradients of a weighted sum of losses, each of which is clipped; see `Differentiation`.
-
-    Args:
-        names: of the parameters whose gradients are asked for; None for all.
-        parameters: `id`s of those that norms are over.
-        slot, weights, grads: as for `GradientSum`.
-    """
-
-    def __init__(
-        self,
-        names: tuple[str, ...] | None,
-        parameters: frozenset[int],
-        max_norm: float,
-        slot: int,
-        weights: Array,
-        grads: dict[str, Gradient] | None,
-    ) -> None:
-        self._names, self._parameters, self._max_norm = names, parameters, max_norm
-        self._slot, self._weights, self._grads, self._norms = slot, weights, grads, np.zeros(len(weights))
-        self._losses: list[Array] = []
-
-    def add(self, runner: Runner, step: Step, part: Part, instances: slice, run: Run) -> None:
-        """See `Differentiation`."""
-        losses = run.outputs[self._slot]
-        check_finite(losses, instances.start)
-        self._losses.append(losses)
-
-        def factors_of(own: NDArray[np.float64]) -> NDArray[np.float64]:
-            _check_norms(own, instances.start)
-            self._norms[instances] = own
-            return self._weights[instances] * np.minimum(1.0, self._max_norm / np.maximum(own, self._max_norm))
-
-        reader = partial(scale_rows, self._parameters, factors_of)
-        self._grads = runner.backward(step, run, {self._slot: np.ones_like(losses)}, self._grads, reader)
-
-    def finish(self, exchange: Exchange | None, clock: Clock) -> tuple[Any, dict[str, Gradient]]:
-        """The weighted sum of the losses, and the sums of gradients; see `Differentiation`."""
-        grads = self._grads
-        assert grads is not None, "there are instances, and so parts"
-        if isinstance(grads, Gradients):
-            grads.norms = self._norms
-        value = weighted_sum(np.concatenate(self._losses), self._weights)
-        value = value if exchange is None else exchange.add(value, grads, clock)
-        return value, _only(grads, self._names)
-
-
-def _only(grads: dict[str, Gradient], names: tuple[str, ...] | None) -> dict[str, Gradient]:
-    """The gradients that are asked for."""
-    if names is None:
-        return grads
-    found = Gradients({name: grads[name] for name in names})
-    found.norms = getattr(grads, "norms", None)
-    return found
+    def _named(self, grads: dict[str, Gradient], norms: NDArray[np.float64]) -> dict[str, Gradient]:
+        """Return the gradients that are asked for."""
+        found = grads if self.names is None else Gradients({name: grads[name] for name in self.names})
+        if isinstance(found, Gradients):
+            found.norms = norms
+        return found
 
 
 def each_instance(
@@ -243,8 +187,8 @@ def each_instance(
     max_norm: float,
     out: dict[str, Gradient] | None,
     inputs: bool,
-) -> Apart | Clipped:
-    """What these arguments of `value_and_grad`, of which one is of each instance, ask for.
+) -> EachInstance:
+    """Return what these arguments of `value_and_grad`, of which one is of each instance, ask for.
 
     Raises:
         DataError: they do not go together, or one is no such argument.
@@ -258,7 +202,7 @@ def each_instance(
             _refuse("only=", "reduce='none' or clip=", "of a sum, gradients of all trainable parameters are computed")
         if out is not None:
             _refuse("out=", "a sum", "gradients of each instance are not added to others")
-        return Apart(names)
+        return PerInstance(names, "none of")
     if clip != PER_INSTANCE:
         raise DataError(f"clip={clip!r}: it is 'per-instance', or None.")
     if not isinstance(max_norm, int | float | np.number) or not 0.0 < max_norm < math.inf:
@@ -269,35 +213,15 @@ def each_instance(
         _refuse("inputs=True", "reduce='none' or no clip=", "clipping scales gradients of parameters, not of inputs")
     if out is not None and names is not None:
         _refuse("out=", "all trainable parameters", "leave only= out, or set trainable = False for the others")
-    return Clipped(names, float(max_norm))
+    return ClippedSum(names, float(max_norm))
 
 
 def _refuse(what: str, goes_with: str, why: str) -> NoReturn:
     raise DataError(f"value_and_grad: {what} goes with {goes_with}: {why}.")
 
 
-def _listed(names: Sequence[str] | None) -> str:
-    return "all" if names is None else " ".join(sorted(names))
-
-
-def _named(trainable: Mapping[str, Parameter], names: Sequence[str] | None) -> dict[str, Parameter]:
-    """The parameters of these names.
-
-    Raises:
-        DataError: there is no trainable parameter of a name.
-    """
-    if names is None:
-        return dict(trainable)
-    unknown = [name for name in names if name not in trainable]
-    if unknown:
-        raise DataError(
-            f"only= names {unknown[0]!r}, which is no trainable parameter; they are {', '.join(trainable) or 'none'}."
-        )
-    return {name: trainable[name] for name in names}
-
-
-def _by_instance(options: Options, wanted: Mapping[str, Parameter], clips: bool, n_bytes: int) -> Options:
-    parameters = frozenset(id(parameter) for parameter in wanted.values())
+def _options(options: Options, wanted: Mapping[str, Parameter], clips: bool, n_bytes: int) -> Options:
+    parameters = frozenset(map(id, wanted.values()))
     rewrites = tuple(name for name in options.rewrites if name in UNSHARED)
     return options._replace(rewrites=rewrites, by_instance=ByInstance(parameters, clips, n_bytes))
 

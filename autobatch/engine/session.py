@@ -408,7 +408,8 @@ class Session(Settings):
                 own = taken if exchange is None else None
             wanted: Differentiation
             if each is not None:
-                wanted = each.differentiation(self, step, weights, own, read)
+                each.begin(self, step, weights, own, read)
+                wanted = each
             elif late is not None:
                 wanted = LateGradientSum(step.loss_slot, weights, own, late)
             else:
