@@ -36,7 +36,7 @@ from autobatch.ir.program import (
     int_limit,
 )
 from autobatch.ops.operators import STAGE
-from autobatch.ops.taped import EagerTape, Taped
+from autobatch.ops.taped import Taped
 from autobatch.params.module import Module
 from autobatch.trace.cell import Cell
 from autobatch.trace.elements import Lengths, ListBuilder, NeedsLength, TracedList
@@ -92,7 +92,7 @@ class LoadedCell(Cell):
 
     def run_eagerly(self, owner: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a mini-batch of this call alone; GraphError while something is differentiated in eager mode."""
-        if isinstance(STAGE.current, EagerTape) or any(isinstance(x, Taped) for x in leaves((args, kwargs))):
+        if STAGE.current is not None or any(isinstance(x, Taped) for x in leaves((args, kwargs))):
             raise GraphError(
                 f"cell {self.name!r} comes from a file and is differentiated in eager mode; differentiate it in a "
                 f"function that is batched."

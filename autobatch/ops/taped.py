@@ -7,7 +7,6 @@ another one has a tape of its own, whose arrays are the `Taped` values of the ou
 
 from __future__ import annotations
 
-import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
@@ -15,104 +14,57 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autobatch.errors import GraphError
-from autobatch.ops.define import Op, shape_of
+from autobatch.ops.concrete import Concrete
+from autobatch.ops.define import Op
 from autobatch.ops.eager import freeze
-from autobatch.ops.operators import OPS, STAGE, Operators, Symbol, stage
+from autobatch.ops.operators import OPS, STAGE, Operators, stage
 from autobatch.ops.randomness import EAGER, next_site
 from autobatch.ops.reduction import unbroadcast
 
 COMPARISONS = (np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal)
 
 
-class Taped(Symbol):
-    """A value in eager mode that something is differentiated by, or that depends on one.
+class Taped(Concrete):
+    """A value on a tape: a function is differentiated with respect to it, or it depends on such a value.
 
     Attributes:
-        value: an array, or a value of an outer tape.
-        tape: the tape that it is on; entry: its number there.
+        value: what the outer tape has in its place: an array, or a `Taped` of an outer tape.
+        tape: its tape.
+        entry: its number on the tape.
     """
 
     __slots__ = ("entry", "tape", "value")
     __hash__ = object.__hash__
-    _stage = "differentiated"
+    _stage, _kind = "differentiated", "a value that is differentiated"
 
     def __init__(self, value: Any, tape: EagerTape, entry: int) -> None:
+        super().__init__(_data(value))
         self.value, self.tape, self.entry = value, tape, entry
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Length of each axis; () for a single number."""
-        return shape_of(self.value)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The float type."""
-        dtype: np.dtype[Any] = self.value.dtype
-        return dtype
-
-    @property
-    def size(self) -> int:
-        """How many numbers it has."""
-        return int(self.value.size)
-
     def astype(self, dtype: Any) -> Taped:
-        """It in another float type."""
+        """Convert to another float type."""
         before = self.dtype
         if before == dtype:
             return self
         return self.tape.add((self,), lambda g: (cast(g, before),), cast(self.value, dtype))
 
     def again(self) -> Any:
-        """An equal value on the same tape."""
+        """Add an equal value to the tape."""
         return self.tape.add((self,), lambda g: (g,), self.value)
 
     def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
-        """Compute an op, and put it on the tapes of its arguments."""
+        """Compute an op, and add it to the tapes of its arguments."""
         if STAGE.current is None:  # no tape is running
-            return op(*map(strip, args), **static)
+            return op(*map(_data, args), **static)
         return STAGE.current.apply(op, args, static)
-
-    def __lt__(self, other: Any) -> Any:
-        return _compare(operator.lt, self, other)
-
-    def __le__(self, other: Any) -> Any:
-        return _compare(operator.le, self, other)
-
-    def __gt__(self, other: Any) -> Any:
-        return _compare(operator.gt, self, other)
-
-    def __ge__(self, other: Any) -> Any:
-        return _compare(operator.ge, self, other)
-
-    def __eq__(self, other: object) -> Any:
-        return _compare(operator.eq, self, other)
-
-    def __ne__(self, other: object) -> Any:
-        return _compare(operator.ne, self, other)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         if ufunc in COMPARISONS and method == "__call__" and not kwargs:
-            return ufunc(*map(strip, inputs))
+            return ufunc(*map(_data, inputs))
         return super().__array_ufunc__(ufunc, method, *inputs, **kwargs)
 
-    def __bool__(self) -> bool:
-        return bool(self.value)
-
-    def __int__(self) -> int:
-        return int(self.value)
-
-    def __format__(self, spec: str) -> str:
-        return format(strip(self), spec)
-
     def __repr__(self) -> str:
-        return f"<differentiated {strip(self)!r}>"
-
-    def _refuse(self, what: str) -> Exception:
-        return GraphError(
-            f"{what} of a value that is differentiated would lose its gradient; use the ops of autobatch instead of "
-            f"NumPy's (see ab.ops). A condition such as x > 0.5, and int(...), are fine."
-        )
+        return f"<differentiated {self.data!r}>"
 
 
 class Entry(NamedTuple):
@@ -148,9 +100,9 @@ class EagerTape:
         self._entries.append(Entry(own, pull))
         return Taped(value, self, len(self._entries) - 1)
 
-    def leaf(self, value: Any) -> Taped:
-        """A value that others are differentiated by."""
-        return self.add((), lambda g: (), value)
+    def leaf(self, x: Any) -> Taped:
+        """Add a value to differentiate with respect to."""
+        return self.add((), lambda g: (), value_on(self.outer, x))
 
     def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
         """Compute an op, and add it to the tape if it has a gradient."""
@@ -191,10 +143,6 @@ class EagerTape:
         """A value as those outside of the tape see it."""
         return x.value if isinstance(x, Taped) and x.tape is self else x
 
-    def value_of(self, x: Any) -> Any:
-        """An array, a parameter, a part of an array, or a value of a tape, as it is outside of this one."""
-        return self.strip(x) if isinstance(x, Taped) else value_on(self.outer, x)
-
     def gradients(
         self, seeds: Iterable[tuple[Any, Any]], wanted: Sequence[Taped], within: EagerTape | None = None
     ) -> list[Any]:
@@ -223,18 +171,16 @@ class EagerTape:
             return [cast(_total(parts[x.entry]), x.dtype) if x.entry in parts else None for x in wanted]
 
     def _read(self, x: Any) -> Any:
-        """An argument of an op: a parameter that is differentiated by, or a part of an array, as a value."""
-        if isinstance(x, Taped) or not isinstance(x, Operators):
-            return x
-        return x.read() if hasattr(x, "read") else self.parameters.get(id(x), x)
+        """Return the value of an argument of an op: of an input, or of a parameter that has a stand-in on this tape."""
+        if isinstance(x, Concrete):
+            return x.read()
+        return self.parameters.get(id(x), x) if isinstance(x, Operators) else x
 
 
 def value_on(tape: EagerTape | None, x: Any) -> Any:
-    """An array, a parameter, a part of an array or a value, as it is on a tape, or outside of all."""
-    if isinstance(x, Taped):
-        return x
-    with stage(tape):
-        if hasattr(x, "read"):
+    """Return the value of an array, a parameter or a symbol on a tape or its outer tapes; None is no tape."""
+    if isinstance(x, Concrete):
+        with stage(tape):
             return x.read()
     while tape is not None and id(x) not in tape.parameters:
         tape = tape.outer
@@ -243,24 +189,16 @@ def value_on(tape: EagerTape | None, x: Any) -> Any:
     return freeze(np.array(getattr(x, "data", x)) if isinstance(x, Operators) else np.asarray(x))
 
 
-def strip(x: Any) -> Any:
-    """The array of a value of any tape."""
-    while isinstance(x, Taped):
-        x = x.value
-    return x
-
-
-def _compare(compare: Callable[[Any, Any], Any], x: Taped, other: Any) -> Any:
-    """Compare the numbers, which no gradient passes: a condition, as without a tape."""
-    other = getattr(other, "data", other) if isinstance(other, Operators) and not isinstance(other, Taped) else other
-    return compare(strip(x), strip(other))
-
-
 def cast(x: Any, dtype: Any) -> Any:
-    """A value in another float type, or another object of the same value."""
+    """Return a value in a float type, as an object of its own."""
     if isinstance(x, Taped):
         return Taped(x.value, x.tape, x.entry) if x.dtype == dtype else x.astype(dtype)
     return freeze(np.asarray(x, dtype).view())
+
+
+def _data(x: Any) -> Any:
+    """Return the numbers of a value of any tape, and any other value itself."""
+    return x.data if isinstance(x, Taped) else x
 
 
 def _total(parts: list[Any]) -> Any:

@@ -20,13 +20,13 @@ import numpy as np
 from autobatch.arguments import refusal as wrong_argument
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import is_structure, map_leaves, parts_of
+from autobatch.ops.concrete import Concrete
 from autobatch.ops.eager import freeze
 from autobatch.ops.operators import STAGE
 from autobatch.ops.randomness import EAGER
-from autobatch.ops.taped import EagerTape, strip
+from autobatch.ops.taped import EagerTape
 from autobatch.params.parameter import Parameter
 from autobatch.trace.handles import Value
-from autobatch.trace.inputs import FloatInput
 
 GONE: Any = object()  # the values of a request that was answered
 
@@ -210,7 +210,7 @@ def _number(x: Any) -> Any:
     """Return the numbers of awaited data, constants also where gradients are asked for."""
     if isinstance(x, Parameter):
         return freeze(np.array(x.store.get(x.array)))
-    return x.data[()] if isinstance(x, FloatInput) else strip(x)
+    return x.data[()] if isinstance(x, Concrete) else x
 
 
 def close(programs: Iterable[Any]) -> None:

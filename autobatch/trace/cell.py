@@ -25,18 +25,18 @@ from autobatch.errors import GraphError
 from autobatch.ir.arguments import Key, is_structure, leaves, parts_of
 from autobatch.ir.builder import Builder, Traced
 from autobatch.keywords import checked
+from autobatch.ops.concrete import Concrete
 from autobatch.ops.eager import EagerArray, freeze, plain_array
 from autobatch.ops.eager_data import as_data
 from autobatch.ops.operators import STAGE
 from autobatch.ops.randomness import EAGER, cell_call
-from autobatch.ops.taped import Taped, value_on
+from autobatch.ops.taped import cast, value_on
 from autobatch.params.module import Module, shared_dtype
 from autobatch.params.parameter import Parameter
-from autobatch.trace.inputs import FloatInput
 from autobatch.tracebacks import note_call
 
 CARRIED = ".carrier"
-ARRAYS = (np.ndarray, np.floating, Taped, FloatInput)
+ARRAYS = (np.ndarray, np.floating, Concrete)
 DATA_INSIDE: tuple[type, ...] = (Parameter,)
 """What is a value of a call inside a call, besides arrays."""
 DERIVED = ("carrier", "signature", "names", "float_defaults")
@@ -291,9 +291,9 @@ def _read_only(x: Any, dtype: Any, number: Any) -> Any:
     if isinstance(x, float) and not isinstance(x, np.floating):
         return freeze(np.asarray(x, number))
     x = value_on(STAGE.current, x) if isinstance(x, Parameter) else x
-    if isinstance(x, (Taped, FloatInput)):
-        value = x.read() if isinstance(x, FloatInput) else Taped(x.value, x.tape, x.entry)
-        return value if dtype is None else value.astype(dtype)
+    if isinstance(x, Concrete):
+        value = x.read()
+        return cast(value, dtype or value.dtype)
     if type(x) is EagerArray and not x.flags.writeable and x.dtype == dtype:
         return x.view()
     array = plain_array(x)
@@ -304,10 +304,9 @@ def _read_only(x: Any, dtype: Any, number: Any) -> Any:
 
 def _result(x: Any) -> Any:
     """What a cell returns as a value of its own, though it may return an argument, a parameter, or a value twice."""
-    if isinstance(x, (Parameter, FloatInput)):
-        return value_on(STAGE.current, x)
-    if isinstance(x, Taped):
-        return Taped(x.value, x.tape, x.entry)
+    if isinstance(x, (Parameter, Concrete)):
+        x = value_on(STAGE.current, x)
+        return cast(x, x.dtype)
     value = x.copy() if isinstance(x, np.floating) else freeze(x)
     return value.view() if value is x else value
 

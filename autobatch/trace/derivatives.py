@@ -19,14 +19,14 @@ from autobatch.ir.arguments import is_structure, leaves, map_leaves, parts_of
 from autobatch.ir.builder import Traced
 from autobatch.ir.program import Attribute, dtype_of
 from autobatch.keywords import checked
+from autobatch.ops.concrete import Concrete
 from autobatch.ops.define import shape_of
 from autobatch.ops.operators import Operators
-from autobatch.ops.taped import Taped
 from autobatch.params.parameter import Parameter
 from autobatch.trace.differentiation import Differentiation, differentiation
 from autobatch.trace.elements import Element, NeedsLength, TracedList
 from autobatch.trace.handles import Value
-from autobatch.trace.inputs import FloatInput, Held, is_float_array
+from autobatch.trace.inputs import Held, is_float_array
 from autobatch.trace.ragged import Ragged
 
 Wrt: TypeAlias = Callable[..., Any] | None
@@ -106,7 +106,7 @@ def _is_variable(x: Any) -> bool:
     if isinstance(x, Traced):
         source = x.var.source
         return source.is_float if isinstance(source, Attribute) else dtype_of(x.builder.vars, x.index) != "bool"
-    return isinstance(x, (TracedList, Taped, FloatInput, Parameter, np.floating)) or is_float_array(x)
+    return isinstance(x, (TracedList, Concrete, Parameter, np.floating)) or is_float_array(x)
 
 
 def _is_empty(x: Any) -> bool:

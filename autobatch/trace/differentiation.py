@@ -19,6 +19,7 @@ from autobatch.ir.arguments import leaves, map_leaves
 from autobatch.ir.builder import Builder, Traced
 from autobatch.ir.passes.autodiff import of_node, pull_back, push_forward
 from autobatch.ir.program import Instruction
+from autobatch.ops.concrete import Concrete
 from autobatch.ops.define import composite, shape_of
 from autobatch.ops.eager import freeze, plain_array
 from autobatch.ops.indexing import lookup, scatter
@@ -368,13 +369,13 @@ class Eager:
     def stand_in(self, x: Any) -> Any:
         """A value on the tape; for an array, what makes one of each part that is read; a parameter itself."""
         if isinstance(x, (Taped, Parameter)):
-            value = self._tape.leaf(self._tape.value_of(x))
+            value = self._tape.leaf(x)
             self._variables.append(value)
             if isinstance(x, Taped):
                 return value
             self._tape.parameters[id(x)] = value
             return x
-        reads = ArrayReads(x, self._tape, lambda part, is_ragged: self._tape.leaf(self._tape.value_of(part)))
+        reads = ArrayReads(x, self._tape, lambda part, is_ragged: self._tape.leaf(part))
         self._variables.append(reads)
         return reads.stand_in
 
@@ -384,7 +385,7 @@ class Eager:
 
     def result(self, x: Any) -> Any:
         """The value itself; a part of an array or a parameter that is differentiated by as one."""
-        return value_on(self._tape, x) if isinstance(x, (FloatInput, Parameter)) else x
+        return value_on(self._tape, x) if isinstance(x, (Concrete, Parameter)) else x
 
     def given(self, result: Any) -> Any:
         """The value as others see it."""
@@ -399,7 +400,7 @@ class Eager:
     def push(self, results: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
         """Compute tangents, as the gradients of gradients; see `autobatch.ir.passes.autodiff.push_forward`."""
         linear = EagerTape(self._tape.outer)
-        seeds = [linear.leaf(freeze(np.zeros(shape_of(x), x.dtype))) for x in results]
+        seeds = [linear.leaf(np.zeros(shape_of(x), x.dtype)) for x in results]
         gradients = self._tape.gradients(zip(results, seeds, strict=True), self._leaves(), linear)
         parts = list[Any]()
         for x, given in zip(self._variables, tangents, strict=True):

@@ -25,11 +25,11 @@ from numpy.typing import NDArray
 
 from autobatch._native import Shortcut
 from autobatch.errors import DataError, GraphError
+from autobatch.ops.concrete import Concrete
 from autobatch.ops.define import Op, first_symbol
 from autobatch.ops.eager import plain_array
-from autobatch.ops.operators import STAGE, Operators, Symbol
+from autobatch.ops.operators import STAGE, Operators
 from autobatch.ops.ports import VariadicPort
-from autobatch.ops.taped import Taped, strip
 from autobatch.params.module import Module
 
 Array = NDArray[Any]
@@ -54,7 +54,7 @@ class Reads(Protocol):
         """The value of a part of an array; of one of any number of rows, if asked for."""
 
 
-class FloatInput(Symbol):
+class FloatInput(Concrete):
     """A float array of an instance, or a part of one, while something is differentiated with respect to it.
 
     Attributes:
@@ -64,29 +64,14 @@ class FloatInput(Symbol):
         base: what it takes the place of: an array, or a part of one that something else is differentiated by.
     """
 
-    __slots__ = ("base", "data", "inputs", "positions")
+    __slots__ = ("base", "inputs", "positions")
     __hash__ = object.__hash__
-    _stage = "given"
+    _stage, _kind = "given", "an array of an instance"
 
     def __init__(self, data: Any, positions: Any, inputs: Reads, base: Any = None) -> None:
-        self.data: Array = np.asarray(data)
+        super().__init__(np.asarray(data))
         self.positions, self.inputs = np.asarray(positions), inputs
         self.base = self.data if base is None else base
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Length of each axis; () for a single number."""
-        return self.data.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The float type of the array; the computation has that of the model."""
-        return self.data.dtype
-
-    @property
-    def size(self) -> int:
-        """How many numbers it has."""
-        return self.data.size
 
     @property
     def T(self) -> FloatInput:
@@ -113,33 +98,6 @@ class FloatInput(Symbol):
 
     def __getitem__(self, index: Any) -> Any:
         return super().__getitem__(index) if first_symbol(index) else self._view(operator.itemgetter(index))
-
-    def __lt__(self, other: Any) -> Any:
-        return self._compare(operator.lt, other)
-
-    def __le__(self, other: Any) -> Any:
-        return self._compare(operator.le, other)
-
-    def __gt__(self, other: Any) -> Any:
-        return self._compare(operator.gt, other)
-
-    def __ge__(self, other: Any) -> Any:
-        return self._compare(operator.ge, other)
-
-    def __eq__(self, other: object) -> Any:
-        return self._compare(operator.eq, other)
-
-    def __ne__(self, other: object) -> Any:
-        return self._compare(operator.ne, other)
-
-    def __bool__(self) -> bool:
-        return bool(self.data)
-
-    def __int__(self) -> int:
-        return int(self.data)
-
-    def __format__(self, spec: str) -> str:
-        return format(self.data[()], spec)
 
     def __repr__(self) -> str:
         return f"<input {self.data!r}>"
@@ -174,20 +132,10 @@ class FloatInput(Symbol):
         return FloatInput(take(self.data), take(self.positions), self.inputs, base)
 
     def _compare(self, compare: Callable[[Any, Any], Any], other: Any) -> Any:
-        """Compare the numbers, which no gradient passes; with values of the recording, record the comparison."""
-        if isinstance(other, FloatInput):
-            other = other.data
-        if isinstance(other, Taped):
-            other = strip(other)
-        if isinstance(other, Operators):
-            return getattr(super(), f"__{compare.__name__}__")(other)
-        return compare(self.data, other)
-
-    def _refuse(self, what: str) -> Exception:
-        return GraphError(
-            f"{what} of an array of an instance would lose its gradient, which is asked for; use the ops of autobatch "
-            f"instead of NumPy's (see ab.ops). A condition such as x[0] > 0.5, and int(...), are fine."
-        )
+        """Compare the numbers; record the comparison with a value of the recording."""
+        if isinstance(other, Operators) and not isinstance(other, Concrete):
+            return getattr(Operators, f"__{compare.__name__}__")(self, other)
+        return super()._compare(compare, other)
 
 
 def is_float_array(x: Any) -> bool:
