@@ -1,8 +1,11 @@
-"""The tape of eager mode: computes each op at once, and keeps what its pullback needs.
+"""The tape of eager mode: computes each op at once, and keeps what the pullback of the op needs.
 
-While a function is differentiated in eager mode, the values that it depends on are `Taped`. An op of them computes on
-the arrays inside, and adds an entry to the tape; the entries, read backwards, give the gradients. A derivative inside
-another one has a tape of its own, whose arrays are the `Taped` values of the outer tape.
+While a function is differentiated in eager mode, its variables and all values that depend on them are `Taped`. An op on
+them computes on the arrays inside and adds an entry to the tape. Reading the entries backwards gives the gradients. A
+derivative inside another one has a tape of its own; in place of arrays it holds `Taped` values of the outer tape.
+
+The pullbacks are those that `autobatch.ir.passes.autodiff` traces; here they are applied to numbers, which is twice as
+fast (docs/decisions/a-gradient-is-a-type.md).
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -67,37 +70,30 @@ class Taped(Concrete):
         return f"<differentiated {self.data!r}>"
 
 
-class Entry(NamedTuple):
-    """What the tape keeps of an op.
-
-    Attributes:
-        args: its arguments on this tape, each with its place.
-        pull: gives the gradients of all arguments, from that of the result.
-    """
-
-    args: tuple[tuple[int, Taped], ...]
-    pull: Callable[[Any], Sequence[Any]]
-
-
 class EagerTape:
     """The stage of a function that is differentiated in eager mode.
 
     Args:
-        outer: the stage around it: another tape, or None.
+        outer: the tape of the derivative around it; None if there is none.
 
     Attributes:
-        parameters: values in the place of parameters, by the `id` of these.
+        parameters: the stand-ins of parameters, by the `id` of the parameter.
     """
 
     def __init__(self, outer: EagerTape | None) -> None:
         self.outer = outer
         self.parameters: dict[int, Taped] = {}
-        self._entries: list[Entry] = []
+        self._entries: list[tuple[Sequence[Any], Callable[[Any], Sequence[Any]]]] = []
 
     def add(self, args: Sequence[Any], pull: Callable[[Any], Sequence[Any]], value: Any) -> Taped:
-        """Add a value that is computed from these arguments."""
-        own = tuple((place, x) for place, x in enumerate(args) if isinstance(x, Taped) and x.tape is self)
-        self._entries.append(Entry(own, pull))
+        """Add a value.
+
+        Args:
+            args: the values that it is computed from, whether they are on this tape or not.
+            pull: computes their gradients from the gradient of the value.
+            value: the value itself.
+        """
+        self._entries.append((args, pull))
         return Taped(value, self, len(self._entries) - 1)
 
     def leaf(self, x: Any) -> Taped:
@@ -105,7 +101,7 @@ class EagerTape:
         return self.add((), lambda g: (), value_on(self.outer, x))
 
     def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
-        """Compute an op, and add it to the tape if it has a gradient."""
+        """Compute an op; add it to the tape if it has a gradient and an argument on the tape."""
         args = tuple(map(self._read, args))
         plain = tuple(map(self.strip, args))
         with stage(self.outer):
@@ -132,43 +128,46 @@ class EagerTape:
         return cell.run_eagerly(owner, args, kwargs)
 
     def next_draw(self) -> tuple[int, int]:
-        """The draw and the next site of the present call."""
+        """Return the draw and the next site of the current call."""
         return next_site()
 
     def as_list(self, values: Iterable[Any]) -> list[Any]:
-        """Values as a list."""
+        """Return values as a list."""
         return list(values)
 
     def strip(self, x: Any) -> Any:
-        """A value as those outside of the tape see it."""
-        return x.value if isinstance(x, Taped) and x.tape is self else x
+        """Return a value as the outer tape has it."""
+        return x.value if self._holds(x) else x
 
     def gradients(
         self, seeds: Iterable[tuple[Any, Any]], wanted: Sequence[Taped], within: EagerTape | None = None
     ) -> list[Any]:
-        """The gradients of some values; None for one that nothing depends on.
+        """Compute the gradients of some values; None for one that no seed depends on.
 
         Args:
-            seeds: results, each with its gradient.
-            within: the tape that the computation goes on; by default the present one, if there is one.
+            seeds: pairs of a result and its gradient.
+            wanted: the values.
+            within: the tape that records the computation; by default the current one, if any.
         """
         parts: dict[int, list[Any]] = defaultdict(list)
         for result, gradient in seeds:
-            if isinstance(result, Taped) and result.tape is self:
+            if self._holds(result):
                 parts[result.entry].append(gradient)
         with (
             stage(within or STAGE.current),
             np.errstate(all="ignore"),
-        ):  # parts of gradients that nothing asks for are computed too
+        ):  # gradients that nobody asks for are computed too
             for number in range(max(parts, default=-1), -1, -1):
                 args, pull = self._entries[number]
                 if not args or number not in parts:
                     continue
-                pulled = pull(_total(parts[number]))
-                for place, x in args:
-                    if pulled[place] is not None:
-                        parts[x.entry].append(unbroadcast(pulled[place], x.shape))
+                for x, part in zip(args, pull(_total(parts[number])), strict=True):
+                    if part is not None and self._holds(x):
+                        parts[x.entry].append(unbroadcast(part, x.shape))
             return [cast(_total(parts[x.entry]), x.dtype) if x.entry in parts else None for x in wanted]
+
+    def _holds(self, x: Any) -> bool:
+        return isinstance(x, Taped) and x.tape is self
 
     def _read(self, x: Any) -> Any:
         """Return the value of an argument of an op: of an input, or of a parameter that has a stand-in on this tape."""
