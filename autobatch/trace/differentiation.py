@@ -1,8 +1,8 @@
 """How a function is differentiated in each stage: in a recorded program, inside a cell, and in eager mode.
 
-In a program that is recorded, the calls of the function make a `Tape`. Inside a cell, the builder of its program
-continues. In eager mode, ops are put on an `EagerTape`. The function is given stand-ins for what it is differentiated
-by, and each stage gives gradients and tangents of what it returned.
+In a recorded program, the calls of the function are on a `Tape` of the core. Inside a cell, the builder of the cell's
+program continues. In eager mode, ops are added to an `EagerTape`. The function receives stand-ins for its variables,
+and the stage computes gradients and tangents of its results.
 """
 
 from __future__ import annotations
@@ -40,30 +40,35 @@ class Differentiation(Protocol):
     """A function that is being differentiated, in one of the stages."""
 
     def stand_in(self, x: Any) -> Any:
-        """What takes the place of something that the function is differentiated by."""
+        """Return the stand-in of a variable."""
 
     def running(self) -> Any:
-        """The context in which the function runs."""
+        """Return the context in which the function runs."""
 
     def result(self, x: Any) -> Any:
-        """What the function returns, as a value; asked for in its context, once for each object."""
+        """Convert a result of the function to a value; called inside the context, once per object."""
 
     def given(self, result: Any) -> Any:
-        """A value that the function returned, as others see it."""
+        """Convert such a value to what the caller of the function receives."""
 
     def pull(self, results: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
-        """The gradient of everything that has a stand-in, from those of results."""
+        """Return the gradients of all variables, from those of results."""
 
     def push(self, results: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
-        """The tangents of results, from those of everything that has a stand-in."""
+        """Return the tangents of results, from those of all variables."""
 
 
 class ArrayReads:
-    """The parts of a float array that are read while a function is differentiated by it.
+    """A variable that is a float array: the parts of it that the function reads.
 
     Args:
-        array: or a part of one that another function is differentiated by.
-        recording: the stage; make: makes a value that stands for a part, of any number of rows if asked for.
+        array: the array, or a part of an array that is a variable of an outer derivative.
+        recording: the stage.
+        make: makes the value of a part; the second argument asks for a value of any number of rows.
+
+    Attributes:
+        stand_in: the stand-in of the array.
+        reads: the parts that were read: positions in the array, and the value.
     """
 
     def __init__(self, array: Any, recording: Any, make: Callable[[Any, bool], Any]) -> None:
@@ -74,16 +79,16 @@ class ArrayReads:
         self.reads: list[tuple[Any, Any]] = []
 
     def read(self, x: FloatInput, is_ragged: bool) -> Any:
-        """The value of a part, which is noted."""
+        """Return the value of a part, and note the read."""
         value = self._make(x.base, is_ragged)
         self.reads.append((x.positions, value))
         return value
 
     def gradient(self, parts: Iterable[tuple[Any, Any]]) -> Any:
-        """The gradient of the array; None if there is none.
+        """Return the gradient of the array; None if no part has one.
 
         Args:
-            parts: positions that were read, each with the gradient of what was read.
+            parts: pairs of the positions of a part and its gradient.
         """
         shape, found = self.data.shape, list[Any]()
         for positions, g in parts:
@@ -92,7 +97,7 @@ class ArrayReads:
         return _sum(found) if found else None
 
     def rows(self) -> list[list[int]] | None:
-        """For each read the rows that it is, if each is one row or any number of them; else None."""
+        """List the rows of each read; None if some read is not made of whole rows."""
         shape, size = self.data.shape[1:], int(np.prod(self.data.shape[1:]))
         if not self.data.ndim or not size:
             return None
@@ -110,7 +115,7 @@ class ArrayReads:
 
 @composite
 def _scattered(g: Any, ids: Any, shape: Any) -> Any:
-    """The gradient of an array, from that of a part of it."""
+    """Return the gradient of an array, from that of a part of it."""
     return reshape(scatter(reshape(g, (-1,)), ids, size=int(np.prod(shape))), shape)
 
 
@@ -122,7 +127,7 @@ class Recorded:
     """A function that is differentiated while a program is recorded.
 
     Args:
-        calls: of the recording.
+        calls: the calls of the recording.
     """
 
     def __init__(self, calls: Calls) -> None:
@@ -130,7 +135,7 @@ class Recorded:
         self._variables: list[Any] = []
 
     def stand_in(self, x: Any) -> Any:
-        """An alias of a value; for an array, what makes one of each part that is read; a parameter itself."""
+        """Return an alias of a value, an input whose parts are read as values for an array, a parameter itself."""
         if isinstance(x, Parameter):
             self._variables.append(x)
             self._calls.lifting.forget(x)
@@ -142,14 +147,14 @@ class Recorded:
         return reads.stand_in
 
     def _read(self, part: Any, is_ragged: bool) -> Any:
-        """A value of a part of an array, for the function alone."""
+        """Return a value of a part of an array, of which the function has the only one."""
         if isinstance(part, FloatInput):
             return self._calls.alias(self._calls.lifting.lift(part, is_ragged=is_ragged))
         return self._calls.record_source(part, is_ragged)
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Within the context, the function runs; then its calls are on a tape."""
+        """Record the calls made within the context on a tape."""
         self._tape = self._calls.open_tape()
         try:
             yield
@@ -157,11 +162,11 @@ class Recorded:
             self._calls.close_tape(self._tape)
 
     def result(self, x: Any) -> Any:
-        """The value itself; an array or a parameter as one that is no other value, though lifting shares equal ones."""
+        """Return the value itself; of an array or parameter a value of its own, though lifting shares equal ones."""
         return x if isinstance(x, Value) else self._calls.alias(self.given(x))
 
     def given(self, result: Any) -> Any:
-        """The value itself; a number or an array as one."""
+        """Return a value itself; convert a number or an array to one."""
         if isinstance(result, (int, float, np.number)) and not isinstance(result, bool):
             result = np.asarray(float(result))
         return self._calls.lifting.lift(result)
@@ -196,7 +201,7 @@ class Recorded:
         return [self._along(x, found) for x in results]
 
     def _as_rows_of(self, x: Any, derivative: Any) -> Any:
-        """A derivative of a value, which has rows, each a value, if that has some; and else is one value."""
+        """Convert a derivative of `x` to rows if `x` has rows, and to one value otherwise."""
         made = self.given(derivative)
         if isinstance(x, Rows) and not isinstance(made, Rows):
             return self._calls.handles.rows_of([made[row] for row in range(len(x))], x.row.shape)
@@ -205,12 +210,12 @@ class Recorded:
         return made
 
     def _gradient(self, x: Any, found: Derivatives) -> Any:
-        """The gradient of what has a stand-in."""
+        """Return the gradient of a variable."""
         if isinstance(x, Value):
             return self._along(x, found)
 
         def zeros(shape: tuple[int, ...]) -> Value:
-            """Zeros that are no other value, to be differentiated by."""
+            """Make a value of zeros that is no other value, so that it can be a variable."""
             return self._value(self._calls.zeros(shape).ref, shape)
 
         if isinstance(x, Parameter):
@@ -236,7 +241,7 @@ class Recorded:
         return made
 
     def _part(self, tangent: Any, x: ArrayReads, number: int) -> Any:
-        """The tangent of a part of an array that was read."""
+        """Return the tangent of a part of an array, by the number of the read."""
         positions, value = x.reads[number]
         if isinstance(tangent, Rows) and (rows := x.rows()) is not None:
             parts = [tangent[place] for place in rows[number]]
@@ -249,27 +254,27 @@ class Recorded:
         return self._calls.handles.rows_of(parts, value.row.shape) if isinstance(value, Rows) else parts[0]
 
     def _along(self, x: Any, found: Derivatives) -> Any:
-        """The derivative of a value, or of each of its rows; zeros where there is none."""
+        """Return the derivative of a value, or of each of its rows; zeros where there is none."""
         shape, refs = (x.row.shape, x.refs) if isinstance(x, Rows) else (x.shape, [x.ref])
         return self._calls.handles.like(x, [found.total_or_zeros(ref, shape) for ref in refs])
 
 
 def _pairs(positions: Any, value: Any) -> Iterable[tuple[Any, int]]:
-    """The refs of a value, or of its rows, each with its positions."""
+    """Pair the refs of a value, or of its rows, with their positions."""
     return zip(positions, value.refs, strict=True) if isinstance(value, Rows) else [(positions, value.ref)]
 
 
 @composite
 def _picked(x: Any, ids: Any, shape: Any) -> Any:
-    """Elements of a value, by their numbers."""
+    """Take elements of a value by their positions."""
     return reshape(lookup(reshape(x, (-1,)), ids), shape)
 
 
 class InCell:
-    """A function that is differentiated inside a cell, while its body is traced.
+    """A function that is differentiated inside a cell, while the body of the cell is traced.
 
     Args:
-        builder: of the program.
+        builder: the builder of the cell's program.
     """
 
     def __init__(self, builder: Builder) -> None:
@@ -278,7 +283,7 @@ class InCell:
         self._parameters: dict[int, int] = {}
 
     def stand_in(self, x: Any) -> Any:
-        """A value of its own that is equal, or a list of such; a parameter itself."""
+        """Return an equal value of its own, or a list of such values; a parameter itself."""
         if isinstance(x, TracedList):
             if x.element is None:
                 raise NeedsLength(x.group, "differentiates by it")
@@ -296,16 +301,14 @@ class InCell:
         return self._builder.add(source, value.var.shape, value.var.domain)
 
     def running(self) -> AbstractContextManager[None]:
-        """The context in which the function reads the values that stand in for parameters."""
+        """Return the context in which the function reads the stand-ins of parameters."""
         return self._builder.replacing(self._parameters)
 
-    def result(self, x: Any) -> Any:
-        """The value itself; an array or a parameter as one."""
-        return self._builder.wrap(_whole(x))
-
     def given(self, result: Any) -> Any:
-        """The value itself; a number or an array as one."""
+        """Return a value itself; convert a number, an array or a parameter to one."""
         return self._builder.wrap(_whole(result))
+
+    result = given
 
     def pull(self, results: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
         """Append the ops of gradients."""
@@ -325,13 +328,13 @@ class InCell:
         return list(map(self._as_variable, wrapped, push_forward(self._builder, seeds, [x.index for x in wrapped])))
 
     def _like(self, x: Any, found: Iterator[Traced]) -> Any:
-        """Derivatives as what they are of: a list of any length, or a value."""
+        """Return the next derivative, that of `x`: a list of any length if `x` is one, or a value."""
         if isinstance(x, TracedList):
             return x.like(map_leaves(lambda part: _row(next(found)), x.element))
         return next(found)
 
     def _as_variable(self, x: Traced, derivative: Traced | None) -> Traced:
-        """The derivative of a value, with rows if that has any; zeros where there is none."""
+        """Return the derivative of a value, with rows if it has any; zeros where there is none."""
         if derivative is None:
             derivative = x * 0.0
         return Ragged(self._builder, derivative.index) if x.var.domain >= 0 else of_node(derivative)
@@ -342,12 +345,12 @@ def _row(x: Traced) -> Traced:
 
 
 def _parts(x: Any) -> list[Traced]:
-    """The values of a list of any length, per edge, or the value itself."""
+    """List the values per edge of a list of any length; a value alone."""
     return list(leaves(x.element)) if isinstance(x, TracedList) else [x]
 
 
 def _whole(x: Any) -> Any:
-    """What is no part of a list; NeedsLength if it is one."""
+    """Return `x`; NeedsLength if it is a list of any length, or an element of one."""
     if isinstance(x, Element):
         raise NeedsLength(x.var.domain, "differentiates an element of it, or by one")
     if isinstance(x, TracedList):
@@ -359,7 +362,7 @@ class Eager:
     """A function that is differentiated in eager mode.
 
     Args:
-        outer: the tape of another derivative around it, if there is one.
+        outer: the tape of the derivative around it; None if there is none.
     """
 
     def __init__(self, outer: EagerTape | None) -> None:
@@ -367,7 +370,7 @@ class Eager:
         self._variables: list[Any] = []
 
     def stand_in(self, x: Any) -> Any:
-        """A value on the tape; for an array, what makes one of each part that is read; a parameter itself."""
+        """Return a value on the tape, an input whose parts are read as values for an array, a parameter itself."""
         if isinstance(x, (Taped, Parameter)):
             value = self._tape.leaf(x)
             self._variables.append(value)
@@ -380,15 +383,15 @@ class Eager:
         return reads.stand_in
 
     def running(self) -> AbstractContextManager[None]:
-        """The context in which ops are put on the tape."""
+        """Return the context in which ops are added to the tape."""
         return stage(self._tape)
 
     def result(self, x: Any) -> Any:
-        """The value itself; a part of an array or a parameter that is differentiated by as one."""
+        """Return a result itself; convert a part of an array or a parameter to a value."""
         return value_on(self._tape, x) if isinstance(x, (Concrete, Parameter)) else x
 
     def given(self, result: Any) -> Any:
-        """The value as others see it."""
+        """Return a value as the outer tape has it."""
         return self._tape.strip(result)
 
     def pull(self, results: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
@@ -417,7 +420,7 @@ class Eager:
         return [value for own in parts for value in own]
 
     def _gradient(self, x: Any, found: Iterator[Any]) -> Any:
-        """The gradient of what has a stand-in; `found` gives those of values on the tape, in their order."""
+        """Return the gradient of a variable, made of the next gradients in `found`, one for each of its values."""
         own = x.data if isinstance(x, ArrayReads) else x
         if isinstance(x, ArrayReads):
             parts = [(at, next(found)) for at, _ in x.reads]
@@ -428,7 +431,7 @@ class Eager:
 
 
 def differentiation() -> Differentiation:
-    """What differentiates a function that is called now."""
+    """Return the differentiation of a function that is called in the current stage."""
     current = STAGE.current
     if current is None or isinstance(current, EagerTape):
         return Eager(current)
