@@ -2,8 +2,8 @@
 
     energy, (gradient,) = ab.value_and_grad(self.energy, wrt=lambda m: m.positions)(molecule)
 
-A function is differentiated where it is called (see `autobatch.trace.differentiation`). What it is differentiated by is
-among its arguments. Other values that it reads are constants to the derivative.
+A function is differentiated where it is called (see `autobatch.trace.differentiation`). Its variables, with respect to
+which it is differentiated, are among its arguments. Other values that it reads are constants to the derivative.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ Wrt: TypeAlias = Callable[..., Any] | None
 
 
 class Variables:
-    """What a function is differentiated by.
+    """The variables of a derivative: the values with respect to which a function is differentiated.
 
     Args:
-        by: the differentiation.
-        wrt: gives it from the function's arguments; None for the first argument.
+        by: the differentiation, which makes the stand-ins.
+        wrt: selects the variables among the arguments of the function; None selects the first argument.
         args, kwargs: the arguments.
 
     Attributes:
-        args, kwargs: with stand-ins.
-        values: all, in order.
+        args, kwargs: the arguments, with a stand-in for each variable.
+        values: the variables, in order.
 
     Raises:
-        GraphError: there is nothing, or something that the arguments do not hold.
+        GraphError: there are no variables, or the arguments do not hold one of them.
     """
 
     def __init__(self, by: Differentiation, wrt: Wrt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -76,11 +76,11 @@ class Variables:
         self.args, self.kwargs = held.rebuild([made[id(x)] for x in held.arrays], lambda part: part)
 
     def like(self, derivatives: list[Any]) -> Any:
-        """Derivatives in the structure of what they are by, with None for what has none."""
+        """Arrange derivatives, one per variable, in the structure of the variables; other parts become None."""
         return self._chosen.rebuild(derivatives, lambda part: part if _is_empty(part) else None)
 
     def read(self, given: Any, what: str) -> list[Any]:
-        """Derivatives that are given in this structure; ShapeError if they do not fit."""
+        """List derivatives given in the structure of the variables; ShapeError if shapes or numbers differ."""
         found = _leaves(given)
         for x in (*self.values, *found):
             if isinstance(x, TracedList):
@@ -96,7 +96,7 @@ class Variables:
 
 
 def _of_any_number(shapes: Iterable[Any]) -> str:
-    """What is added to shapes if one of them has rows of any number."""
+    """Return the explanation to add to shapes if one of them has any number of rows."""
     return ", where n differs between nodes" if any("n" in shape for shape in shapes) else ""
 
 
@@ -110,7 +110,7 @@ def _is_variable(x: Any) -> bool:
 
 
 def _is_empty(x: Any) -> bool:
-    """Whether this is a list or another structure without elements, or one of such alone."""
+    """Return whether `x` is a structure without values, such as an empty list."""
     return is_structure(x) and all(map(_is_empty, parts_of(x)))
 
 
@@ -119,7 +119,7 @@ def _what(wrt: Wrt) -> str:
 
 
 def _leaves(x: Any) -> list[Any]:
-    """The values in what a function returns, or is given for that."""
+    """List the values in a result of a function, or in derivatives of one."""
     return [*filter(_is_value, leaves(x))]
 
 
@@ -129,29 +129,31 @@ def _is_value(x: Any) -> bool:
 
 
 def _as_array(x: Any) -> Any:
-    """A number of Python as an array of its own, and all else as it is: equal numbers may be one object."""
+    """Convert a Python number to a new array, since equal numbers may be one object."""
     return np.asarray(float(x)) if type(x) in (int, float) else x
 
 
 def _shape(x: Any) -> Any:
-    """The shape of a value, with n for any number of rows inside a cell."""
+    """Return the shape of a value, with "n" for any number of rows."""
     return ("n", *x.var.shape) if isinstance(x, Ragged) else shape_of(x)
 
 
 def _replace(x: Any, values: Iterator[Any]) -> Any:
-    """A structure with other values in the place of its own."""
+    """Return the structure `x` with other values."""
     return map_leaves(lambda part: next(values) if _is_value(part) else part, x)
 
 
 class Differentiated:
-    """A function that ran, and can be differentiated.
+    """One call of a function that is differentiated.
 
     Args:
-        wrt: by what; args, kwargs: the arguments of the function.
-        has_aux: whether it returns a pair, of which the second is not differentiated.
+        wrt: selects the variables, see `Variables`.
+        args, kwargs: the arguments of the function.
+        has_aux: whether the function returns a pair whose second part is not differentiated.
 
     Attributes:
-        value: what it returned; aux: the second of the pair.
+        value: the result, or its first part with `has_aux`.
+        aux: the second part.
     """
 
     def __init__(self, wrt: Wrt, args: tuple[Any, ...], kwargs: dict[str, Any], has_aux: bool) -> None:
@@ -163,7 +165,7 @@ class Differentiated:
         self._shapes: list[Any] = []
 
     def run(self, function: Callable[..., Any], finish: Callable[[Differentiated], Any]) -> Any:
-        """Run a function, and give what `finish` gives then; if that waits, something to be awaited."""
+        """Call the function, then return `finish(self)`; for an async function, return an awaitable of it."""
         with self._by.running():
             result = function(*self.variables.args, **self.variables.kwargs)
             if not isinstance(result, Awaitable):
@@ -176,7 +178,7 @@ class Differentiated:
         return finish(self)
 
     def _take(self, result: Any) -> None:
-        """Take what the function returned."""
+        """Store the result of the function."""
         aux = None
         if self._has_aux:
             if type(result) is not tuple or len(result) != 2:
@@ -190,7 +192,7 @@ class Differentiated:
         self.aux = _replace(aux, (self._by.given(made[id(x)]) for x in others))
 
     def gradients(self, given: Any) -> Any:
-        """The gradients of what the function is differentiated by, from those of what it returned."""
+        """Return the gradients of the variables, from those of the result."""
         found = _leaves(given)
         if [*map(_shape, found)] != self._shapes:
             raise ShapeError(
@@ -200,7 +202,7 @@ class Differentiated:
         return self.variables.like(self._by.pull(self._results, found))
 
     def gradient(self) -> Any:
-        """The gradients of the value that the function returned; GraphError unless it is a scalar."""
+        """Return the gradients of the variables; GraphError unless the result is a scalar."""
         if self._shapes != [()] or is_structure(self.value):
             what = {0: f"{self.value!r}", 1: f"a value of shape {self._shapes[0] if self._shapes else ()}"}.get(
                 len(self._shapes), f"{len(self._shapes)} values, of shapes {self._shapes}"
@@ -210,38 +212,38 @@ class Differentiated:
         return self.gradients(np.ones((), getattr(self.value, "dtype", None)))
 
     def tangents(self, given: Any) -> Any:
-        """The tangents of what the function returned, from those of what it is differentiated by."""
+        """Return the tangents of the result, from those of the variables."""
         found = self._by.push(self._results, self.variables.read(given, "tangents"))
         return _replace(self.value, iter(found))
 
 
 @checked()
 def value_and_grad(function: Callable[..., Any], wrt: Wrt = None, has_aux: bool = False) -> Callable[..., Any]:
-    """Make a function that gives what `function` gives, and its gradient.
+    """Make a function that returns the value of `function` and its gradient.
 
-    It is called inside a program, for one instance: in a function that is batched, inside a cell, or in eager mode. The
-    recorded graph then has the calls that `function` makes and those of their gradients, which run in batches like all
-    others. It may be differentiated again, inside the program or by `Batched.value_and_grad`.
+    Call it inside a program, for one instance: in a function that is batched, inside a cell, or in eager mode. The
+    recorded graph then has the calls that `function` makes and the calls of their gradients, which run in batches like
+    all others. The new function may be differentiated again, inside the program or by `Batched.value_and_grad`.
 
     Args:
-        function: calls cells and ops, and returns a scalar; what it reads beside its arguments is constant.
-        wrt: a function of the same arguments that returns by what to differentiate: float arrays that the arguments
-            hold, values, parameters, or a tuple or other structure of these. None for the first argument, and all float
-            arrays and values that it holds.
-        has_aux: whether `function` returns (scalar, aux), and the value is that pair.
+        function: calls cells and ops, and returns a scalar; values that it reads beside its arguments are constants.
+        wrt: a function of the same arguments that returns the variables: float arrays that the arguments hold, values,
+            parameters, or a tuple or other structure of these. None selects all float arrays and values in the first
+            argument.
+        has_aux: whether `function` returns (scalar, aux); the value is then that pair.
 
     Returns:
-        A function that returns (value, gradients). With `wrt` the gradients are a tuple, which has one for each thing
-        that it returns; else they are what the first argument is. None stands for what has no gradient. The gradient of
-        an array that is read row by row has as many rows, which are values.
+        A function that returns (value, gradients). With `wrt`, the gradients are a tuple with one gradient for each
+        variable or structure of variables; without, they have the structure of the first argument. Parts without a
+        gradient are None. The gradient of an array that is read row by row has as many rows, which are values.
 
-    Of an async function the new function is one too; awaited numbers are constants to its derivative.
+    If `function` is async, so is the new function; awaited numbers are constants to its derivative.
 
     Raises:
-        GraphError: where the new function is called: `function` did not return a scalar, or `wrt` gives nothing to
-            differentiate by, or something that the arguments do not hold.
+        GraphError: when the new function is called: `function` did not return a scalar, or `wrt` returns no variable,
+            or one that the arguments do not hold.
 
-    Shapes: each gradient has that of what it is by.
+    Shapes: each gradient has the shape of its variable.
 
     >>> import autobatch as ab
     >>> def energy(x):
@@ -251,29 +253,21 @@ def value_and_grad(function: Callable[..., Any], wrt: Wrt = None, has_aux: bool 
     (5.0, array([2., 4.]))
     """
 
-    @wraps(function)
-    def derived(*args: Any, **kwargs: Any) -> Any:
-        def finish(ran: Differentiated) -> Any:
-            gradients = ran.gradient()
-            return ((ran.value, ran.aux) if has_aux else ran.value), gradients
-
-        return Differentiated(wrt, args, kwargs, has_aux).run(function, finish)
-
-    return derived
+    return _derived(function, wrt, has_aux, with_value=True)
 
 
 @checked()
 def grad(function: Callable[..., Any], wrt: Wrt = None, has_aux: bool = False) -> Callable[..., Any]:
-    """Make a function that gives the gradient of `function`; as `value_and_grad`, without the value.
+    """Make a function that returns the gradient of `function`: `value_and_grad` without the value.
 
     Args:
         function, wrt: as for `value_and_grad`.
-        has_aux: whether `function` returns (scalar, aux), and the new function (gradients, aux).
+        has_aux: whether `function` returns (scalar, aux); the new function then returns (gradients, aux).
 
     Raises:
         GraphError: as `value_and_grad`.
 
-    Shapes: each gradient has that of what it is by.
+    Shapes: each gradient has the shape of its variable.
 
     >>> import autobatch as ab
     >>> third = ab.grad(ab.grad(ab.grad(lambda x: x**4)))
@@ -281,34 +275,27 @@ def grad(function: Callable[..., Any], wrt: Wrt = None, has_aux: bool = False) -
     24.0
     """
 
-    @wraps(function)
-    def derived(*args: Any, **kwargs: Any) -> Any:
-        def finish(ran: Differentiated) -> Any:
-            return (ran.gradient(), ran.aux) if has_aux else ran.gradient()
-
-        return Differentiated(wrt, args, kwargs, has_aux).run(function, finish)
-
-    return derived
+    return _derived(function, wrt, has_aux, with_value=False)
 
 
 @checked()
 def vjp(function: Callable[..., Any], *primals: Any, wrt: Wrt = None) -> tuple[Any, Callable[[Any], Any]]:
-    """Call a function, and give what it returns and the function of its vector-Jacobian products.
+    """Call a function; return its value, and a function that computes vector-Jacobian products.
 
     Args:
         function: returns values in any structure.
         primals: its arguments.
-        wrt: as for `value_and_grad`; None for all arguments.
+        wrt: as for `value_and_grad`; None selects all arguments.
 
     Returns:
-        The value, and a function that takes gradients in the structure of the value and gives the gradients of the
-        arguments, or of what `wrt` returns: a tuple. It is called in the same program.
+        The value, and a function that takes gradients in the structure of the value and returns a tuple: the gradients
+        of the arguments, or of the variables that `wrt` returns. Call it in the same program.
 
     Raises:
         GraphError: as `value_and_grad`.
         ShapeError: the gradients do not fit the value.
 
-    Shapes: each gradient has that of what it is by.
+    Shapes: each gradient has the shape of its variable.
 
     >>> import autobatch as ab
     >>> value, pull = ab.vjp(lambda x, y: x * y, np.array([1.0, 2.0]), np.array([3.0, 4.0]))
@@ -322,42 +309,45 @@ def vjp(function: Callable[..., Any], *primals: Any, wrt: Wrt = None) -> tuple[A
 
 @checked()
 def jvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], wrt: Wrt = None) -> Any:
-    """Call a function, and give what it returns and its Jacobian-vector product: the derivative along a direction.
+    """Call a function; return its value and its Jacobian-vector product, the derivative along a direction.
 
     Args:
         function: returns values in any structure.
         primals: its arguments.
-        tangents: the direction: one for each argument, or for each thing that `wrt` returns.
-        wrt: as for `value_and_grad`; None for all arguments.
+        tangents: the direction: a tangent for each argument, or for each variable that `wrt` returns.
+        wrt: as for `value_and_grad`; None selects all arguments.
 
     Returns:
-        (value, tangents), both in the structure of what the function returns.
+        (value, tangents), both in the structure of the value.
 
     Raises:
         GraphError: as `value_and_grad`.
         ShapeError: the tangents do not fit.
 
-    Shapes: the tangents are of the shapes of the value.
+    Shapes: each tangent has the shape of its part of the value.
 
     >>> import autobatch as ab
     >>> ab.jvp(lambda x: x * x, (np.array([1.0, 2.0]),), (np.array([1.0, 0.0]),))
     (array([1., 4.]), array([2., 0.]))
     """
     if not isinstance(primals, (tuple, list)) or not isinstance(tangents, (tuple, list)):
-        raise GraphError("primals and tangents are tuples, one of the function's arguments and one of directions.")
+        raise GraphError(
+            f"primals and tangents must be tuples, got {type(primals).__name__} and {type(tangents).__name__}; give "
+            f"the arguments of the function, and a tangent for each."
+        )
     ran = Differentiated(_all if wrt is None else wrt, tuple(primals), {}, False)
     return ran.run(function, lambda ran: (ran.value, ran.tangents(tuple(tangents))))
 
 
 @checked()
 def hvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], wrt: Wrt = None) -> Any:
-    """Give the gradient of a scalar function, and the product of its Hessian and a vector: `jvp` of `grad`.
+    """Return the gradient of a scalar function, and the product of its Hessian and a vector: `jvp` of `grad`.
 
     Args:
         function: returns a scalar.
         primals: its arguments.
-        tangents: the vector: one for each argument, or for each thing that `wrt` returns.
-        wrt: as for `value_and_grad`; None for all arguments.
+        tangents: the vector: a tangent for each argument, or for each variable that `wrt` returns.
+        wrt: as for `value_and_grad`; None selects all arguments.
 
     Returns:
         (gradients, products), two tuples.
@@ -366,7 +356,7 @@ def hvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence
         GraphError: as `value_and_grad`.
         ShapeError: the tangents do not fit.
 
-    Shapes: each product has that of what it is by.
+    Shapes: each product has the shape of its variable.
 
     >>> import autobatch as ab
     >>> ab.hvp(lambda x: ab.sum(x**3), (np.array([1.0, 2.0]),), (np.array([1.0, 1.0]),))
@@ -376,6 +366,21 @@ def hvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence
     return jvp(grad(function, by), primals, tangents, by)
 
 
+def _derived(function: Callable[..., Any], wrt: Wrt, has_aux: bool, with_value: bool) -> Callable[..., Any]:
+    """Make the function that returns the gradient of `function`, and its value if asked for."""
+
+    @wraps(function)
+    def derived(*args: Any, **kwargs: Any) -> Any:
+        def finish(ran: Differentiated) -> Any:
+            gradients = ran.gradient()
+            if with_value:
+                return ((ran.value, ran.aux) if has_aux else ran.value), gradients
+            return (gradients, ran.aux) if has_aux else gradients
+
+        return Differentiated(wrt, args, kwargs, has_aux).run(function, finish)
+
+    return derived
+
+
 def _all(*args: Any) -> tuple[Any, ...]:
-    """All arguments."""
     return args
