@@ -73,7 +73,7 @@ class ArrayReads:
 
     def __init__(self, array: Any, recording: Any, make: Callable[[Any, bool], Any]) -> None:
         self.recording, self._make = recording, make
-        self.data = plain_array(getattr(array, "data", None) if isinstance(array, FloatInput) else array)
+        self.data = plain_array(array.data if isinstance(array, FloatInput) else array)
         positions = np.arange(self.data.size).reshape(self.data.shape)
         self.stand_in = FloatInput(self.data, positions, self, array)
         self.reads: list[tuple[Any, Any]] = []
