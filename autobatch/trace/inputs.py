@@ -42,16 +42,16 @@ NO_PARTS = (
 
 
 class Reads(Protocol):
-    """What float arrays are read for.
+    """The reads of float arrays with respect to which something is differentiated.
 
     Attributes:
-        recording: what records at present; None once it is done.
+        recording: the stage that made the inputs; None once it is over.
     """
 
     recording: Any
 
     def read(self, x: FloatInput, is_ragged: bool) -> Any:
-        """The value of a part of an array; of one of any number of rows, if asked for."""
+        """Return the value of a part of an array, with any number of rows if `is_ragged`."""
 
 
 class FloatInput(Concrete):
@@ -59,9 +59,9 @@ class FloatInput(Concrete):
 
     Attributes:
         data: its numbers.
-        positions: of its numbers among those of all inputs.
-        inputs: all of them.
-        base: what it takes the place of: an array, or a part of one that something else is differentiated by.
+        positions: the positions of its numbers among those of all inputs.
+        inputs: the reads of all inputs.
+        base: the array that it replaces, or a part of an input of an outer derivative.
     """
 
     __slots__ = ("base", "inputs", "positions")
@@ -75,25 +75,25 @@ class FloatInput(Concrete):
 
     @property
     def T(self) -> FloatInput:
-        """It with its axes in the opposite order."""
+        """The input with its axes reversed."""
         return self._view(lambda array: array.T)
 
     def reshape(self, *shape: Any) -> FloatInput:
-        """It in another shape."""
+        """Return the input in another shape."""
         return self._view(lambda array: array.reshape(*shape))
 
     def ravel(self) -> FloatInput:
-        """It with one axis."""
+        """Return the input with one axis."""
         return self.reshape(-1)
 
     flatten = ravel
 
     def copy(self) -> FloatInput:
-        """This input itself: it cannot be changed."""
+        """Return the input itself, which cannot change."""
         return self
 
     def astype(self, dtype: Any, **options: Any) -> Any:
-        """This input itself for a float dtype, as the model's dtype is used; else a plain array."""
+        """Return the input itself for a float dtype, since ops use the model's; otherwise a plain array."""
         return self if np.dtype(dtype).kind == "f" else self.data.astype(dtype, **options)
 
     def __getitem__(self, index: Any) -> Any:
@@ -111,7 +111,7 @@ class FloatInput(Concrete):
         return self.recording().apply_function(function, args, kwargs)
 
     def recording(self) -> Any:
-        """What records at present; GraphError if it is not what made this input, nor inside it."""
+        """Return the current stage; GraphError unless it made this input, or is inside the stage that did."""
         recording = outer = STAGE.current
         while outer is not None and outer is not self.inputs.recording:
             outer = getattr(outer, "outer", None)
@@ -123,7 +123,7 @@ class FloatInput(Concrete):
         return recording
 
     def read(self, is_ragged: bool = False) -> Any:
-        """Its value, for the ops that are applied to it; of any number of rows, if asked for."""
+        """Return the value that ops compute with, with any number of rows if `is_ragged`."""
         self.recording()
         return self.inputs.read(self, is_ragged)
 
