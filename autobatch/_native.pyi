@@ -318,6 +318,7 @@ class Log:
         treatment_of: returns how lifting treats the class of an object: 0 to leave objects unchanged, 1 and 2 to make
             sources of parameters and of inputs, another number to ask Python for each object.
         sources: the values of arrays, by content, and of parameters and inputs, by `id`, in the present instance.
+        n_calls: number of calls since the recording began, in all phases; at most 2**31 - 1.
         n_floats: number of float attributes logged.
         n_bytes: memory that is kept for calls.
         is_watched: whether Python counts the recorded calls; if so, shortcuts call Python.
@@ -338,6 +339,8 @@ class Log:
     def functions(self) -> dict[Any, Function]: ...
     @property
     def sources(self) -> dict[Any, Any]: ...
+    @property
+    def n_calls(self) -> int: ...
     @property
     def n_floats(self) -> int: ...
     @property
@@ -408,7 +411,10 @@ class Log:
     def uses_form(self, form: int) -> bool:
         """Return whether any value made by a call of this form is in use."""
     def renumber(self, of_node: IntArray) -> None:
-        """Renumber the nodes of earlier phases; -1 for those that are forgotten."""
+        """Renumber the nodes of earlier phases; -1 for those that are forgotten.
+
+        The calls before the first one of which a node or a handle is left are forgotten too.
+        """
 
 class Form:
     """A recognized way to call a cell; `autobatch.trace.forms` makes its parts."""

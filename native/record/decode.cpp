@@ -77,8 +77,8 @@ struct Decoder {
     for (ptrdiff_t i = 0; i + 1 < log_ptr.size(); i++) {
       while (at < log_ptr[i + 1]) {
         int64_t id = id_of(log->ints[at]), left = log->ints.size() - ++at;
-        if (id != log->first_id + sizes.nodes++ || id >= log->form_of.size()) return false;
-        const FixedForm& fixed = log->fixed[log->form_of[id]];
+        if (id != log->first_id + sizes.nodes++ || !log->has(id)) return false;
+        const FixedForm& fixed = log->fixed[log->form_at(id)];
         if (fixed.is_fixed) {
           if (fixed.width > left) return false;
           sizes.edges += fixed.n_edges;
@@ -86,7 +86,7 @@ struct Decoder {
           at += fixed.width;
           continue;
         }
-        const int32_t* code = log->code.data() + log->code_ptr[log->form_of[id]] + 1;
+        const int32_t* code = log->code.data() + log->code_ptr[log->form_at(id)] + 1;
         while (*code != END) {
           if (*code == EACH || *code == ROWS) {
             if (!left || log->ints[at] < 0 || (code[1] && log->ints[at] > left / code[1])) return false;
@@ -115,8 +115,8 @@ struct Decoder {
     node = id - log->first_id;
     if (ref < 0 || node >= n) return false;
     if (node >= first) return true;
-    if (!has_phases || node >= 0) return false;
-    int64_t earlier = log->node_of[id];
+    if (!has_phases || node >= 0 || !log->has(id)) return false;
+    int64_t earlier = log->node_of[id - log->n_forgotten];
     node = earlier - owner.size;
     return earlier >= 0 && owner[earlier] == instance;
   }
@@ -162,7 +162,7 @@ struct Decoder {
   bool write_call(int64_t instance, ptrdiff_t& at) {
     fault.at = at;
     const int64_t* ints = log->ints.data();
-    int32_t form = log->form_of[id_of(ints[at])];
+    int32_t form = log->form_at(id_of(ints[at]));
     if (log->fixed[form].is_fixed) return write_fixed(log->fixed[form], instance, at);
     const int32_t* code = log->code.data() + log->code_ptr[form];
     graph.type_id[n] = *code++;
@@ -282,13 +282,11 @@ PyObject* decode(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
     PyErr_SetString(PyExc_ValueError, "offsets must rise to the ends of the log and of the refs, got others");
     return nullptr;
   }
-  ptrdiff_t n_before = log->node_of.size();
-  for (ptrdiff_t id = 0; decoder.has_phases && id < n_before; id++)
-    if (log->node_of[id] >= decoder.owner.size) {
-      PyErr_SetString(PyExc_ValueError, "owner must name the instance of each earlier node, got fewer");
-      return nullptr;
-    }
-  if (decoder.has_phases ? n_before != log->first_id : log->first_id != 0) {
+  if (decoder.has_phases && log->n_nodes > decoder.owner.size) {
+    PyErr_SetString(PyExc_ValueError, "owner must name the instance of each earlier node, got fewer");
+    return nullptr;
+  }
+  if (decoder.has_phases ? log->n_forgotten + log->node_of.size() != log->first_id : log->first_id != 0) {
     PyErr_SetString(PyExc_ValueError, "owner must be given for all phases of a recording, or for none");
     return nullptr;
   }
@@ -311,6 +309,7 @@ PyObject* decode(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   if (is_written && decoder.has_phases) {
     if (!log->node_of.reserve(decoder.n)) return PyErr_NoMemory();
     for (int64_t k = 0; k < decoder.n; k++) log->node_of.append((int32_t)(decoder.owner.size + k));
+    if (decoder.n) log->n_nodes = decoder.owner.size + decoder.n;
   }
   Ref floats = to_array<double>(log->floats);
   if (!floats) return nullptr;

@@ -148,8 +148,8 @@ bool Derivatives::make_gatherable(int32_t sum, PyObject* shape) {
   for (int32_t at = sums[sum].first; at >= 0; at = terms[at].next) is_one &= (terms[at].ref & OUTPUT) == first;
   for (int32_t at = is_one ? -1 : sums[sum].first; at >= 0; at = terms[at].next) {
     int64_t id = id_of(terms[at].ref);
-    if (id >= log->form_of.size()) return PyErr_SetString(PyExc_IndexError, "no call made a derivative"), false;
-    Made made = {log->code[log->code_ptr[log->form_of[id]]], terms[at].ref & OUTPUT};
+    if (!log->has(id)) return PyErr_SetString(PyExc_IndexError, "no call made a derivative"), false;
+    Made made = {log->code[log->code_ptr[log->form_at(id)]], terms[at].ref & OUTPUT};
     ptrdiff_t k = 0;
     while (k < known.size() && known[k].type != made.type) k++;
     if (k == known.size() && !known.push(made)) return PyErr_NoMemory(), false;

@@ -844,8 +844,8 @@ PyObject* record_call(Form* form, PyObject* const* arguments, Py_ssize_t n) {
   if (!is_written) {  // undo the call
     log->ints.resize(n_ints);
     log->floats.resize(n_floats);
-    log->form_of.resize(id);
-    if (log->counts) log->alive.resize(id);
+    log->form_of.resize(id - log->n_forgotten);
+    if (log->counts) log->alive.resize(id - log->n_forgotten);
     return nullptr;
   }
   return build_result(form, id << ID_SHIFT, lengths);

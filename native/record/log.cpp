@@ -125,7 +125,7 @@ PyObject* begin(PyObject* self, PyObject* counts) {
   empty(log->node_of);
   empty(log->alive);
   empty(log->survivors);
-  log->first_id = log->swept = log->n_instances = 0;
+  log->first_id = log->swept = log->n_forgotten = log->n_nodes = log->n_instances = 0;
   log->counts = is_counting;
   log->session = ++last_session;
   Py_RETURN_NONE;
@@ -213,10 +213,10 @@ PyObject* clear(PyObject* self, PyObject*) {
   if (refuse_if_busy(log)) return nullptr;
   empty(log->ints);
   empty(log->floats);
-  log->first_id = log->form_of.size();
+  log->first_id = log->next_id();
   if (log->counts) {  // calls logged since the last decoding become no nodes
-    if (!log->node_of.reserve(log->first_id - log->node_of.size())) return PyErr_NoMemory();
-    while (log->node_of.size() < log->first_id) log->node_of.append(-1);
+    if (!log->node_of.reserve(log->form_of.size() - log->node_of.size())) return PyErr_NoMemory();
+    while (log->node_of.size() < log->form_of.size()) log->node_of.append(-1);
   }
   Py_RETURN_NONE;
 }
@@ -325,9 +325,8 @@ PyObject* form_of(PyObject* self, PyObject* ref) {
   int64_t number = PyLong_AsLongLong(ref);
   if (number == -1 && PyErr_Occurred()) return nullptr;
   int64_t id = id_of(number);
-  if (number < 0 || id >= log->form_of.size())
-    return PyErr_Format(PyExc_IndexError, "no call made ref %lld", (long long)number);
-  return PyLong_FromLong(log->form_of[id]);
+  if (number < 0 || !log->has(id)) return PyErr_Format(PyExc_IndexError, "no call made ref %lld", (long long)number);
+  return PyLong_FromLong(log->form_at(id));
 }
 
 bool read_class(PyObject* kind, bool is_rows) {
@@ -425,8 +424,10 @@ PyObject* unstack(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
 Ref nodes_of(Log* log, const Vec<int32_t>& ids) {
   Vec<int32_t> found;
   if (!found.reserve(ids.size())) return Ref(PyErr_NoMemory());
-  for (ptrdiff_t i = 0; i < ids.size(); i++)
-    if (ids[i] < log->node_of.size() && log->node_of[ids[i]] >= 0) found.append(log->node_of[ids[i]]);
+  for (ptrdiff_t i = 0; i < ids.size(); i++) {
+    int64_t at = ids[i] - log->n_forgotten;
+    if (at < log->node_of.size() && log->node_of[at] >= 0) found.append(log->node_of[at]);
+  }
   return to_array<int32_t>(found);
 }
 
@@ -437,11 +438,12 @@ PyObject* sweep(PyObject* self, PyObject*) {
   Vec<int32_t> kept, gone, left;
   for (ptrdiff_t i = 0; i < log->survivors.size(); i++) {
     int32_t id = log->survivors[i];
-    if (!(log->alive[id] > 0 ? left : gone).push(id)) return PyErr_NoMemory();
+    if (!(log->alive[id - log->n_forgotten] > 0 ? left : gone).push(id)) return PyErr_NoMemory();
   }
-  ptrdiff_t n = log->alive.size();
-  for (ptrdiff_t id = log->swept; id < n; id++)
-    if (log->alive[id] > 0 && (!kept.push((int32_t)id) || !left.push((int32_t)id))) return PyErr_NoMemory();
+  int64_t n = log->n_forgotten + log->alive.size();
+  for (int64_t id = log->swept; id < n; id++)
+    if (log->alive[id - log->n_forgotten] > 0 && (!kept.push((int32_t)id) || !left.push((int32_t)id)))
+      return PyErr_NoMemory();
   if (!log->survivors.resize(left.size())) return PyErr_NoMemory();
   for (ptrdiff_t i = 0; i < left.size(); i++) log->survivors[i] = left[i];
   log->swept = n;
@@ -455,25 +457,31 @@ PyObject* uses_form(PyObject* self, PyObject* form) {
   Log* log = as_log(self);
   long number = PyLong_AsLong(form);
   if (number == -1 && PyErr_Occurred()) return nullptr;
-  for (ptrdiff_t id = 0; id < log->alive.size(); id++)
-    if (log->alive[id] > 0 && log->form_of[id] == number) Py_RETURN_TRUE;
+  for (ptrdiff_t at = 0; at < log->alive.size(); at++)
+    if (log->alive[at] > 0 && log->form_of[at] == number) Py_RETURN_TRUE;
   Py_RETURN_FALSE;
 }
 
-// renumber(of_node): renumbers the nodes of earlier phases; -1 for those that are forgotten.
+// renumber(of_node): renumbers the nodes of earlier phases; -1 for those that are forgotten, whose calls are too.
 PyObject* renumber(PyObject* self, PyObject* argument) {
   Log* log = as_log(self);
   Span<const int32_t> of_node;
   if (refuse_if_busy(log) || !read<int32_t>(argument, "of_node", of_node)) return nullptr;
-  for (ptrdiff_t id = 0; id < log->node_of.size(); id++)
-    if (log->node_of[id] >= of_node.size) {
-      PyErr_SetString(PyExc_ValueError, "of_node must have a number for each node, got fewer");
-      return nullptr;
-    }
-  for (ptrdiff_t id = 0; id < log->node_of.size(); id++)
-    if (log->node_of[id] >= 0) log->node_of[id] = of_node[log->node_of[id]];
+  if (log->n_nodes > of_node.size) {
+    PyErr_SetString(PyExc_ValueError, "of_node must have a number for each node, got fewer");
+    return nullptr;
+  }
+  log->n_nodes = 0;
+  for (ptrdiff_t at = 0; at < log->node_of.size(); at++) {
+    int32_t& node = log->node_of[at];
+    if (node >= 0) node = of_node[node];
+    if (node >= log->n_nodes) log->n_nodes = int64_t(node) + 1;
+  }
+  log->forget_first();
   Py_RETURN_NONE;
 }
+
+PyObject* get_n_calls(PyObject* self, void*) { return PyLong_FromLongLong(as_log(self)->next_id()); }
 
 PyObject* get_n_floats(PyObject* self, void*) { return PyLong_FromSsize_t(as_log(self)->floats.size()); }
 
@@ -535,6 +543,7 @@ PyGetSetDef attributes[] = {
     {"functions", get_functions, nullptr, "The functions that record functions made of ops.", nullptr},
     {"treatment_of", get_treatment_of, set_treatment_of, "How lifting treats the class of an object.", nullptr},
     {"source", get_source, set_source, "The function that records an array.", nullptr},
+    {"n_calls", get_n_calls, nullptr, "Number of calls in this session.", nullptr},
     {"n_floats", get_n_floats, nullptr, "Number of float attributes logged.", nullptr},
     {"draw", get_draw, set_draw, "Gives the number of the next draw.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
@@ -594,8 +603,19 @@ bool refuse_if_busy(Log* log) {
   return true;
 }
 
+void Log::forget_first() {
+  // Survivors ascend; those that died since the last sweep are still to be reported by the next one.
+  int64_t end = survivors.size() ? survivors[0] : swept, n = 0;
+  if (end > n_forgotten + node_of.size()) end = n_forgotten + node_of.size();
+  while (n_forgotten + n < end && node_of[n] < 0 && alive[n] <= 0) n++;
+  form_of.drop_first(n);
+  node_of.drop_first(n);
+  alive.drop_first(n);
+  n_forgotten += n;
+}
+
 int64_t Log::add_call(int32_t form) {
-  int64_t id = form_of.size();
+  int64_t id = next_id();
   if (refuse_if_busy(this)) return -1;
   if (id >= INT32_MAX || !form_of.reserve(1) || (counts && !alive.reserve(1)) || !ints.reserve(1)) {
     if (id >= INT32_MAX)
@@ -624,8 +644,8 @@ int64_t Log::add(int64_t form, Span<const int64_t> items, Span<const double> num
 }
 
 void Log::count(int64_t ref, int by) {
-  int64_t id = id_of(ref);
-  if (id < alive.size()) alive[id] += by;
+  int64_t at = id_of(ref) - n_forgotten;
+  if (at >= 0 && at < alive.size()) alive[at] += by;
 }
 
 }  // namespace autobatch

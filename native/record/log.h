@@ -43,6 +43,7 @@ struct Log {
   int64_t n_instances, n_draws;
   Vec<int64_t> ints;
   Vec<double> floats;
+  int64_t n_forgotten;          // the first ids, which no vector has: no handle and no node is left of their calls
   Vec<int32_t> form_of;         // by id
   Vec<int32_t> code, code_ptr;  // what each form logs
   Vec<FixedForm> fixed;         // by form
@@ -50,10 +51,19 @@ struct Log {
   Vec<int32_t> fixed_words;  // offsets of int attributes
   int64_t first_id;          // of the present phase
   Vec<int32_t> node_of;      // by id, for earlier phases: the node, or -1
+  int64_t n_nodes;           // of earlier phases: one more than the last of `node_of`
   Vec<int32_t> alive;        // by id: handles in use
   Vec<int32_t> survivors;    // ids that were in use at the last sweep
   int64_t swept;             // ids below this have been swept
 
+  // The id of the next call.
+  int64_t next_id() const { return n_forgotten + form_of.size(); }
+  // Whether a call is known by this id.
+  bool has(int64_t id) const { return id >= n_forgotten && id < next_id(); }
+  // The form of a call.
+  int32_t form_at(int64_t id) const { return form_of[id - n_forgotten]; }
+  // Forgets the first calls, up to one of which a node or a handle is left.
+  void forget_first();
   // Adds a call of a form, whose items the caller then adds; returns its id, or -1 with an error.
   int64_t add_call(int32_t form);
   // Logs a call of a form; returns the ref of its first output, or -1 with an error.

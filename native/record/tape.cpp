@@ -104,9 +104,8 @@ PyObject* close(PyObject* self, PyObject*) {
   TapedCall call = {0, 0, 0, 0};
   while (call.ints < tape->ints.size()) {
     call.number = id_of(tape->ints[call.ints]);
-    if (call.number >= tape->log->form_of.size())
-      return PyErr_SetString(PyExc_ValueError, "a tape must begin at a call"), nullptr;
-    call.layout = find_layout(tape, tape->log->form_of[call.number], known);
+    if (!tape->log->has(call.number)) return PyErr_SetString(PyExc_ValueError, "a tape must begin at a call"), nullptr;
+    call.layout = find_layout(tape, tape->log->form_at(call.number), known);
     if (call.layout < 0 || !reader.read(call)) return nullptr;
     if (!tape->calls.push(call)) return PyErr_NoMemory();
     call.ints = reader.end();

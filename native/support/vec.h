@@ -128,6 +128,11 @@ class Vec {
   }
   // Removes and returns the last element.
   T pop() { return data_[--size_]; }
+  // Removes the first `n` elements.
+  void drop_first(ptrdiff_t n) {
+    size_ -= n;
+    if (n && size_) memmove(data_, data_ + n, (size_t)size_ * sizeof(T));
+  }
   // Appends without a check: `reserve` must have made room.
   void append(T value) { data_[size_++] = value; }
   // Hands the memory over to the caller, who frees it.

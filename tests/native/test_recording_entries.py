@@ -20,6 +20,7 @@ import pytest
 
 import autobatch as ab
 from autobatch._native import Cell, Form, Function, Handle, Log, RowsHandle, Shortcut, Stage, array_key
+from autobatch.graph.words import sections
 from autobatch.trace.forms import EACH, END, ROWS, VALUE, WORDS
 from helpers.runs.entries import sizes
 from helpers.runs.recordings import STAGE, Owner, value_class
@@ -142,6 +143,39 @@ def test_a_log_that_is_not_what_forms_say_is_refused() -> None:
         Function.record(form_of(log, (EACH, 3, 1, 0, 1, 1, 1, 2), (), ints), (2**60,))
         with pytest.raises(ValueError, match="log_ptr must lie between calls"):
             decoded(log)
+
+
+def test_calls_of_which_nothing_is_left_are_forgotten() -> None:
+    """Phases of random chains: a few values are held, each for some phases; nodes of all others are forgotten."""
+    rng, log, n_bytes = np.random.default_rng(0), start(counts=True), list[int]()
+    first, form = log.add_form((0, END)), log.add_form((0, VALUE, 1, 0, END))
+    held, n_nodes = list[tuple[Handle, int]](), 0
+    for k in range(400):
+        log.clear()
+        sources = list[int]()
+        new = [log.value(VALUES, log.add(first, (), ()), False)]
+        for _ in range(3):
+            handle, node = held[int(rng.integers(len(held)))] if held else (new[0], n_nodes)
+            sources.append(node - n_nodes)
+            new.append(log.value(VALUES, log.add(form, (handle.ref,), ()), False))
+        words, _, fault = log.decode([0, len(log)], [], [], [0, 0], np.zeros(n_nodes, np.int32))
+        assert fault is None
+        assert sections(words).edge_src.tolist() == sources
+        held += zip(new, range(n_nodes, n_nodes + 4), strict=True)
+        n_nodes += 4
+        del new, handle
+        held = [one for one in held[-12:] if rng.random() < 0.9] or held[-1:]
+        log.sweep()
+        if k % 7 == 0:
+            of_node = np.full(n_nodes, -1, np.int32)
+            of_node[[node for _, node in held]] = np.arange(len(held))
+            log.renumber(of_node)
+            held, n_nodes = [(handle, k) for k, (handle, _) in enumerate(held)], len(held)
+        n_bytes.append(log.n_bytes)
+    assert log.n_calls == 1600
+    assert n_bytes[-1] == n_bytes[100] < 1600 * 12
+    with pytest.raises(IndexError, match="no call made ref 0"):
+        log.form_of(0)
 
 
 # What changes while a call is recorded.

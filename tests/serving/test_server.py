@@ -408,7 +408,7 @@ def turned(model: Model, item: Any) -> Any:
 )
 @pytest.mark.parametrize("is_async", [True, False])
 def test_nothing_grows(n: int, is_async: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of nodes, values, rows and objects there are as many after ten times the requests."""
+    """Of nodes, values, rows, logged calls and objects there are as many after ten times the requests."""
     monkeypatch.setattr(running, "COMPACT_AT", 100)
     model, few = Model(), items(1, 2, 3, 4)
     with serve(model.loop if is_async else partial(turned, model), module=model, max_running=16) as server:
@@ -424,7 +424,9 @@ def test_nothing_grows(n: int, is_async: bool, monkeypatch: pytest.MonkeyPatch) 
 
         sizes(2 * n)
         before = sizes(n)
-        after = sizes(9 * n)
+        after, log = sizes(9 * n), server._engine.recorder.calls.log
+        if is_async:
+            assert log.n_bytes < log.n_calls  # each takes 12 bytes until it is forgotten
         assert after[-1] <= 1.1 * before[-1] + 1000  # objects
         for then, now in zip(before[:-1], after[:-1], strict=True):  # which have up to twice the room that is needed
             assert now <= 4 * (then + running.COMPACT_AT)
