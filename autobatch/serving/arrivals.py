@@ -112,6 +112,11 @@ class Arrivals(Phases):
             found[place] = Waiting(values[own], slots[own], [])
         return found
 
+    @property
+    def n_calls(self) -> int:
+        """Return the number of calls of cells recorded since the recording began."""
+        return self._calls.log.n_calls
+
     def compact(self) -> IntArray:
         """Forget what nothing can read; give the new number of each value."""
         return super().compact() if self._recorder.is_async else self.graph.compact()[1]

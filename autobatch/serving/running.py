@@ -42,6 +42,7 @@ WHOLE = 0.2
 SMOOTHING = 0.2  # of the mean work of a request: the weight of the last mini-batch
 VALUES = attrgetter("values")
 COMPACT_AT = 1 << 14  # nodes, of which at most half may be in use
+MOST_CALLS = 1 << 30  # of cells in one recording, which can number twice as many
 
 
 class Round(NamedTuple):
@@ -105,8 +106,15 @@ class Running:
         self._n_needed = np.zeros(n_places, np.int64)  # pending nodes that the program at each place waits for
         self._ledger, self._gathering = Ledger(n_places), Gathering(n_places)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether no other request may begin, because the recording has too many calls."""
+        return self._phases.n_calls >= MOST_CALLS
+
     def room(self, n_running: int) -> int:
         """Count the requests that may begin now: one if none runs, no other if the kept values fill `max_bytes`."""
+        if self.is_full:
+            return 0
         most = self._options.max_bytes
         if most is not None and self._kept.n_bytes >= most:
             return 0 if n_running else 1

@@ -296,9 +296,9 @@ class Server:
         try:
             while self._wait():
                 try:
-                    self._running = self._running or Running(self._engine, self._n_places)
-                    self._begin(self._running)
-                    self._go_on(self._running)
+                    running = self._find_running()
+                    self._begin(running)
+                    self._go_on(running)
                 except BaseException as error:  # a SystemExit in user code ends requests, not the server
                     self._recover(error)
         except BaseException as error:
@@ -329,6 +329,14 @@ class Server:
                     return False
                 self._changed.wait()
         return True
+
+    def _find_running(self) -> Running:
+        """Return what runs the programs; a new one if there is none, or if its recording is full and nothing runs."""
+        if self._running is not None and self._running.is_full and not self._at:
+            self._running.close()
+            self._running = None
+        self._running = self._running or Running(self._engine, self._n_places)
+        return self._running
 
     def _begin(self, running: Running) -> None:
         """Take requests away that are over, and give free places to others."""

@@ -432,6 +432,24 @@ def test_nothing_grows(n: int, is_async: bool, monkeypatch: pytest.MonkeyPatch) 
             assert now <= 4 * (then + running.COMPACT_AT)
 
 
+def test_a_full_recording_is_replaced_when_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "MOST_CALLS", 50)
+    model, given, made = Model(), items(3, 0, 7, 1, 5, 2), list[Any]()
+    expected = [ab.eager(model.loop, item) for item in given]
+
+    class Noted(running.Running):
+        def __init__(self, engine: Any, n_places: int) -> None:
+            super().__init__(engine, n_places)
+            made.append(self)
+
+    monkeypatch.setattr("autobatch.serving.server.Running", Noted)
+    with serve(model.loop, max_running=4) as server:
+        for future, value in zip([server.submit(item) for item in given * 10], expected * 10, strict=True):
+            assert future.result(WAIT) == pytest.approx(value, abs=1e-10)
+    assert 5 < len(made) <= len(given) * 10
+    assert server.explain().done == len(given) * 10
+
+
 class Net(torch.nn.Module):
     """A recursion over nested pairs of vectors, in modules of PyTorch."""
 
