@@ -29,9 +29,6 @@ class Pending:
     def __init__(self, nodes: IntArray, sketch: Graph, policy: Policy) -> None:
         self.nodes, self._sketch, self._policy, self._n_done = nodes, sketch, policy, 0
         self._work = work_of(sketch)
-        self._sources = sketch.edge_src
-        self._readers = np.repeat(np.arange(nodes.size), np.diff(sketch.edge_ptr))
-        self._is_read = np.bincount(self._sources, minlength=nodes.size) > 0
         self._is_left = np.ones(nodes.size, bool)
 
     def take(self, budget: float, whole: float) -> tuple[IntArray, NDArray[np.float64]]:
@@ -42,9 +39,10 @@ class Pending:
             whole: work up to which all is taken.
         """
         before = self._is_left.copy()
-        if float(self._work[before].sum()) <= whole:
+        work = self._work[before]
+        if float(work.sum()) <= whole:
             self._is_left[:] = False
-            return self.nodes[before], self._work[before]
+            return self.nodes[before], work
         taken, order, ends = 0.0, self._schedule.order, self._schedule.batch_ptr
         while self._n_done < self._schedule.n_batches and taken <= budget:
             batch = order[ends[self._n_done] : ends[self._n_done + 1]]
@@ -53,7 +51,8 @@ class Pending:
             self._is_left[batch] = False
             self._n_done += 1
         self._is_left &= ~self._ready()
-        self._is_left &= ~self._ready() | self._is_read
+        is_read = np.bincount(self._sketch.edge_src, minlength=before.size) > 0
+        self._is_left &= ~self._ready() | is_read
         chosen = before & ~self._is_left
         return self.nodes[chosen], self._work[chosen]
 
@@ -61,7 +60,12 @@ class Pending:
     def _schedule(self) -> Schedule:
         return self._policy.schedule(self._sketch)
 
+    @cached_property
+    def _readers(self) -> NDArray[np.int64]:
+        """Return the node that each edge leads to."""
+        return np.repeat(np.arange(self.nodes.size), np.diff(self._sketch.edge_ptr))
+
     def _ready(self) -> NDArray[np.bool_]:
-        """Which of the nodes that are left read nothing that is left."""
-        waits = np.bincount(self._readers, self._is_left[self._sources], self._is_left.size) > 0
+        """Find the nodes left that read nothing left."""
+        waits = np.bincount(self._readers, self._is_left[self._sketch.edge_src], self._is_left.size) > 0
         return self._is_left & ~waits

@@ -22,13 +22,13 @@ class Ledger:
         """Begin to count for another program at a place."""
         self._before[place], self._own[place] = self._total, 0.0
 
-    def add(self, owner: IntArray, work: NDArray[np.float64], seconds: float) -> None:
+    def add(self, owner: IntArray, shares: NDArray[np.float64], seconds: float) -> None:
         """Add seconds that nodes took.
 
         Args:
-            owner: the place of the program of each node; work: of each node.
+            owner: the place of the program of each node; shares: the seconds for each node.
         """
-        self._own += np.bincount(owner, work, self._own.size) * (seconds / max(float(work.sum()), 1.0))
+        self._own += np.bincount(owner, shares, self._own.size)
         self._total += seconds
 
     def of(self, place: int) -> tuple[float, float]:

@@ -157,6 +157,7 @@ class Running:
         self._n_pending += phases.graph.n_nodes - before
         self._ready.clear()
         self._pending = None
+        self._has_others |= bool(failed)  # nobody needs what they have recorded
         for place in failed:
             self._leave(place)
         return failed
@@ -215,9 +216,10 @@ class Running:
 
     def _learn(self, owner: IntArray, work: NDArray[np.float64], seconds: float) -> None:
         """Learn that nodes took so long, each with some work, and of the program at some place."""
-        self._ledger.add(owner, work, seconds)
+        total = float(work.sum())
+        self._ledger.add(owner, work * (seconds / max(total, 1.0)), seconds)
         for budget in (self._budget, self._whole_budget):
-            budget.learn(float(work.sum()), seconds)
+            budget.learn(total, seconds)
 
     def answer(self) -> list[Ended]:
         """Answer programs whose values were computed; give those that ended, whose places are free."""
@@ -230,7 +232,8 @@ class Running:
             del self._waiting[place]
         over = {place: waiting for place, waiting in done.items() if waiting.slots is not None}
         self._go_on({place: waiting for place, waiting in done.items() if place not in over})
-        ended += map(self._ended, over, self._results(over))
+        if over:
+            ended += map(self._ended, over, self._results(over))
         self._phases.graph.hold(np.concatenate([*map(VALUES, done.values())]), -1)
         for place in over:
             self._leave(place)
@@ -286,7 +289,7 @@ class Running:
 
     def _leave(self, place: int) -> None:
         self._ready.discard(place)
-        if self._has_others or self._recorder.is_async:
+        if self._has_others:
             self._phases.graph.drop(place)
 
     def _look(self) -> Pending:

@@ -313,7 +313,9 @@ class Phases:
             graph.use(gone, False)
             graph.use(kept, True)
         if over:
-            graph.use(np.flatnonzero(np.isin(graph.owner, over)).astype(np.int32), False)
+            is_over = np.zeros(graph.n_instances, bool)
+            is_over[over] = True
+            graph.use(np.flatnonzero(is_over[graph.owner]).astype(np.int32), False)
 
     def _learn_sources(self, slots: Sequence[int]) -> None:
         """Learn the types of the nodes that read from the tables of these slots; make those that are missing."""
