@@ -18,7 +18,7 @@ PAGE = ROOT / "docs" / "reference" / "ops.md"
 INTRODUCTION = """# All ops
 
 What a cell's body computes with. Shapes are per node, without a batch axis. `help(ab.tanh)`, or `ab.tanh?` in Jupyter,
-shows what this page shows. [Write an op of your own](../tutorials/own_op.md) is a tutorial. The examples need
+shows what this page shows. [Custom ops](../tutorials/own_op.md) is a tutorial. The examples need
 
 ```python
 >>> import numpy as np
