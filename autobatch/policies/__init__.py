@@ -1,7 +1,8 @@
-"""Batching policies: how a graph becomes a schedule. They see types, edges and counts, never tensors.
+"""Batching policies, which turn graphs into schedules. They see types, edges and counts, never tensors.
 
-To write your own, subclass `FrontierPolicy`, which is asked for a type before every batch, or make a `Policy`, which
-turns the types and edges of a graph (`to_dag`) into a `Schedule`; `docs/tutorials/own_policy.md` has examples of both.
+To write your own policy, subclass `FrontierPolicy`, whose `choose` names the type of each batch. Or write a `Policy`,
+whose `schedule` turns a whole graph into a `Schedule`; `to_dag` gives the types and edges of the graph.
+`docs/tutorials/own_policy.md` has examples of both.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ _DIRECTED: dict[str, type[Directed]] = {
     policy.rule: policy for policy in (Depth, Agenda, Sufficient, Critical, Score, Deep)
 }
 AUTO: Mapping[str, str] = MappingProxyType({"reference": "score", "cpu": "score", "cuda": "score+both+compact"})
-"""What "auto" stands for, by backend: a GPU runs while the processor plans, so that planning may take longer there."""
+"""The policy that "auto" selects for each backend. A GPU runs while the CPU plans, so planning may take longer."""
 KINDS: Mapping[str, Callable[..., Directed]] = {policy.rule: policy.rebuild for policy in (Fsm, Score, Deep, Recurring)}
-"""The policies that files hold."""
+"""Functions that rebuild a policy from the content of a file, by rule."""
 _COMPACT = "compact"
 _OR = " or "
 
@@ -50,17 +51,22 @@ def names() -> list[str]:
 
 @checked(name=PolicyError, backend=PolicyError)
 def get(name: str, backend: str = "reference") -> BasePolicy:
-    """Make the policy called `name`, for the backend called `backend`; `ab.batched` gives its own.
+    """Return the policy called `name`.
 
-    Rules may be followed by a direction and by "compact": "score+both+compact" plans from the inputs and from the
-    outputs, deletes superfluous batches in both, and keeps the shorter schedule. "search" may be followed by a
-    number of steps: "search+20000". "auto" is the rule of `AUTO` for the backend; nothing else depends on it.
+    A rule may be followed by a direction and by "compact": "score+both+compact" plans from the inputs and from the
+    outputs, deletes superfluous batches in both plans, and keeps the shorter one. "search" may be followed by a number
+    of steps: "search+20000". "auto" is the rule of `AUTO` for the backend.
 
-    The path of a saved policy (a name that ends in .json, or an existing file) loads that policy; "tree.policy.json or
-    score" falls back to the rule `score`, with a warning, if the file or the model is refused.
+    The path of a saved policy (a name that ends in .json, or an existing file) loads that policy. "tree.policy.json or
+    score" uses the rule `score` instead, with a warning, if the file cannot be loaded or its policy does not fit the
+    model.
+
+    Args:
+        name: a name, or the path of a saved policy.
+        backend: the name of the backend, which matters only for "auto"; `ab.batched` passes its own.
 
     Raises:
-        PolicyError: there is no such policy (the message lists the known ones), or the file is refused.
+        PolicyError: the name is unknown (the message lists the known ones), or the file cannot be loaded.
 
     >>> get("agenda").name
     'agenda'
@@ -89,9 +95,9 @@ def get(name: str, backend: str = "reference") -> BasePolicy:
         known = ("auto", *names())
         meant = None if rule in known else nearest(rule, known)
         raise PolicyError(
-            f"choosing a policy: {name!r} is not known; {f'did you mean {meant}? The' if meant else 'the'} policies "
-            f"are {', '.join(names())}, rules also with +backward or +both, and with +{_COMPACT}, {Search.rule} with "
-            f"+STEPS, and auto; or give the path of a saved policy."
+            f"policy must be a known name or the path of a saved policy, got {name!r}; "
+            f"{f'did you mean {meant}? The' if meant else 'the'} names are auto, {', '.join(names())}; rules also take "
+            f"+backward or +both, and +{_COMPACT}; {Search.rule} takes +STEPS."
         )
     direction = cast(Direction, directions[0]) if directions else "forward"
     return _DIRECTED[rule](direction=direction, compact=_COMPACT in options)
@@ -99,13 +105,13 @@ def get(name: str, backend: str = "reference") -> BasePolicy:
 
 @checked(path=PolicyError)
 def load(path: str | os.PathLike[str]) -> Directed:
-    """Read a policy that `policy.save` wrote.
+    """Load a policy that `policy.save` wrote.
 
     Args:
-        path: of the file.
+        path: the file.
 
     Raises:
-        PolicyError: the file is missing, unreadable, truncated, edited, of another format or of another version.
+        PolicyError: the file is missing, unreadable, truncated, edited, or of another format or version.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

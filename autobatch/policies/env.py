@@ -1,7 +1,7 @@
 """Register the environment of `autobatch.policies.rl.env` in Gymnasium, on import.
 
-`gymnasium.make("autobatch.policies.env:autobatch/Batching-v0", dags=...)` imports it by itself. `episodes` gives the
-graphs of a model, and `Agent` makes a policy of what was trained.
+`gymnasium.make("autobatch.policies.env:autobatch/Batching-v0", dags=...)` imports this module by itself. `episodes`
+records the graphs of a model, and `Agent` turns a trained agent into a policy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Fall back to a second policy, with a warning, when the first refuses a graph."""
+"""Use a second policy, with a warning, when the first rejects a graph."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from autobatch.system.trust import trusted
 @final
 @trusted
 class Otherwise(BasePolicy):
-    """Plans with the first policy until it refuses a graph, then with the second; warns once.
+    """Plan with the first policy until it rejects a graph, and with the second from then on.
 
     Args:
-        make_first: makes or loads the policy.
-        second: the policy to use when making the first, or planning with it, raises a `PolicyError`.
+        make_first: makes or loads the first policy.
+        second: the policy to use once making the first, or planning with it, has raised a `PolicyError`.
     """
 
     def __init__(self, make_first: Callable[[], Policy], second: Policy) -> None:
@@ -32,21 +32,18 @@ class Otherwise(BasePolicy):
 
     @property
     def name(self) -> str:
-        """The name of the policy in use."""
         return self._used.name
 
     @property
     def revision(self) -> Hashable:
-        """Changes when the first policy is given up, and with the revision of the policy in use."""
+        """Return a value that changes when the first policy is given up, and with the revision of the policy in use."""
         return self._used is self._second, self._used.revision
 
     @property
     def unseen_share(self) -> float | None:
-        """That of the policy in use."""
         return self._used.unseen_share
 
     def schedule(self, graph: Graph) -> Schedule:
-        """Plan with the first policy, or with the second once the first has failed."""
         if self._used is not self._second:
             try:
                 return make_schedule(graph, self._used)
@@ -56,4 +53,4 @@ class Otherwise(BasePolicy):
 
     def _give_up(self, error: PolicyError) -> None:
         self._used = self._second
-        warnings.warn(f"{error} Going on with {self.name}.", stacklevel=2)
+        warnings.warn(f"{error} Using {self.name} instead.", stacklevel=2)

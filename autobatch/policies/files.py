@@ -2,9 +2,9 @@
 
     {"ready": ["leaf", "merge"], "critical": ["leaf"], "values": {"leaf": [-3.25, 40], "merge": [-4.0, 7]}}
 
-says: in the state where leaves and merges are ready (leaves first, in the ranking of the encoding "sort") and leaf is
-critical, running the leaves has an expected return of -3.25, after 40 updates of that value. A digest of the content
-detects edited files. To change a policy by hand, load it, change its tables, and save it.
+In this state leaves and merges are ready (ranked in this order by the encoding "sort"), and leaf is critical. Running
+the leaves has an expected return of -3.25, after 40 updates of that value. A digest of the content detects edited
+files. To change a policy by hand, load it, change its tables, and save it.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ class Kept(Protocol):
 
     @property
     def name(self) -> str:
-        """The rule and its options."""
+        """Return the rule and its options."""
 
     def describe(self) -> dict[str, Any] | None:
-        """The learned content as JSON values; None if nothing was learned."""
+        """Return the learned content as JSON values; None if nothing was learned."""
 
 
 P = TypeVar("P", bound=Kept)
 
 
 def save_policy(policy: Kept, path: str | os.PathLike[str]) -> None:
-    """Write a policy to a file; an existing file is replaced only once everything is written.
+    """Write a policy to a file, replacing an existing file only after everything is written.
 
     Raises:
-        PolicyError: as for `to_text`, or the file cannot be written; an existing file at `path` is left as it was.
+        PolicyError: as for `to_text`, or the file cannot be written; an existing file then stays unchanged.
     """
     doing = f"cannot save policy {os.fspath(path)!r}"
     text = to_text(policy, doing)
@@ -56,38 +56,36 @@ def save_policy(policy: Kept, path: str | os.PathLike[str]) -> None:
         write_whole(path, text.encode())
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise PolicyError(
-            f"{doing}: {reason}; give a file in a folder that exists, can be written and has room."
-        ) from error
+        raise PolicyError(f"{doing}: {reason}; give a file in an existing, writable folder with free space.") from error
 
 
 def to_text(policy: Kept, doing: str) -> str:
-    """Write the content of a policy file; `doing` begins error messages.
+    """Return the text of a policy file; `doing` begins error messages.
 
     Raises:
-        PolicyError: the policy has learned nothing, two types have one name, or a value is not JSON.
+        PolicyError: the policy has learned nothing, two types share a name, or a value is not JSON.
     """
     learned = policy.describe()
     if learned is None:
-        raise PolicyError(f"{doing}: {policy.name!r} has learned nothing; it is made anew by its name.")
+        raise PolicyError(f"{doing}: {policy.name!r} has learned nothing to save; make it by its name instead.")
     names = [known["name"] for known in learned.get("types", ())]
     if len(set(names)) < len(names):
-        raise PolicyError(f"{doing}: two of its types have one name: {', '.join(names)}; rename one.")
+        raise PolicyError(f"{doing}: its types must have different names, got {', '.join(names)}; rename one.")
     content: dict[str, Any] = {"kind": policy.rule, "direction": policy.direction, "compact": policy.compact}
     content |= learned
     content["about"] = policy.about
     try:
         plain = json.loads(json.dumps(content, allow_nan=False))
     except (TypeError, ValueError) as error:
-        raise PolicyError(f"{doing}: what it holds is not JSON ({error}); look at its values and its about.") from error
+        raise PolicyError(f"{doing}: its values and its about must be JSON values ({error}).") from error
     return f"{_lay_out({'format': FORMAT, 'version': VERSION, 'digest': _digest(plain), **plain})}\n"
 
 
 def load_policy(path: str | os.PathLike[str], kinds: Mapping[str, Callable[..., P]]) -> P:
-    """Read a file; see `from_text`.
+    """Load a policy from a file; see `from_text`.
 
     Raises:
-        PolicyError: the file is missing or unreadable; or as for `from_text`.
+        PolicyError: the file is missing or unreadable, or as for `from_text`.
     """
     doing = f"cannot load policy {os.fspath(path)!r}"
     try:
@@ -96,27 +94,27 @@ def load_policy(path: str | os.PathLike[str], kinds: Mapping[str, Callable[..., 
     except OSError as error:
         raise PolicyError(f"{doing}: {(error.strerror or str(error)).lower()}; {ADVICE}.") from error
     except ValueError as error:
-        raise PolicyError(f"{doing}: it is cut short or no JSON ({error}); {ADVICE}.") from error
+        raise PolicyError(f"{doing}: the file is truncated or not JSON ({error}); {ADVICE}.") from error
     return from_text(text, kinds, doing)
 
 
 def from_text(text: str, kinds: Mapping[str, Callable[..., P]], doing: str) -> P:
-    """Make the policy of a text that `to_text` wrote; `doing` begins error messages.
+    """Rebuild a policy from a text that `to_text` wrote; `doing` begins error messages.
 
     Args:
-        kinds: what makes a policy of its content, direction and compact, by rule; its errors say what is wrong.
+        kinds: by rule, a function that rebuilds a policy from its content, direction and compact.
 
     Raises:
-        PolicyError: it is truncated, edited, of another format or of another version.
+        PolicyError: the text is truncated, edited, or of another format or version.
     """
     content = _check_content(text, doing)
     try:
         if content["kind"] not in kinds:
-            raise ValueError(f"kind {content['kind']!r} is none of {', '.join(kinds)}")
+            raise ValueError(f"kind must be one of {', '.join(kinds)}, got {content['kind']!r}")
         policy = kinds[content["kind"]](content, content["direction"], bool(content["compact"]))
         policy.about = dict(content["about"])
     except (*UNREADABLE, PolicyError) as error:
-        raise PolicyError(f"{doing}: its content makes no policy ({error!r}); learn the policy again.") from error
+        raise PolicyError(f"{doing}: its content is not a valid policy ({error!r}); learn the policy again.") from error
     return policy
 
 
@@ -125,31 +123,31 @@ def _check_content(text: str, doing: str) -> dict[str, Any]:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise PolicyError(f"{doing}: it is cut short or no JSON ({error}); {ADVICE}.") from error
+        raise PolicyError(f"{doing}: the text is truncated or not JSON ({error}); {ADVICE}.") from error
     if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
-        raise PolicyError(f"{doing}: it is JSON but no policy; {ADVICE}.")
+        raise PolicyError(f"{doing}: it is JSON but not a policy; {ADVICE}.")
     version = content.pop("version", None)
     if version != VERSION:
         raise PolicyError(
-            f"{doing}: its format has version {version!r} and this autobatch reads {VERSION}; use the autobatch that "
+            f"{doing}: the format version must be {VERSION}, got {version!r}; use the version of autobatch that "
             f"wrote it, or learn the policy again."
         )
     if content.pop("digest", None) != _digest(content):
         raise PolicyError(
-            f"{doing}: its content is not what was saved, for its digest is another; give the file as policy.save "
-            f"wrote it, or load, change and save the policy in Python."
+            f"{doing}: its content was edited, as its digest differs; restore the file that policy.save wrote, or "
+            f"load, change and save the policy in Python."
         )
     return content
 
 
 def _digest(content: Mapping[str, Any]) -> str:
-    """Digest the content, independent of its layout."""
+    """Return a digest of the content that does not depend on its layout."""
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def _lay_out(content: Any, indent: int = 0) -> str:
-    """Write JSON, with every value that fits on one line on one line."""
+    """Format JSON, keeping every value that fits within `LINE_WIDTH` on one line."""
     line = json.dumps(content, ensure_ascii=False)
     if indent + len(line) <= LINE_WIDTH or not isinstance(content, dict | list) or not content:
         return line

@@ -1,8 +1,9 @@
 """Learn a state machine from mini-batches, with the defaults that did best on unseen mini-batches.
 
-`learn(..., **PUBLISHED)` is the machine of ED-Batch: its states do not include criticality, and it plans from the
-inputs only. Ours is better on most graphs, but not on all. So by default the published machine is learned as a rival,
-and both plan: no mini-batch gets more batches than from the published one, at twice the time of learning and planning.
+`learn(..., **PUBLISHED)` learns the machine of ED-Batch: its states do not include criticality, and it plans from the
+inputs only. Our machine is better on most graphs, but not on all. By default the published machine is therefore learned
+as well, as a *rival*: both plan, and the shorter plan is kept. No mini-batch then gets more batches than from the
+published machine, at twice the time of learning and planning.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ PUBLISHED: Mapping[str, Any] = MappingProxyType(
 MACHINE: Mapping[str, Any] = MappingProxyType({"encoding": "sort", "critical": True, "mask": True})
 SETTINGS: Mapping[str, Any] = MappingProxyType({"reward": "critical", "optimism": False})
 EVALUATE_EVERY: Mapping[DeviceName, int] = MappingProxyType({"cpu": QLearning.evaluate_every, "cuda": 16})
-"""Episodes between rollouts, by device. On a GPU also those between changes of the table, of which learning takes some
-60, however many episodes each learns from: after 20, published machines for lattices got up to a quarter more batches
-than those learned on the processor, after 60 at most 1% more (16 lattices; 10, 50 and 200 episodes at once, five seeds
-each)."""
+"""Episodes between rollouts, by device. On a GPU the table also changes only that often, and learning takes about 60
+changes, regardless of the episodes in each. After 20 changes, published machines for lattices needed up to 25% more
+batches than those learned on the CPU; after 60, at most 1% more (16 lattices; 10, 50 and 200 episodes at once, five
+seeds each)."""
 TERMS = ("direction", "seed", "device")
-"""Options of `make_lessons`."""
+"""Options that are passed to `make_lessons`."""
 
 
 def learn(
@@ -61,22 +62,22 @@ def learn(
     each: Each = in_turn,
     **options: Any,
 ) -> Fsm:
-    """Learn a state machine from the graphs of mini-batches, by Q-learning, and a rival.
+    """Learn a state machine, and a rival, by Q-learning on the graphs of mini-batches.
 
     Args:
-        graphs: at least one, with one table of types, such as `Batched.merged` gives.
+        graphs: at least one mini-batch, all with one table of types, for example from `Batched.merged`.
         held_out: mini-batches that select the best of the machines met during learning; by default `graphs`.
-        rival: also learn the published machine, with this encoding and these settings, and keep the shorter plan of the
-            two.
-        each: does the lessons, one for each table; what they give does not depend on where and in which order it does.
+        rival: also learn the published machine, with this encoding and these settings, and keep the shorter of the two
+            plans.
+        each: runs the lessons, one for each table; the results do not depend on their order or process.
         options: direction ("both" by default), compact (True), seed, device ("cpu") and on_progress, see `learn_fsm`;
-            encoding ("sort"), critical (True) and mask (True), see `Machine`; reward ("critical"),
-            optimism (False) and others, see `QLearning`. On the device "cuda", `evaluate_every` (16) episodes are
-            played at once and then learned from: to fill a GPU give thousands, and 60 times as many `episodes`.
+            encoding ("sort"), critical (True) and mask (True), see `Machine`; reward ("critical"), optimism (False) and
+            others, see `QLearning`. The device "cuda" plays `evaluate_every` (16) episodes at once, then learns from
+            them; to fill a GPU set it to thousands, and `episodes` to 60 times as many.
 
     Raises:
         PolicyError: an option does not exist or is out of range, there are no graphs, or the device cannot hold them.
-        BackendError: there is no GPU, or it cannot be used; says what is missing.
+        BackendError: no usable GPU was found; the message says what is missing.
     """
     dags, held, types = read_lesson(graphs, held_out)
     terms: dict[str, Any] = {"direction": "both", "held_out": held}
@@ -89,7 +90,7 @@ def learn(
         names = [*known, *MACHINE, *TERMS, "compact", "held_out", "on_progress", "rival"]
         near = nearest(min(unknown), names)
         told = f"did you mean {near!r}?" if near else f"the options are {', '.join(sorted(names))}."
-        raise PolicyError(f"learning a policy: there is no option {min(unknown)!r}; {told}")
+        raise PolicyError(f"learning a policy: unknown option {min(unknown)!r}; {told}")
     settings = QLearning(**{**SETTINGS, "evaluate_every": EVALUATE_EVERY[device], **options})
     machines = [(machine, settings)]
     if rival:
@@ -102,17 +103,21 @@ def learn(
 
 
 def read_lesson(graphs: Sequence[Graph], held_out: Sequence[Graph]) -> tuple[list[Dag], list[Dag], TypeNames]:
-    """Give the dags of mini-batches and of those held out, and their types; PolicyError unless of one model."""
+    """Return the dags of the mini-batches, those of the held-out ones, and their types.
+
+    Raises:
+        PolicyError: there are no mini-batches, one has no nodes, or they are from different models.
+    """
     if not graphs:
-        raise PolicyError("learning a policy: no mini-batches; give at least one.")
+        raise PolicyError("learning a policy: there must be at least one mini-batch, got none.")
     empty = [number for number, graph in enumerate([*graphs, *held_out]) if not graph.n_nodes]
     if empty:
         raise PolicyError(
-            f"learning a policy: mini-batch {empty[0]} of {len(graphs) + len(held_out)}, counting those held out, has "
-            f"no nodes; give mini-batches that hold instances."
+            f"learning a policy: mini-batch {empty[0]} of {len(graphs) + len(held_out)} (held-out ones included) has "
+            f"no nodes; give mini-batches with instances."
         )
     if any(graph.types is not graphs[0].types for graph in [*graphs, *held_out]):
-        raise PolicyError("learning a policy: the mini-batches are not of one model; take them from one ab.batched.")
+        raise PolicyError("learning a policy: the mini-batches must be of one model; record them with one ab.batched.")
     types = TypeNames.of(graphs[0].types)
     dags, held = ([to_dag(g)._replace(n_types=len(types.names)) for g in some] for some in (graphs, held_out))
     return dags, held, types
@@ -120,7 +125,7 @@ def read_lesson(graphs: Sequence[Graph], held_out: Sequence[Graph]) -> tuple[lis
 
 @contextmanager
 def show_learning(visible: bool) -> Iterator[Callable[[Progress], None]]:
-    """Show the progress of learning; gives the function to report progress to."""
+    """Show the progress of learning; yield the function that reports it."""
     if not visible:
         yield lambda progress: None
         return
@@ -131,7 +136,7 @@ def show_learning(visible: bool) -> Iterator[Callable[[Progress], None]]:
 
 
 def describe_progress(progress: Progress) -> str:
-    """Write a line about a rollout.
+    """Describe a rollout in one line.
 
     >>> describe_progress(Progress(episodes=50, batches=31.5, bound=30.0, states=17))
     '50 episodes, 31.5 batches, bound 30.0, 17 states'

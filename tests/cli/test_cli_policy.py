@@ -314,7 +314,7 @@ def test_explain_takes_a_file_and_goes_on_if_asked_to(learned: Path) -> None:
     status, output, errors = explain(f"{learned.name} or score")
     assert status == 0
     assert "policy score: 4 instances" in output
-    assert errors.endswith("learn a policy for this model. Going on with score.\n")
+    assert errors.endswith("Using score instead.\n")
     assert errors.count("\n") == 1
 
 
@@ -334,11 +334,11 @@ def test_explain_takes_a_file_and_goes_on_if_asked_to(learned: Path) -> None:
         (["learn", "tree-lstm", *SMALL, "--minibatches", "100000"], "cannot take the first 800000 instances"),
         (["show", "none.json"], "cannot load policy 'none.json': no such file or directory; "),
         (["show", "agenda"], "cannot look into policy 'agenda': it comes with the package and has learned nothing, so"),
-        (["show", "score+sideways"], "choosing a policy: 'score+sideways' is not known"),
+        (["show", "score+sideways"], "got 'score+sideways'"),
         (["diff", "score", "depth"], "cannot look into policy 'depth': it comes with the package"),
         (["diff", "score", "network"], "cannot compare 'score' with 'network': one is a rule with weights, the"),
         (["show", "two.policy.json", "tree-lstm", "--plot", "none/x.png"], "there is no folder 'none'; make it first."),
-        (["show", "broken.json"], "cannot load policy 'broken.json': it is cut short or no JSON"),
+        (["show", "broken.json"], "cannot load policy 'broken.json': the file is truncated or not JSON"),
         (["show", "rule.json", "--plot", "x.png"], "cannot draw 'rule.json' to 'x.png': a drawing shows"),
         (["show", "two.policy.json", "--plot", "x.png"], "cannot draw 'two.policy.json' to 'x.png': a drawing shows"),
         (["show", "two.policy.json", "tree-lstm-2type", *SMALL, "--plot", "x.svg"], "cannot draw 'x.svg': its name"),

@@ -111,7 +111,7 @@ def test_the_better_bound_proves_what_that_of_chains_cannot(bound: str, fewest: 
 
 
 def test_an_unknown_bound_is_refused() -> None:
-    with pytest.raises(ab.PolicyError, match="bound='best' is neither 'chain' nor 'pairs'"):
+    with pytest.raises(ab.PolicyError, match="bound must be 'chain' or 'pairs', got 'best'"):
         ab.batched(two_ways).explain([0, 1], bound="best")
 
 

@@ -91,9 +91,9 @@ def test_certificates() -> None:
 
 def test_certificates_that_are_refused() -> None:
     dag = to_dag(chain("a", "b", "a"))
-    with pytest.raises(PolicyError, match="it does not finish the graph of 3 nodes"):
+    with pytest.raises(PolicyError, match="finish the graph of 3 nodes"):
         certify(dag, np.array([0, 0, 1], np.int32), 3)
-    with pytest.raises(PolicyError, match="it costs 3, the bound says at least 4"):
+    with pytest.raises(PolicyError, match=r"at least the bound, 4, got 3"):
         certify(dag, np.array([0, 1, 0], np.int32), 4)
 
 

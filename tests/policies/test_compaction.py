@@ -92,7 +92,7 @@ def test_it_is_as_short_as_the_long_way_on_average() -> None:
 def test_what_cannot_be_compacted_is_reported() -> None:
     dag = to_dag(chain("a", "b", "a"))
     sequence = np.array([0, 1, 1], np.int32)
-    with pytest.raises(ScheduleError, match=r"node 0 \(type 0\) finds no place, so the sequence does not finish"):
+    with pytest.raises(ScheduleError, match=r"node 0 \(type 0\) .* does not finish"):
         compact(dag, sequence)
 
 

@@ -199,19 +199,11 @@ class Tight(HostDevice):
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(PolicyError) as error:
+    with pytest.raises(PolicyError, match=r"20 types .* 4088 bytes of shared memory, .* 2000"):
         DeviceSimulator(some_dags(20, [5]), Tight())
-    assert str(error.value) == (
-        "simulating schedules on the processor, in place of a GPU: 20 types take 4088 bytes of shared memory and there "
-        "are 2000; simulate on the processor."
-    )
     for n_nodes, n_bytes in ((600, 600 * 3), (300, 4 * 300)):  # the chains ahead, and then what four warps write on
-        with pytest.raises(PolicyError) as error:
+        with pytest.raises(PolicyError, match=f"{4 * n_bytes} more bytes .* up to {n_nodes} nodes"):
             DeviceSimulator(some_dags(3, [n_nodes]), Tight()).run([rank_tried(UNMASKED, make_table(3, 6, room=4))] * 4)
-        assert str(error.value) == (
-            f"simulating schedules on the processor, in place of a GPU: {4 * n_bytes} more bytes do not fit, for 1 "
-            f"mini-batches of up to {n_nodes} nodes; give fewer, smaller ones, or fewer episodes at a time."
-        )
 
 
 @pytest.mark.slow

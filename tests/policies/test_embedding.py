@@ -105,9 +105,9 @@ def test_schedules_at_the_extremes_are_valid_and_drop_empty_positions(seed: int)
 @each(
     "position, message",
     [
-        ([0, -1], r"node 1 \(type 1\) finds no place"),
-        ([0, 0], "node 1 is of type 1, but at its position 0 type 0"),
-        ([0, 9], "node 1 is of type 1, but at its position 9 the sequence has 2 types"),
+        ([0, -1], r"node 1 \(type 1\) has no position"),
+        ([0, 0], "node 1 of type 1 .* position 0 the sequence has type 0"),
+        ([0, 9], "node 1 of type 1 .* position 9 the sequence ends after 2 types"),
     ],
 )
 def test_places_that_are_none_are_refused(position: list[int], message: str) -> None:

@@ -176,21 +176,13 @@ def test_types_that_look_the_same_stay_apart() -> None:
 
 
 def test_a_policy_for_a_cell_that_changed_is_refused() -> None:
-    with pytest.raises(PolicyError) as error:
+    with pytest.raises(PolicyError, match=r"merge\(left: value\), .* merge\(left: int\)"):
         place_types(names_of(merge="merge(left: value)", sum="sum()"), names_of(merge="merge(left: int)", sum="sum()"))
-    assert str(error.value) == (
-        "using a policy: it was learned for merge(left: value), but this model has merge(left: int); "
-        "learn a policy for this model."
-    )
 
 
 def test_a_policy_for_other_cells_is_refused() -> None:
-    with pytest.raises(PolicyError) as error:
+    with pytest.raises(PolicyError, match=r"a, b, c, d, .* leaf, inner_a, inner_b, output, loss"):
         untaught().schedule(random_tree(0))
-    assert str(error.value) == (
-        "using a policy: it was learned for the types a, b, c, d, but this model has leaf, inner_a, inner_b, output, "
-        "loss; learn a policy for this model."
-    )
 
 
 def test_an_unknown_encoding_is_refused() -> None:
@@ -250,7 +242,7 @@ def test_a_machine_that_keeps_learning_takes_in_new_types() -> None:
 
 
 def test_only_a_machine_can_keep_learning() -> None:
-    with pytest.raises(PolicyError, match=r"'score' is no state machine"):
+    with pytest.raises(PolicyError, match=r"must be a state machine .* got 'score'"):
         keep_learning(policies.get("score"))
 
 

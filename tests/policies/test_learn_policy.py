@@ -140,12 +140,10 @@ def test_a_policy_for_another_model_is_refused(case: Case, tmp_path: Path) -> No
     other, others = learned.draw(seed=0, n_instances=6, dim=3)
     ab.batched(other.loss).learn_policy([others], episodes=5).save(tmp_path / "x.policy.json")
     loss = ab.batched(model.loss, policy=str(tmp_path / "x.policy.json"))
-    with pytest.raises(
-        PolicyError, match=r"^using a policy: it was learned for .* but this model has .*; learn a policy"
-    ):
+    with pytest.raises(PolicyError, match=r"^using a policy: it was learned for .* but this model has "):
         loss(instances)
     loss = ab.batched(model.loss, policy=f"{tmp_path / 'x.policy.json'} or agenda")
-    with pytest.warns(UserWarning, match=r"Going on with agenda\."):
+    with pytest.warns(UserWarning, match=r"Using agenda instead\."):
         np.testing.assert_array_equal(loss(instances), ab.batched(model.loss, policy="agenda")(instances))
 
 
@@ -208,7 +206,7 @@ def test_options_that_do_not_exist_are_refused() -> None:
     before = loss.policy
     refused: list[tuple[dict[str, Any], str]] = [
         ({"encoding": "sorted"}, "encoding of Fsm must be one of base, max, sort"),
-        ({"episode": 3}, "there is no option 'episode'"),
+        ({"episode": 3}, "unknown option 'episode'"),
         ({"reward": "money"}, "reward='money' is out of range"),
         ({"episodes": 0}, "episodes=0 is out of range"),
         ({"direction": "sideways"}, "direction of Fsm must be 'forward', 'backward' or 'both', got 'sideways'"),
@@ -216,15 +214,11 @@ def test_options_that_do_not_exist_are_refused() -> None:
     for options, message in refused:
         with pytest.raises(PolicyError, match=message):
             loss.learn_policy([instances], **options)
-    with pytest.raises(PolicyError, match="no mini-batches; give at least one"):
+    with pytest.raises(PolicyError, match="at least one mini-batch"):
         loss.learn_policy([])
-    with pytest.raises(
-        PolicyError, match="mini-batch 1 of 2, counting those held out, has no nodes; give mini-batches"
-    ):
+    with pytest.raises(PolicyError, match=r"mini-batch 1 of 2 .*has no nodes"):
         loss.learn_policy([instances, []])
-    with pytest.raises(
-        PolicyError, match="mini-batch 1 of 2, counting those held out, has no nodes; give mini-batches"
-    ):
+    with pytest.raises(PolicyError, match=r"mini-batch 1 of 2 .*has no nodes"):
         loss.learn_policy([instances], held_out=[[]])
     assert loss.policy is before
 

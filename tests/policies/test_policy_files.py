@@ -127,7 +127,7 @@ def test_a_truncated_file_is_refused(saved: Path) -> None:
     content = saved.read_bytes()
     for length in [0, 1, *range(100, len(content) - 2, 211), len(content) - 3]:
         saved.write_bytes(content[:length])
-        assert refusal(saved).startswith("it is cut short or no JSON")
+        assert "truncated or not JSON" in refusal(saved)
 
 
 def test_an_edited_file_is_refused(saved: Path) -> None:
@@ -140,28 +140,25 @@ def test_an_edited_file_is_refused(saved: Path) -> None:
         changed = str(9 - int(letter)) if letter.isdigit() else {"t": "f", "b": "d", "i": "o", '"': '"k'}[letter]
         edited = text[:place] + changed + text[place + 1 :]
         saved.write_text(edited.replace("frue", "false"))
-        assert refusal(saved).startswith("its content is not what was saved, for its digest is another; give the file")
+        assert "digest" in refusal(saved)
     assert len(places) > 20
 
 
 def test_a_file_of_another_version_is_refused(saved: Path) -> None:
     saved.write_text(saved.read_text().replace('"version": 1', '"version": 2'))
-    assert refusal(saved) == (
-        "its format has version 2 and this autobatch reads 1; use the autobatch that wrote it, or learn the policy "
-        "again."
-    )
+    assert "version must be 1, got 2" in refusal(saved)
 
 
 @pytest.mark.parametrize("content", ["{}", "[]", "7", '"autobatch policy"', '{"format": "autobatch checkpoint"}'])
 def test_a_foreign_file_is_refused(content: str, path: Path) -> None:
     path.write_text(content)
-    assert refusal(path) == "it is JSON but no policy; give a file that policy.save wrote."
+    assert "JSON but not a policy" in refusal(path)
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"# a policy", b"[" * 100_000, b"\x00" * 100])
 def test_what_is_no_json_is_refused(content: bytes, path: Path) -> None:
     path.write_bytes(content)
-    assert refusal(path).startswith("it is cut short or no JSON")
+    assert "truncated or not JSON" in refusal(path)
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
@@ -207,7 +204,7 @@ def test_content_that_makes_no_policy_is_refused(change: Callable[[dict[str, Any
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
     marks["digest"] = hashlib.sha256(canonical.encode()).hexdigest()
     saved.write_text(json.dumps({**marks, **content}))
-    assert refusal(saved).startswith("its content makes no policy (")
+    assert "not a valid policy (" in refusal(saved)
     saved.write_text(written)
 
 
@@ -215,18 +212,16 @@ def test_what_cannot_be_saved_leaves_what_was_there(saved: Path, tmp_path: Path)
     before = saved.read_bytes()
     policy = policies.load(saved)
     policy.about["data"] = {1, 2}
-    with pytest.raises(
-        PolicyError, match=r"what it holds is not JSON \(.*set.*\); look at its values and its about\.$"
-    ):
+    with pytest.raises(PolicyError, match=r"its about must be JSON values \(.*set"):
         policy.save(saved)
     twins = Fsm(Machine(), TypeNames(("a", "a"), ("a(x)", "a(y)")), {})
-    with pytest.raises(PolicyError, match=r"two of its types have one name: a, a; rename one"):
+    with pytest.raises(PolicyError, match="different names, got a, a"):
         twins.save(saved)
     assert saved.read_bytes() == before
-    with pytest.raises(PolicyError, match=r"'agenda' has learned nothing; it is made anew by its name"):
+    with pytest.raises(PolicyError, match="'agenda' has learned nothing"):
         policies.Agenda().save(saved)
     assert saved.read_bytes() == before
-    with pytest.raises(PolicyError, match=r"no such file or directory; give a file in a folder that exists"):
+    with pytest.raises(PolicyError, match="no such file or directory"):
         policies.Score().save(tmp_path / "none" / "x")
     assert [file.name for file in tmp_path.iterdir()] == [saved.name]
 
@@ -239,7 +234,7 @@ def test_a_path_is_a_policy(saved: Path, tmp_path: Path) -> None:
     assert policies.get(str(plain)).name == policy.name
     with pytest.raises(PolicyError, match=r"^cannot load policy 'none.json': no such file"):
         policies.get("none.json")
-    with pytest.raises(PolicyError, match=r"or give the path of a saved policy\.$"):
+    with pytest.raises(PolicyError, match="path of a saved policy, got 'none'"):
         policies.get("none")
 
 
@@ -259,15 +254,15 @@ def test_a_run_goes_on_with_another_policy_only_if_asked_to(saved: Path, tmp_pat
     assert policy.name == "fsm+both+compact"
     assert policy.schedule(trees()[0]).n_batches > 0
     assert policy.unseen_share is not None
-    with pytest.warns(UserWarning, match=r"learn a policy for this model\. Going on with score\+both\.$"):
+    with pytest.warns(UserWarning, match=r"Using score\+both instead\.$"):
         schedule = policy.schedule(graph)
     assert policy.name == "score+both"
     assert policy.unseen_share is None
     assert schedule.batch_type.tolist() == policies.get("score+both").schedule(graph).batch_type.tolist()
     assert policy.schedule(graph).n_batches == schedule.n_batches  # without a further warning
-    with pytest.warns(UserWarning, match=r"^cannot load policy .*: no such file .* Going on with agenda\.$"):
+    with pytest.warns(UserWarning, match=r"^cannot load policy .*: no such file .* Using agenda instead\.$"):
         assert policies.get(f"{tmp_path / 'none.json'} or agenda").name == "agenda"
-    with pytest.raises(PolicyError, match="'agneda' is not known"):
+    with pytest.raises(PolicyError, match="got 'agneda'"):
         policies.get(f"{saved} or agneda")
 
 

@@ -166,7 +166,7 @@ def test_what_a_device_cannot_learn_is_refused(monkeypatch: pytest.MonkeyPatch) 
     graph = random_dag(0)
     with pytest.raises(PolicyError, match=r"^device of learn_policy must be one of cpu, cuda, got 'gpu'\.$"):
         learn([graph], device="gpu")
-    with pytest.raises(PolicyError, match='device="cuda" has no bootstrap=True; leave one of them out'):
+    with pytest.raises(PolicyError, match=r'device="cuda" .* bootstrap=True'):
         learn([graph], device="cuda", bootstrap=True)
     monkeypatch.setenv("AUTOBATCH_CUDA", "elsewhere")
     with pytest.raises(BackendError, match="AUTOBATCH_CUDA='elsewhere': set it to host"):

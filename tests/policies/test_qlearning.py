@@ -236,16 +236,15 @@ def test_mini_batches_may_be_empty() -> None:
         ("reward", "pub"), ("learning_rate", float("nan")),
     ])  # fmt: skip
 def test_settings_out_of_range_are_refused(setting: str, value: Any) -> None:
-    with pytest.raises(PolicyError) as error:
+    with pytest.raises(PolicyError, match=f"{setting}={value!r} is out of range"):
         learn([random_dag(0)], **{setting: value})
-    assert str(error.value) == f"learning a policy: {setting}={value!r} is out of range; see QLearning."
 
 
 def test_what_cannot_be_learned_is_refused() -> None:
     graph = random_dag(0)
-    with pytest.raises(PolicyError, match="no mini-batches; give at least one"):
+    with pytest.raises(PolicyError, match="at least one mini-batch"):
         learn([])
-    with pytest.raises(PolicyError, match=r"there is no option 'episode'; did you mean 'episodes'\?"):
+    with pytest.raises(PolicyError, match=r"unknown option 'episode'; did you mean 'episodes'\?"):
         learn([graph], episode=3)
-    with pytest.raises(PolicyError, match=r"are not of one model; take them from one ab\.batched"):
+    with pytest.raises(PolicyError, match="must be of one model"):
         learn([graph, random_tree(0)])

@@ -83,14 +83,14 @@ def test_files_hold_them(tmp_path: Path) -> None:
 def test_files_of_other_content_are_refused(sequence: Any) -> None:
     made = Recurring.of([drawn(3)])
     made.describe = lambda: {"sequences": {"x": sequence}}  # type: ignore[method-assign]
-    with pytest.raises(PolicyError, match="its content makes no policy"):
+    with pytest.raises(PolicyError, match="not a valid policy"):
         from_text(to_text(made, "writing"), ab.policies.KINDS, "reading")
 
 
 @each("sequence", [[], [0], [7, 0, 9]])
 def test_a_sequence_that_does_not_finish_its_graph_is_refused(sequence: list[int]) -> None:
     graph = make_graph(NamedTypes(("a", "b")), [0, 1], [(0, 1)])
-    with pytest.raises(ScheduleError, match="finds no place"):
+    with pytest.raises(ScheduleError, match="does not finish the graph"):
         Recurring({structure_of(graph).digest: sequence}).schedule(graph)
 
 

@@ -112,7 +112,7 @@ def test_a_graph_too_large_to_compare(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reduce_graph(dag).dag.type_id.size == 3
     assert project(dag, [0]).type_id.size == 2
     for search in (find_shortest, beam_search, pair_bound):
-        with pytest.raises(PolicyError, match="the 3 nodes of a reduced graph: only 2 can be searched or bounded"):
+        with pytest.raises(PolicyError, match=r"at most 2 nodes .* got 3"):
             search(dag)
 
 

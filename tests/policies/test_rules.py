@@ -180,12 +180,12 @@ def test_a_cycle_is_refused(spec: str) -> None:
 def test_an_unknown_policy_is_refused(spec: str) -> None:
     with pytest.raises(PolicyError) as error:
         policies.get(spec)
-    meant = "did you mean agenda? The" if spec == "agneda" else "the"
-    assert str(error.value) == (
-        f"choosing a policy: {spec!r} is not known; {meant} policies are unbatched, depth, agenda, sufficient, "
-        f"critical, score, network, search, rules also with +backward or +both, and with +compact, search with "
-        f"+STEPS, and auto; or give the path of a saved policy."
-    )
+    message = str(error.value)
+    assert repr(spec) in message
+    assert ("did you mean agenda?" in message) == (spec == "agneda")
+    assert ", ".join(policies.names()) in message
+    for option in ("+backward", "+both", "+compact", "+STEPS", "auto", "saved policy"):
+        assert option in message
 
 
 def test_an_unknown_direction_is_refused() -> None:

@@ -101,9 +101,9 @@ def test_inside_of_a_cell() -> None:
 
 def test_an_option_of_learning_names_the_nearest_one() -> None:
     double = ab.batched(ab.cell(lambda x: 2.0 * x), backend="reference")
-    with pytest.raises(PolicyError, match=r"there is no option 'maks'; did you mean 'mask'\?"):
+    with pytest.raises(PolicyError, match=r"unknown option 'maks'; did you mean 'mask'\?"):
         double.learn_policy([[np.ones(2)]], maks=True)
-    with pytest.raises(PolicyError, match=r"there is no option 'qqq'; the options are bootstrap, compact, critical, "):
+    with pytest.raises(PolicyError, match=r"unknown option 'qqq'; the options are bootstrap, compact, critical, "):
         double.learn_policy([[np.ones(2)]], qqq=True)
 
 

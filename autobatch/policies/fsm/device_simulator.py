@@ -1,9 +1,9 @@
-"""Simulate state machines on a device: thousands of schedules in one launch, each by a warp of its own.
+"""Simulate state machines on a GPU: thousands of schedules in one launch, one warp each.
 
-`device_simulator.cuh` holds the kernel. It is given ints alone: for every state of a table, the types in the order in
-which the machine prefers them, so that the first of those that may run is the one to run. Its batches are those of
-`plan_by_machine`, one by one. Random numbers depend on the seed, the episode, the step and the type, so that an
-episode is the same in any order of threads, and the same again when it is played again.
+The kernel, in `device_simulator.cuh`, reads only ints: for every state of a table, the ranks of the types by the
+machine's preference; of the types that may run, the first in rank does. The batches are exactly those of
+`plan_by_machine`. Random numbers depend on the seed, the episode, the step and the type, so an episode does not depend
+on the order of threads, and can be replayed.
 """
 
 from __future__ import annotations
@@ -28,40 +28,40 @@ from autobatch.policies.rules.rules import LEARNED, Weights
 
 SOURCE = Path(__file__).with_suffix(".cuh")
 KERNEL, ABOUT = "play_all", "the simulator of schedules"
-WARP, MOST_WARPS = 32, 16  # threads of a warp, and warps of a block: `THREADS` of the kernel
+WARP, MOST_WARPS = 32, 16  # threads per warp, and most warps per block: `THREADS` of the kernel
 NONE = 0x7FFF  # the rank of a type that a machine does not choose
-CHANCES = 1 << 32  # what the kernel takes for a chance of one
-KIND = 1  # the column of a step that has the type
+CHANCES = 1 << 32  # the kernel's integer for a probability of 1
+KIND = 1  # the column of the type in `Played.steps`
 
 
 class Ranked(NamedTuple):
-    """A machine as the kernel reads it."""
+    """A machine in the form that the kernel reads."""
 
     machine: Machine
     table: Table
-    ranks: NDArray[np.int16]  # [S, T] the place of each type among those of a state, the best first; or NONE
+    ranks: NDArray[np.int16]  # [S, T] the rank of each type in each state, 0 for the best; or NONE
 
 
 def rank_tried(machine: Machine, table: Table) -> Ranked:
-    """Rank the types that were tried in a state by their values: what `plan_by_machine` chooses by."""
+    """Rank the types that were tried in each state by value, the order in which `plan_by_machine` prefers them."""
     tried = table.updates[: table.n_states[0]] > 0
     return Ranked(machine, table, np.where(tried, _rank(table, tried), NONE).astype(np.int16))
 
 
 def rank_all(machine: Machine, table: Table, optimism: bool) -> Ranked:
-    """Rank all types; those that were never tried come last, or with optimism where a value of zero belongs."""
+    """Rank all types; untried ones come last or, with `optimism`, rank as a value of zero."""
     tried = table.updates[: table.n_states[0]] > 0
     return Ranked(machine, table, _rank(table, tried | optimism).astype(np.int16))
 
 
 def _rank(table: Table, first: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Rank by value those that come first, then the others; among equals by number."""
+    """Rank by value, the types in `first` before the others; ties go to the lowest type id."""
     order = np.lexsort((-table.values[: len(first)], ~first), axis=-1)
     return np.argsort(order, axis=-1)
 
 
 class Runs(NamedTuple):
-    """R dags to schedule, each by a machine, by their numbers."""
+    """R runs, each of a dag and a machine, by their numbers."""
 
     machines: Sequence[Ranked]
     dag_of: LongArray  # [R]
@@ -69,12 +69,12 @@ class Runs(NamedTuple):
 
 
 class Episodes(NamedTuple):
-    """How runs explore; in place of the rule, the type of lowest number runs in states that are not known.
+    """The exploration of runs. In unknown states the type of the lowest id runs, instead of the choice of the rule.
 
     Attributes:
-        seed: of the random numbers, an int of 63 bits.
+        seed: the seed of the random numbers, an int of 63 bits.
         first: the number of the first run's episode.
-        chances: int64[R], of running any type that may run, in units of 1 / `CHANCES`.
+        chances: int64[R], the probability of a random choice, in units of 1 / `CHANCES`.
     """
 
     seed: int
@@ -83,16 +83,16 @@ class Episodes(NamedTuple):
 
 
 class Played(NamedTuple):
-    """R schedules.
+    """The results of R runs.
 
     Attributes:
         n_batches: [R]
         n_unseen: [R] batches that the rule decided.
-        steps: [R, n, 4] the first n steps: the number of the state in the table, or -1 less its place in `fresh`; the
-            type that ran; its ready nodes; and, if frontiers are maintained, the size of its frontier
+        steps: [R, n, 4] the first n steps: the number of the state in the table, or -1 minus its index in `fresh`; the
+            type that ran; the number of its ready nodes; and the size of its frontier if frontiers are maintained
             (`native/schedule/restricted.h`), else whether it was critical.
-        fresh: [F, width] the states of episodes that are not in the table, in no order, some of them again and again.
-        n_fresh: how many there were; `fresh` holds the first of them.
+        fresh: [F, width] states met in episodes that are not in the table, unordered and with repetitions.
+        n_fresh: the number of these states; `fresh` holds as many as there was room for.
     """
 
     n_batches: IntArray
@@ -103,15 +103,15 @@ class Played(NamedTuple):
 
 
 class DeviceSimulator:
-    """Schedules dags by state machines on a device, all at once.
+    """Schedule many dags by state machines on a GPU, all at once.
 
     Args:
-        dags: G of them, at least one, of T types each.
-        device: of the cuda backend.
+        dags: G dags, at least one, of T types each.
+        device: a device of the cuda backend.
         frontiers: maintain the frontiers of types, for the published reward; takes T + 1 more ints per node and warp.
 
     Raises:
-        PolicyError: the device cannot hold so many types, or nodes.
+        PolicyError: the device cannot hold so many types or nodes.
     """
 
     def __init__(self, dags: Sequence[Dag], device: Device, frontiers: bool = False) -> None:
@@ -119,12 +119,12 @@ class DeviceSimulator:
         reader_ptr, reader, ahead, height, segment, *frontiers_of = Simulation(joined, node_ptr).tables()
         self.device, self.n_dags, self.n_types = device, len(dags), dags[0].n_types
         self._n_nodes, self._frontiers = int(np.diff(node_ptr).max()), frontiers
-        self._n_steps = self._n_fresh = 0  # for which episodes had room so far
+        self._n_steps = self._n_fresh = 0  # the room for steps and fresh states; grows with need
         self._warp_bytes = 8 * -(-(2 * self.n_types * self.n_types + 11 * self.n_types + 1) // 2)  # see `Run`
         if self._warp_bytes > device.most_shared_bytes:
             raise PolicyError(
-                f"simulating schedules on {device.name}: {self.n_types} types take {self._warp_bytes} bytes of shared "
-                f"memory and there are {device.most_shared_bytes}; simulate on the processor."
+                f"simulating schedules on {device.name}: {self.n_types} types need {self._warp_bytes} bytes of shared "
+                f"memory, but it has {device.most_shared_bytes}; simulate on the CPU."
             )
         type_ids = joined.type_id - np.repeat(np.arange(self.n_dags) * self.n_types, np.diff(node_ptr))
         columns = [type_ids, reader_ptr, reader, np.diff(joined.edge_ptr), ahead, height, segment, node_ptr]
@@ -133,11 +133,11 @@ class DeviceSimulator:
         self._kernel = device.load(SOURCE.read_text(encoding="utf-8"), [KERNEL], ABOUT)[KERNEL]
 
     def run(self, machines: Sequence[Ranked], steps: bool = False) -> Played:
-        """Schedule every dag by every machine: run m * G + g is that of machine m and dag g.
+        """Schedule every dag by every machine; run m * G + g is that of machine m and dag g.
 
         Args:
             machines: at least one, of the T types.
-            steps: keep them too.
+            steps: also return the steps.
 
         Raises:
             PolicyError: the device has too little memory.
@@ -147,7 +147,7 @@ class DeviceSimulator:
         return self._play(runs, None) if steps else self._launch(runs, None, 0, 0)
 
     def play(self, machine: Ranked, episodes: Episodes) -> Played:
-        """Play episodes of a machine, and keep their steps; episode e plays dag e modulo G.
+        """Play episodes of a machine, and return their steps; episode e plays dag e modulo G.
 
         Raises:
             PolicyError: the device has too little memory.
@@ -156,7 +156,7 @@ class DeviceSimulator:
         return self._play(Runs([machine], (number + episodes.first) % self.n_dags, 0 * number), episodes)
 
     def _play(self, runs: Runs, episodes: Episodes | None) -> Played:
-        """Play the runs, and once more if some need more room than there was before, which gives the same."""
+        """Play the runs, and replay them with more room if some did not fit; the results are the same."""
         while True:
             room = self._n_steps, self._n_fresh
             played = self._launch(runs, episodes, *room)
@@ -166,7 +166,7 @@ class DeviceSimulator:
                 return played
 
     def _launch(self, runs: Runs, episodes: Episodes | None, n_steps: int, n_fresh: int) -> Played:
-        """Play the runs, and keep so many steps of each and so many fresh states of all."""
+        """Play the runs, keeping at most `n_steps` steps of each and `n_fresh` fresh states in all."""
         machines, dag_of, machine_of = runs
         device, n_runs = self.device, dag_of.size
         n_warps = min(MOST_WARPS, device.most_shared_bytes // self._warp_bytes, -(-n_runs // device.n_processors))
@@ -192,7 +192,7 @@ class DeviceSimulator:
         return Played(n_batches, n_unseen, self._get(steps, n_runs, n_steps, 4), kept, n_found)
 
     def _put_machines(self, machines: Sequence[Ranked]) -> list[Any]:
-        """Put machines on the device: `Machine` of the kernel for each, and the arrays that hold what these name."""
+        """Copy machines to the device: the kernel's struct `Machine` of each, and the arrays that it points to."""
         columns: list[list[NDArray[Any]]] = [
             [table.states[: len(ranks)].ravel() for _, table, ranks in machines],
             [ranks.ravel() for _, _, ranks in machines],
@@ -208,12 +208,12 @@ class DeviceSimulator:
         return [self._put(rows, np.int64), *there]
 
     def _make_scratch(self, n_warps: int) -> list[Any]:
-        """Make what warps write on: two ints for each node, and with frontiers T + 1 more."""
+        """Allocate scratch memory: two ints per node and warp; with frontiers, T + 1 more."""
         widths = (1, 1, 1, self.n_types) if self._frontiers else (1, 1)
         return [self._empty(n_warps * self._n_nodes * width, np.int32) for width in widths]
 
     def _addresses(self, arrays: Sequence[Any], n: int) -> list[int]:
-        """The addresses of n arrays, 0 for those that are not there."""
+        """Return n addresses: those of the arrays, then zeros."""
         return [*map(self.device.address, arrays), *[0] * (n - len(arrays))]
 
     def _put(self, values: Any, dtype: Any) -> Any:
@@ -226,21 +226,24 @@ class DeviceSimulator:
         return self._fit(size * kind.itemsize, lambda: self.device.empty(max(size, 1), kind))
 
     def _fit(self, n_bytes: int, make: Callable[[], Any]) -> Any:
-        """Make an array of the device; say so if it does not fit."""
+        """Allocate an array on the device; raise a PolicyError if it does not fit."""
         try:
             return make()
         except MemoryError as error:
             raise PolicyError(
                 f"simulating schedules on {self.device.name}: {n_bytes} more bytes do not fit, for {self.n_dags} "
-                f"mini-batches of up to {self._n_nodes} nodes; give fewer, smaller ones, or fewer episodes at a time."
+                f"mini-batches of up to {self._n_nodes} nodes; give fewer or smaller ones, or fewer episodes at once."
             ) from error
 
     def _get(self, array: Any, *shape: int) -> NDArray[Any]:
-        """The first elements of an array of the device, in a shape."""
+        """Copy the first elements of a device array to the host, in this shape."""
         return self.device.get(array[: prod(shape)]).reshape(shape)
 
 
 def _mask_weights(mask: bool) -> Weights:
-    """The weights of the rule; with a mask, ready critical types score highest, as in `native/policies/machine.cpp`."""
+    """Return the weights of the rule.
+
+    With a mask, ready critical types score highest, as in `native/policies/machine.cpp`.
+    """
     others = abs(LEARNED.ready) + abs(LEARNED.own) + abs(LEARNED.height)
     return LEARNED._replace(critical=1.0 + 2.0 * others) if mask else LEARNED

@@ -1,12 +1,12 @@
 """Encode the ready nodes as the state of a state machine: a few small ints.
 
-An encoding turns the frontier into a vector with an entry for each type; 0 says that no node of the type is ready.
+An encoding turns the frontier into a vector with an entry for each type; 0 if no node of the type is ready.
 
     base   1 for every ready type
     max    the same, and 2 for the type with the most ready nodes
     sort   the rank of the type by its ready nodes: 1 has the most
 
-Among types with equal numbers of nodes the lowest id comes first. With the critical set the vector has a second
+Among types with equal numbers of nodes the lowest id comes first. With `Machine.critical` the vector has a second
 half: 1 for every ready type that is critical (`native/schedule/chains.h`).
 Source: base, max and sort are ED-Batch's (arXiv:2302.03851, section 2.3).
 """
@@ -25,9 +25,10 @@ ENCODINGS: tuple[Encoding, ...] = ("base", "max", "sort")
 
 
 def describe_state(state: Sequence[int], names: Sequence[str], encoding: Encoding) -> str:
-    """Write a state in the names of its types: "leaf > inner" by rank, "leaf* inner" with the largest marked, or a set.
+    """Describe a state by the names of its types.
 
-    Critical types are followed by "!".
+    They are written "leaf > inner" by rank, "leaf* inner" with the largest marked, or as a set. Critical types are
+    followed by "!".
     """
     n = len(names)
     critical = state[n:] if len(state) > n else [0] * n

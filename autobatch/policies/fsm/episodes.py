@@ -1,7 +1,7 @@
-"""Play episodes of Q-learning on the processor, and learn from them.
+"""Play episodes of Q-learning on the CPU, and learn from them.
 
-An episode schedules a mini-batch from its first batch to its last. N batches after a choice, the value of that type in
-that state moves towards the sum of the N rewards since.
+An episode schedules a mini-batch from its first batch to its last. N batches after a choice, the value of the chosen
+type in that state moves towards the sum of the N rewards since.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NO_PLAN = np.empty(0, np.int32)
 
 
 class LearningRules(NamedTuple):
-    """A `QLearning` for the core."""
+    """The settings of `QLearning` as numbers, for the core."""
 
     learning_rate: float
     discount: float
@@ -40,7 +40,7 @@ def run_episode(
 ) -> None:
     """Schedule the mini-batch of a course once, by `plan` unless that is empty, and learn from it.
 
-    The table has room for a state per batch.
+    The table must have room for a new state per batch.
     """
     generator = rng.bit_generator
     with generator.lock:

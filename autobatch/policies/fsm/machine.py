@@ -1,10 +1,10 @@
-"""The learned finite state machine: maps a state, computed from the ready nodes, to the type to run next.
+"""A learned finite state machine, which maps a state, computed from the ready nodes, to the type to run next.
 
-The machine is a table of values, learned by `autobatch.policies.fsm.qlearning`. In a state it runs the type of the
+The machine is a table of values, learned by `autobatch.policies.fsm.qlearning`. In a state it runs the type with the
 highest value among those tried there. In an unknown state, or one where no type that may run has been tried, the rule
-of `Score` decides, and the batch is counted. With a learner (`autobatch.policies.fsm.online`) the state is known from
-then on. A policy may hold several machines: each plans, and the schedule with the fewest batches is kept. Source:
-ED-Batch (arXiv:2302.03851); the critical set, the mask, the fallback and rivals are ours.
+of `Score` decides, and the batch counts as unseen; a learner (`autobatch.policies.fsm.online`) then adds the state. A
+policy may hold several machines: each plans, and the schedule with the fewest batches is kept. Source: ED-Batch
+(arXiv:2302.03851); the critical set, the mask, the fallback and rivals are ours.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ WAYS: tuple[Way, ...] = ("forward", "backward")
 
 @dataclass(frozen=True)
 class Machine:
-    """How a machine encodes states and chooses types.
+    """The settings of a state machine: how it encodes states and chooses types.
 
     Attributes:
         encoding: the encoding of the frontier in the state, see `autobatch.policies.fsm.encoding`.
-        critical: the state also says which types are critical.
+        critical: the state includes the set of critical types.
         mask: if a ready type is critical, only critical types may run.
     """
 
@@ -59,18 +59,17 @@ class Machine:
         return n_types * (2 if self.critical else 1)
 
     def in_words(self) -> str:
-        """Say what the machine sees, and what it may run."""
+        """Describe the settings in words."""
         critical = " with the critical types" if self.critical else ""
         mask = ", running only critical ones where it can" if self.mask else ""
         return f"sees {self.encoding}{critical}{mask}"
 
     def rules(self) -> MachineRules:
-        """Give these settings as ints, for the core."""
         return MachineRules(ENCODINGS.index(self.encoding), int(self.mask))
 
 
 class MachineRules(NamedTuple):
-    """A `Machine` for the core."""
+    """The settings of a `Machine` as ints, for the core."""
 
     encoding: int
     mask: int
@@ -78,25 +77,25 @@ class MachineRules(NamedTuple):
 
 @dataclass(frozen=True)
 class TypeNames:
-    """The types that a policy was learned for: names, and outlines to recognize them by."""
+    """The types that a policy was learned for: their names, and outlines that identify them."""
 
     names: tuple[str, ...]
     outlines: tuple[str, ...]
 
     @classmethod
     def of(cls, types: Types) -> TypeNames:
-        """Read them from the table of a graph."""
+        """Read the names and outlines from the types of a graph."""
         return cls(tuple(types.names), tuple(types.outlines))
 
 
 class Taught(NamedTuple):
-    """A machine, and a learned table for each direction."""
+    """A machine with a learned table for each direction."""
 
     machine: Machine
     tables: dict[Way, Table]
 
     def describe(self, names: Sequence[str]) -> dict[str, Any]:
-        """The settings of the machine, and its tables with types by name."""
+        """Return the settings of the machine, and its tables with types by name."""
         machine = self.machine
         return {
             "machine": {"encoding": machine.encoding, "critical": machine.critical, "mask": machine.mask},
@@ -105,14 +104,14 @@ class Taught(NamedTuple):
 
     @classmethod
     def rebuild(cls, content: Mapping[str, Any], names: Sequence[str]) -> Taught:
-        """Make them of what `describe` gave."""
+        """Rebuild the machine from the result of `describe`."""
         machine, tables = Machine(**content["machine"]), content["tables"]
         width = machine.width(len(names))
         return cls(machine, {way: rebuild_table(tables[way], machine.encoding, width, names) for way in WAYS})
 
 
 Learner: TypeAlias = Callable[[Machine, Table, Dag, IntArray], Table]
-"""Takes a machine, its table, a dag and the sequence that it ran there; gives the updated table."""
+"""A function of a machine, its table, a dag, and the sequence of types run on the dag; returns the updated table."""
 
 
 @final
@@ -121,21 +120,22 @@ class Fsm(Directed):
     """A learned state machine.
 
     Args:
-        machine: how it sees and chooses.
-        types: its types.
-        tables: the learned tables, for "forward", "backward" or both; a direction without a table knows no state.
+        machine: the settings of the first machine.
+        types: the types it was learned for.
+        tables: the learned tables, for "forward", "backward" or both; without a table, all states of a direction are
+            unknown.
         direction: "forward", "backward" or "both", see `Directed`.
         compact: delete superfluous batches, see `Directed`.
         about: how it was learned; saved with it.
-        weights: of the rule that decides in unknown states.
+        weights: the weights of the rule that decides in unknown states.
         rivals: other machines for the same types. All plan, so the kept schedule never has more batches than that of
             any one machine; planning time grows with their number.
-        example: a mini-batch on which notebooks show the machine at work, until it plans another one; not saved.
+        example: a mini-batch for the drawing in notebooks, until the policy plans another one; not saved.
 
     Attributes:
-        unseen: for the last schedule, the batches that the rule decided, over all machines and directions.
+        unseen: batches of the last schedule that the rule decided, over all machines and directions.
         decided: all batches of that schedule, over all machines and directions.
-        learner: learns from a plan in which the rule decided; None if the tables are fixed.
+        learner: learns from plans in which the rule decided; None if the tables are fixed.
     """
 
     rule: ClassVar[str] = "fsm"
@@ -164,11 +164,11 @@ class Fsm(Directed):
         self._planned = example
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state for copies and pickles, without references to the types of a batched function."""
+        """Return the state for copies and pickles, without references to the types of a batched function."""
         return {**vars(self), "_placed": None, "_planned": None}
 
     def _repr_html_(self) -> str:
-        """The first machine at work on the mini-batch that was planned last, or what it runs in each state."""
+        """Draw the first machine on the last mini-batch planned, or list its choice in each state if there is none."""
         from autobatch.display.html import write_heading, write_lines, write_table
 
         parts = [write_heading(self.name, f"a state machine that {self.machine.in_words()}")]
@@ -182,7 +182,7 @@ class Fsm(Directed):
         return "".join(parts)
 
     def with_rival(self, other: Fsm) -> Fsm:
-        """Give a policy that plans with the machines of both, for the same types, and keeps the shorter plan."""
+        """Return a policy that plans with the machines of both, for the same types, and keeps the shorter plan."""
         about = {**self.about, "rivals": [*self.about.get("rivals", []), other.about]}
         rivals = [*self.machines[1:], *other.machines]
         return Fsm(
@@ -191,21 +191,20 @@ class Fsm(Directed):
         )  # fmt: skip
 
     def describe(self) -> dict[str, Any]:
-        """The weights of the rule, the types, and each machine with its tables."""
+        """Return the weights of the rule, the types, and each machine with its tables."""
         first, *rivals = (taught.describe(self.types.names) for taught in self.machines)
         types = [{"name": n, "outline": o} for n, o in zip(self.types.names, self.types.outlines, strict=True)]
         return {"weights": self.weights._asdict(), "types": types, **first, "rivals": rivals}
 
     @classmethod
     def rebuild(cls, content: Mapping[str, Any], direction: Direction, compact: bool) -> Fsm:
-        """Make the policy of a file's content."""
         names, outlines = (tuple(str(known[part]) for known in content["types"]) for part in ("name", "outline"))
         (machine, tables), *rivals = (Taught.rebuild(one, names) for one in (content, *content["rivals"]))
         weights = Weights.read(content["weights"])
         return cls(machine, TypeNames(names, outlines), tables, direction, compact, weights=weights, rivals=rivals)
 
     def apart(self) -> list[Fsm]:
-        """Give each machine as a policy of its own."""
+        """Return each machine as a policy of its own."""
         return [
             Fsm(machine, self.types, tables, self.direction, self.compact, weights=self.weights)
             for machine, tables in self.machines
@@ -213,17 +212,17 @@ class Fsm(Directed):
 
     @property
     def machine(self) -> Machine:
-        """The first machine."""
+        """Return the settings of the first machine."""
         return self.machines[0].machine
 
     @property
     def tables(self) -> dict[Way, Table]:
-        """The tables of the first machine."""
+        """Return the tables of the first machine."""
         return self.machines[0].tables
 
     @property
     def ways(self) -> list[Way]:
-        """The directions in which it plans."""
+        """Return the directions in which the policy plans."""
         return [way for way in WAYS if self.direction in (way, "both")]
 
     def choices(self, way: Way) -> list[Choice]:
@@ -259,20 +258,20 @@ class Fsm(Directed):
 
     @property
     def revision(self) -> tuple[int, bool]:
-        """Changes when it learns in use, and when that is switched on or off."""
+        """Return a value that changes when the policy learns in use, and when that is switched on or off."""
         return self._n_lessons, self.learner is not None
 
     @property
     def unseen_share(self) -> float:
-        """The share of the batches of the last schedule that the rule decided; 0 before the first."""
+        """Return the share of the last schedule's batches that the rule decided; 0 before the first."""
         return self.unseen / self.decided if self.decided else 0.0
 
     def schedule(self, graph: Graph) -> Schedule:
-        """Plan in the requested directions.
+        """Schedule a graph; see `plan_best`.
 
         Raises:
             PolicyError: a type of the graph differs from the known type of that name, or the policy knows none of its
-            types.
+                types.
             GraphError: the graph has a cycle.
         """
         dag = self._planned = self.to_known(graph)
@@ -285,7 +284,7 @@ class Fsm(Directed):
         return Schedule(number[planned.batch_type], planned.batch_ptr, planned.order)
 
     def to_known(self, graph: Graph) -> Dag:
-        """Give the dag of a graph with the machine's numbers for types; a machine that learns adds new types.
+        """Return the dag of a graph with the policy's numbers for types; a policy that learns adds new types.
 
         Raises:
             PolicyError: the types belong to another model.
@@ -326,13 +325,13 @@ class Fsm(Directed):
         return batches
 
     def _place(self, types: Types) -> IntArray:
-        """The machine's number for each type of a graph; unknown types are numbered after the known ones."""
+        """Return the policy's number for each type of a graph; unknown types are numbered after the known ones."""
         if self._placed is None or self._placed[0] is not types or self._placed[1].size != len(types.names):
             self._placed = types, place_types(self.types, TypeNames.of(types))
         return self._placed[1]
 
     def _take_in(self, met: TypeNames, place: IntArray) -> None:
-        """Add the new types of a graph to those of the machine."""
+        """Add the new types of a graph to those of the policy."""
         n_known = len(self.types.names)
         new = [
             (met.names[type_id], met.outlines[type_id]) for type_id in np.argsort(place) if place[type_id] >= n_known
@@ -347,9 +346,9 @@ class Fsm(Directed):
 
 
 def place_types(known: TypeNames, met: TypeNames) -> IntArray:
-    """Find each type met among the known ones, by outline; new ones are numbered after them.
+    """Match types to the known ones by outline, and return their numbers; new types are numbered after the known ones.
 
-    Several types with one outline, such as one cell with several modules, are matched in order.
+    Several types with one outline, such as those of one cell in several modules, are matched in order.
 
     Raises:
         PolicyError: a cell differs from the known one of that name, or most of the cells are unknown.
@@ -371,7 +370,7 @@ def place_types(known: TypeNames, met: TypeNames) -> IntArray:
 
 
 def _check_cells(known: TypeNames, met: TypeNames) -> None:
-    """Refuse types of another model; a new type of a known cell is accepted."""
+    """Reject types of another model; a new type of a known cell is accepted."""
     cells, cells_met = _by_cell(known), _by_cell(met)
     for cell in cells_met.keys() & cells.keys():
         if not cells_met[cell] & cells[cell]:
@@ -387,7 +386,7 @@ def _check_cells(known: TypeNames, met: TypeNames) -> None:
 
 
 def _by_cell(types: TypeNames) -> dict[str, set[str]]:
-    """The outlines of the types of each cell; types of one cell have names such as cell#1."""
+    """Group the outlines of types by cell; the types of one cell have names such as cell#1."""
     cells: dict[str, set[str]] = {}
     for name, outline in zip(types.names, types.outlines, strict=True):
         cells.setdefault(name.partition("#")[0], set()).add(outline)

@@ -1,4 +1,4 @@
-"""Learn while a state machine is in use: new states enter its tables.
+"""Keep learning while a state machine is in use: add new states to its tables.
 
 A plan in which the rule of `Score` decided a batch serves as an episode: the type that ran in each state, and the
 number of batches that followed. Values move towards these returns, as in `autobatch.policies.fsm.qlearning` but without
@@ -24,12 +24,12 @@ from autobatch.schedule.schedule import Policy
 
 @dataclass(frozen=True)
 class Online:
-    """Learns from a plan in which the rule decided."""
+    """Learn from plans in which the rule decided a batch."""
 
     settings: QLearning
 
     def __call__(self, machine: Machine, table: Table, dag: Dag, sequence: IntArray) -> Table:
-        """Give the table, updated with the plan of these batches."""
+        """Return the table after learning from this sequence of batches."""
         roomy = with_room(table, sequence.size)
         run_episode(Course(dag), roomy, machine.rules(), self.settings.rules(), 0.0, np.random.default_rng(0), sequence)
         return roomy
@@ -41,14 +41,16 @@ def keep_learning(policy: Policy, settings: QLearning = QLearning(reward="critic
     Set `policy.learner` to None to stop.
 
     Args:
-        policy: the policy, which changes in use from now on.
+        policy: the policy, which is changed.
         settings: only the reward, learning rate and number of steps matter.
 
     Raises:
         PolicyError: the policy is not a state machine.
 
-    Cost: per mini-batch with an unknown state, about that of planning it once more.
+    Cost: for each mini-batch with an unknown state, about as much as planning it once more.
     """
     if not isinstance(policy, Fsm):
-        raise PolicyError(f"cannot keep learning: {policy.name!r} is no state machine; learn one, or load one.")
+        raise PolicyError(
+            f"the policy must be a state machine to keep learning, got {policy.name!r}; learn or load one."
+        )
     policy.learner = Online(settings)

@@ -1,4 +1,4 @@
-"""Draw a state machine at work into a file: its states, what runs in each, and the transitions between them."""
+"""Draw a state machine: its states, the type run in each, and the transitions between them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from autobatch.policies.fsm.machine import Fsm, Way
 from autobatch.policies.fsm.walk import Walk
 from autobatch.release import pip_install
 
-MAX_LABELS = 24  # labelled states of a drawing: the most visited
-OFFSETS = (0.0, 0.15, -0.15, 0.3, -0.3)  # of states in their lane, so that labels do not overlap
+MAX_LABELS = 24  # the most visited states have labels
+OFFSETS = (0.0, 0.15, -0.15, 0.3, -0.3)  # from the middle of a lane, so that labels do not overlap
 
 
 def draw_machine(policy: Fsm, graphs: Sequence[Graph], path: Path) -> None:
     """Draw a machine as observed on mini-batches: states, the type run in each, and transition counts.
 
     Args:
-        policy: its directions get a drawing each.
+        policy: the policy; each of its directions gets a drawing.
         graphs: the mini-batches.
-        path: ends in .dot, for Graphviz, or in .png.
+        path: the file to write, .dot for Graphviz or .png.
 
     Raises:
         PolicyError: the path has another ending, the file cannot be written, or a package is missing.
@@ -37,13 +37,9 @@ def draw_machine(policy: Fsm, graphs: Sequence[Graph], path: Path) -> None:
         elif path.suffix == ".png":
             _plot(walks, path)
         else:
-            raise PolicyError(
-                f"cannot draw {str(path)!r}: its name ends neither in .dot nor in .png; name one of these."
-            )
+            raise PolicyError(f"cannot draw {str(path)!r}: its name must end in .dot or .png.")
     except OSError as error:
-        raise PolicyError(
-            f"cannot draw {str(path)!r}: {error.strerror}; give a file in a folder that can be written."
-        ) from error
+        raise PolicyError(f"cannot draw {str(path)!r}: {error.strerror}; give a file in a writable folder.") from error
     except ModuleNotFoundError as error:
         raise PolicyError(
             f"cannot draw {str(path)!r}: the package {error.name} is not installed; "
@@ -52,7 +48,7 @@ def draw_machine(policy: Fsm, graphs: Sequence[Graph], path: Path) -> None:
 
 
 def to_dot(walks: dict[Way, Walk]) -> list[str]:
-    """Write lines of Graphviz's language."""
+    """Return the lines of a Graphviz file."""
     lines = ["digraph policy {", "  node [shape=box, fontname=monospace];"]
     for way, walk in walks.items():
         number = {state: f"{way}{i}" for i, state in enumerate(walk.visits)}
@@ -102,6 +98,6 @@ def _plot(walks: dict[Way, Walk], path: Path) -> None:
         nx.draw_networkx_labels(graph, places, shown, ax=axes, font_size=6, verticalalignment="bottom")
         axes.set_yticks(range(len(types)), types)
         axes.tick_params(left=True, labelleft=True, bottom=True, labelbottom=True)
-        axes.set_xlabel("states, in the order of their mean place in schedules")
-        axes.set_title(f"{way}: {len(walk.visits)} states, orange ones not learned; at each height the type that runs")
+        axes.set_xlabel("states, in the order of their mean position in schedules")
+        axes.set_title(f"{way}: {len(walk.visits)} states (orange: not learned), at the height of the type that runs")
     figure.savefig(str(path), dpi=120)

@@ -1,8 +1,8 @@
-"""Where the episodes of Q-learning are played: on the processor one after the other, or on a device many at once.
+"""Play the episodes of Q-learning: one after the other on the CPU, or many at once on a GPU.
 
-On the processor the table changes within an episode. On a device the episodes of a call of `learn` are played with one
-table, and then the processor learns from one after the other, in their order, by the same rule. So the same seed gives
-the same table, on any device.
+On the CPU the table changes within an episode. On a GPU all episodes of a call of `learn` are played with one table;
+then the CPU learns from them one by one, in order and by the same rule. So a seed determines the table, whatever the
+GPU.
 """
 
 from __future__ import annotations
@@ -31,22 +31,24 @@ from autobatch.policies.rules.rules import LEARNED
 
 
 class Exploration(NamedTuple):
-    """Chances of a random choice: of one episode after the other `epsilon`, times `decay` each, down to `least`."""
+    """Probabilities of a random choice.
+
+    The first episode has `epsilon`, each further one `decay` times as much, down to `least`.
+    """
 
     epsilon: float
     decay: float
     least: float
 
     def later(self) -> Exploration:
-        """The chances from the next episode on."""
         return self._replace(epsilon=max(self.epsilon * self.decay, self.least))
 
     def spread(self, n: int) -> FloatArray:
-        """The chances of episodes that are played at once: from `epsilon` to `least`, by equal factors.
+        """Return the probabilities of n episodes that are played at once: from `epsilon` to `least`, by equal factors.
 
-        What explores least comes last, and counts most in the values that are learned. Of 16 machines for two-type
-        trees, learned in 20 rounds of 50 or 200 episodes, three got 9% to 40% more batches than the best where all
-        episodes of a round had one chance, which decayed from round to round; with these the worst got 4% more.
+        The last episodes explore least, and count most in the learned values. Of 16 machines for two-type trees,
+        learned in 20 rounds of 50 or 200 episodes, three got 9% to 40% more batches than the best where all episodes of
+        a round had one probability, which decayed from round to round; with these probabilities the worst got 4% more.
 
         >>> Exploration(0.4, 0.9, 0.1).spread(3).tolist()
         [0.4, 0.2, 0.1]
@@ -56,14 +58,14 @@ class Exploration(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What is to be learned.
+    """The input of learning one table.
 
     Attributes:
         dags: mini-batches of T types, which episodes take in turn.
-        measured: mini-batches that say how good a table is.
-        machine: what it sees, and what it may choose.
-        rules: of learning.
-        exploration: how much is tried.
+        measured: mini-batches on which tables are evaluated.
+        machine: the settings of the machine.
+        rules: the settings of learning.
+        exploration: the probabilities of random choices.
     """
 
     dags: Sequence[Dag]
@@ -74,17 +76,17 @@ class Task(NamedTuple):
 
 
 class Practice(Protocol):
-    """Plays episodes."""
+    """A place to play episodes."""
 
     def learn(self, table: Table, n_episodes: int) -> Table:
-        """Play so many more episodes; give the table, which has learned from them."""
+        """Play `n_episodes` more episodes; return the table after learning from them."""
 
     def measure(self, table: Table) -> list[int]:
-        """Count the batches of each of the mini-batches that are measured on, without exploration."""
+        """Count the batches of each measured mini-batch, without exploration."""
 
 
 class OnProcessor:
-    """Plays one episode after the other; see `Practice`."""
+    """Play one episode after the other on the CPU; see `Practice`."""
 
     def __init__(self, task: Task, seeds: Sequence[int]) -> None:
         self._task, self._rng, self._exploration = task, np.random.default_rng(seeds), task.exploration
@@ -92,7 +94,6 @@ class OnProcessor:
         self._n_played = 0
 
     def learn(self, table: Table, n_episodes: int) -> Table:
-        """See `Practice`."""
         task = self._task
         for _ in range(n_episodes):
             number = self._n_played % len(self._courses)
@@ -103,13 +104,12 @@ class OnProcessor:
         return table
 
     def measure(self, table: Table) -> list[int]:
-        """See `Practice`."""
         task = self._task
         return [plan_by_machine(dag, table, task.machine.rules(), LEARNED)[0][0].size for dag in task.measured]
 
 
 class OnDevice:
-    """Plays many episodes at once; see `Practice`.
+    """Play many episodes at once on a GPU; see `Practice`.
 
     Raises:
         PolicyError: the device cannot hold the mini-batches.
@@ -122,7 +122,6 @@ class OnDevice:
         self._measured = DeviceSimulator(task.measured, device) if task.measured else None
 
     def learn(self, table: Table, n_episodes: int) -> Table:
-        """See `Practice`."""
         task = self._task
         chances = np.round(task.exploration.spread(n_episodes) * CHANCES).astype(np.int64)
         ranked = rank_all(task.machine, table, bool(task.rules.optimism))
@@ -130,10 +129,9 @@ class OnDevice:
         table = with_room(table, played.n_fresh)
         learn_from_all(table, task.rules, played.n_batches, played.steps, played.fresh)
         self._n_played += n_episodes
-        return copy_table(table)  # without the room for states that came again and again
+        return copy_table(table)  # without the room reserved for repeated states
 
     def measure(self, table: Table) -> list[int]:
-        """See `Practice`."""
         if self._measured is None:
             return []
         n_batches: list[int] = self._measured.run([rank_tried(self._task.machine, table)]).n_batches.tolist()

@@ -1,12 +1,11 @@
 """Learn a state machine by N-step tabular Q-learning on the simulator.
 
-An episode schedules one of the mini-batches from its first batch to its last. In each state it runs, with probability
-epsilon, any type that may run, and else the one of the highest value. N batches later that value moves towards the sum
-of the N rewards that followed. From time to time a rollout without exploration says how good the machine is; the best
-is kept.
+An episode schedules one of the mini-batches from its first batch to its last. In each state it runs a random permitted
+type with probability epsilon, and otherwise the type with the highest value. N batches later that value moves towards
+the sum of the N rewards that followed. Regular rollouts without exploration evaluate the machine; the best one is kept.
 
-Episodes are played on the processor, one after the other, or on a GPU, many at once: see
-`autobatch.policies.fsm.practice`. `autobatch.policies.fsm.rewards` has the rewards.
+Episodes are played on the CPU, one after the other, or on a GPU, many at once: see `autobatch.policies.fsm.practice`.
+`autobatch.policies.fsm.rewards` defines the rewards.
 Source: ED-Batch (arXiv:2302.03851), whose settings are the defaults; N-step returns from Sutton and Barto, chapter 7.
 """
 
@@ -33,27 +32,27 @@ from autobatch.policies.rules.directed import Direction
 
 DeviceName: TypeAlias = Literal["cpu", "cuda"]
 DEVICES: tuple[DeviceName, ...] = get_args(DeviceName)
-MOST_BATCHES = 2**31 - 1  # of a schedule
+MOST_BATCHES = 2**31 - 1  # in a schedule
 
 
 @dataclass(frozen=True)
 class QLearning:
-    """How to learn; the defaults are ED-Batch's published settings.
+    """Settings of learning; the defaults are those that ED-Batch published.
 
     Attributes:
-        episodes: at most so many.
-        learning_rate: how far a value moves towards a return.
-        discount: of rewards, per batch.
-        epsilon, epsilon_decay, epsilon_min: chance of a random choice, its factor per episode, and the least; episodes
-            that a GPU plays at once have chances from the first to the least.
-        n_steps: rewards that a return adds up.
-        evaluate_every: episodes between rollouts without exploration; on a GPU they are played at once.
+        episodes: the most episodes to play.
+        learning_rate: the fraction of the way that a value moves towards a return.
+        discount: the discount of rewards, per batch.
+        epsilon, epsilon_decay, epsilon_min: the probability of a random choice, its factor per episode, and its
+            minimum; on a GPU, episodes played at once have probabilities from the first to the last.
+        n_steps: the number of rewards in a return.
+        evaluate_every: episodes between rollouts without exploration; a GPU plays them at once.
         tolerance: learning stops when the batches are within this fraction of the chain bound.
-        reward: see the module.
-        bootstrap: returns add the highest value of the state that is reached after `n_steps`. Learned worse machines:
-            12% to 15% more batches on lattices.
-        optimism: a type that was never tried in a state counts as zero there, which no return exceeds, so that it is
-            tried first; otherwise only exploration tries it. Without it masked machines are 2% better on lattices.
+        reward: see `autobatch.policies.fsm.rewards`.
+        bootstrap: add to a return the highest value of the state reached after `n_steps`. The learned machines were
+            worse, with 12% to 15% more batches on lattices.
+        optimism: give untried types a value of zero, which no return exceeds, so that they are tried first; otherwise
+            only exploration tries them. Without it masked machines are 2% better on lattices.
     """
 
     episodes: int = 1000
@@ -89,26 +88,24 @@ class QLearning:
                 raise PolicyError(f"learning a policy: {name}={getattr(self, name)!r} is out of range; see QLearning.")
 
     def rules(self) -> LearningRules:
-        """Give these settings as numbers, for the core."""
         return LearningRules(
             self.learning_rate, self.discount, min(self.n_steps, MOST_BATCHES), REWARDS.index(self.reward),
             int(self.bootstrap), int(self.optimism),
         )  # fmt: skip
 
     def exploration(self) -> Exploration:
-        """Give the chances of random choices."""
         return Exploration(self.epsilon, self.epsilon_decay, self.epsilon_min)
 
 
 @dataclass(frozen=True)
 class Progress:
-    """One rollout without exploration.
+    """The result of a rollout without exploration.
 
     Attributes:
-        episodes: learned from so far.
-        batches: per mini-batch that is measured on (held-out ones if there are any), mean.
-        bound: the same, of the chain bound.
-        states: that the machine has met.
+        episodes: played so far.
+        batches: the mean over the measured mini-batches, which are the held-out ones if there are any.
+        bound: the mean of their chain bounds.
+        states: met by the machine so far.
     """
 
     episodes: int
@@ -118,14 +115,14 @@ class Progress:
 
 
 class Lesson(NamedTuple):
-    """All that learning one table takes: lessons do not depend on each other, and a process can do one alone.
+    """The input of learning one table. Lessons are independent, so each may run in a process of its own.
 
     Attributes:
-        dags: mini-batches, turned to be planned forward.
-        held_out: those that decide which table is the best, turned as well.
+        dags: mini-batches, reversed if the direction is "backward".
+        held_out: mini-batches that select the best table, reversed likewise.
         machine, settings, device: see `learn_fsm`.
-        way: how the mini-batches are turned.
-        seed: of all lessons of a machine.
+        way: the direction of planning.
+        seed: the seed of all lessons of a machine.
     """
 
     dags: Sequence[Dag]
@@ -139,7 +136,7 @@ class Lesson(NamedTuple):
 
 @dataclass
 class Learned:
-    """What learning gave for one direction: the best table, and how it went."""
+    """The result of a lesson: the best table, and the progress of learning."""
 
     table: Table
     curve: list[Progress] = field(default_factory=list)
@@ -147,11 +144,11 @@ class Learned:
 
 Report: TypeAlias = Callable[[Progress], None]
 Each: TypeAlias = Callable[[Callable[[Lesson, Report], Learned], Sequence[Lesson], Report], Sequence[Learned]]
-"""Applies a function to each lesson: gives what was learned, in the order of the lessons."""
+"""A function that applies another to each lesson, and returns the results in the order of the lessons."""
 
 
 def in_turn(learn: Callable[[Lesson, Report], Learned], lessons: Sequence[Lesson], report: Report) -> list[Learned]:
-    """Do one lesson after the other, in this process."""
+    """Run one lesson after the other, in this process."""
     return [learn(lesson, report) for lesson in lessons]
 
 
@@ -172,20 +169,19 @@ def learn_fsm(
 
     Args:
         dags: the mini-batches, at least one; episodes take them in turn.
-        types: what their types are; T.
-        machine: what it sees, and what it may choose.
-        settings: of the learning.
-        direction: of planning; "both" learns a table for each.
+        types: the T types of the mini-batches.
+        machine: the settings of the machine.
+        settings: the settings of learning.
+        direction: of planning; "both" learns a table for each direction.
         compact: see `Directed`.
-        held_out: mini-batches that decide which table is the best, the one of the fewest batches; by default those
-            learned on.
-        seed: same seed, same table.
-        device: that plays the episodes: "cpu", one after the other; or "cuda", a GPU, `evaluate_every` at once.
-        on_progress: is called after every rollout.
+        held_out: mini-batches that select the table with the fewest batches; by default `dags`.
+        seed: determines the table.
+        device: "cpu" plays one episode after the other; "cuda" plays `evaluate_every` at once on a GPU.
+        on_progress: called after every rollout.
 
     Raises:
-        PolicyError: no mini-batches, or the device cannot do it.
-        BackendError: there is no GPU, or it cannot be used.
+        PolicyError: there are no mini-batches, or the device does not support the settings.
+        BackendError: no usable GPU was found.
     """
     lessons = make_lessons(dags, machine, settings, direction=direction, held_out=held_out, seed=seed, device=device)
     return to_fsm(lessons, in_turn(learn_table, lessons, on_progress), types, direction, compact)
@@ -204,12 +200,12 @@ def make_lessons(
     """Make a lesson for each direction of a machine; see `learn_fsm`.
 
     Raises:
-        PolicyError: no mini-batches, or the device cannot do it.
+        PolicyError: there are no mini-batches, or the device does not support the settings.
     """
     if not dags:
-        raise PolicyError("learning a policy: no mini-batches; give at least one.")
+        raise PolicyError("learning a policy: there must be at least one mini-batch, got none.")
     if check_device(device) == "cuda" and settings.bootstrap:
-        raise PolicyError('learning a policy: device="cuda" has no bootstrap=True; leave one of them out.')
+        raise PolicyError('learning a policy: device="cuda" does not support bootstrap=True; leave one of them out.')
     seed = check_int("seed of learn_policy", seed, at_least=0, error=PolicyError, below=2**128)
     lessons = []
     for way in WAYS if direction == "both" else (direction,):
@@ -222,7 +218,7 @@ def learn_table(lesson: Lesson, on_progress: Report) -> Learned:
     """Learn the table of one direction.
 
     Raises:
-        BackendError: there is no GPU, or it cannot be used.
+        BackendError: no usable GPU was found.
     """
     settings = lesson.settings
     measured = [dag for dag in lesson.held_out or lesson.dags if dag.type_id.size]
@@ -250,7 +246,7 @@ def learn_table(lesson: Lesson, on_progress: Report) -> Learned:
 def to_fsm(
     lessons: Sequence[Lesson], learned: Sequence[Learned], types: TypeNames, direction: Direction, compact: bool
 ) -> Fsm:
-    """Make a state machine of what the lessons of its directions gave."""
+    """Make a state machine from the results of the lessons of its directions."""
     first = lessons[0]
     tables = {lesson.way: one.table for lesson, one in zip(lessons, learned, strict=True)}
     curves = {lesson.way: [*map(asdict, one.curve)] for lesson, one in zip(lessons, learned, strict=True)}
@@ -263,7 +259,7 @@ def to_fsm(
 
 
 def check_device(device: str) -> DeviceName:
-    """Give the name of a device; PolicyError unless it is one of `DEVICES`."""
+    """Return the name of a device; raise a PolicyError unless it is one of `DEVICES`."""
     if device not in DEVICES:
         raise PolicyError(f"device of learn_policy must be one of {', '.join(DEVICES)}, got {device!r}.")
     return device

@@ -1,4 +1,4 @@
-"""The rewards that learning adds up, per batch of type a.
+"""The reward for a batch of type a; learning maximises the sum over the batches of an episode.
 
     published   -1 + |F_a| / |frontier(G_a)|, zero for a choice without regret (`native/schedule/restricted.h`)
     critical    0 if a is critical, else -1: the sum is the chain bound less the batches (`native/schedule/chains.h`)

@@ -19,7 +19,7 @@ class Table(NamedTuple):
     states: NDArray[np.int16]  # [room, width]
     values: NDArray[np.float64]  # [room, T] the expected return of running the type
     updates: IntArray  # [room, T] number of updates of that value; 0: never tried
-    slots: IntArray  # [power of two] numbers of states by hash, -1 where there is none
+    slots: IntArray  # [power of two] numbers of states by hash, -1 for an empty slot
     n_states: IntArray  # [1]
 
 
@@ -35,7 +35,7 @@ def make_table(n_types: int, width: int, room: int = 64) -> Table:
 
 
 def with_room(table: Table, n_more: int) -> Table:
-    """Give a table with room for `n_more` more states; the same one if it has."""
+    """Return a table with room for `n_more` more states: the table itself, or a larger copy."""
     n_states = int(table.n_states[0])
     room = n_states + n_more
     if room <= len(table.states):
@@ -44,12 +44,12 @@ def with_room(table: Table, n_more: int) -> Table:
 
 
 def copy_table(table: Table) -> Table:
-    """Copy a table."""
+    """Copy a table, without spare room."""
     return _filled(table, int(table.n_states[0]), int(table.n_states[0]))
 
 
 def widen_table(table: Table, n_types: int, width: int) -> Table:
-    """Give the table for more types, numbered after the present ones and ready in no state so far."""
+    """Return the table for more types, numbered after the present ones and not ready in any known state."""
     n_states, n_old, n_parts = int(table.n_states[0]), table.values.shape[1], width // n_types
     wide = make_table(n_types, width, len(table.states))
     states = np.zeros((n_states, n_parts, n_types), np.int16)
@@ -83,10 +83,10 @@ def describe_table(table: Table, encoding: Encoding, names: Sequence[str]) -> li
 
 
 def rebuild_table(rows: Sequence[Mapping[str, Any]], encoding: Encoding, width: int, names: Sequence[str]) -> Table:
-    """Make the table that `describe_table` described, for states of `width` ints.
+    """Rebuild a table with states of `width` ints from the rows of `describe_table`.
 
     Raises:
-        ValueError, LookupError and others: the rows are not such a description.
+        ValueError, LookupError and others: the rows are malformed.
     """
     number = {name: a for a, name in enumerate(names)}
     table = make_table(len(names), width, max(1, len(rows)))
@@ -94,7 +94,7 @@ def rebuild_table(rows: Sequence[Mapping[str, Any]], encoding: Encoding, width: 
     numbers = add_states(table, np.array(states, np.int16).reshape(len(rows), width))
     for i, row in enumerate(rows):
         if numbers[i] != i:
-            raise ValueError(f"state {i} comes twice")
+            raise ValueError(f"state {i} is repeated")
         for name, (value, updates) in row["values"].items():
             table.values[i, number[name]], table.updates[i, number[name]] = value, updates
     return table
@@ -119,7 +119,7 @@ def name_state(state: State, encoding: Encoding, names: Sequence[str]) -> dict[s
 
 
 def _number_state(row: Mapping[str, Any], encoding: Encoding, width: int, number: Mapping[str, int]) -> State:
-    """Make the state that `name_state` described."""
+    """Rebuild the state that `name_state` described."""
     state = np.zeros(width, np.int16)
     for rank, name in enumerate(row["ready"], 1):
         state[number[name]] = rank if encoding == "sort" else 1

@@ -1,4 +1,4 @@
-"""What a state machine does: its choice in each state, and the states that it goes through on mini-batches.
+"""Observe a state machine: its choice in each state, and the states that it visits on mini-batches.
 
 Transitions are not part of a machine; they are observed by running it.
 """
@@ -21,7 +21,7 @@ from autobatch.policies.fsm.encoding import ENCODINGS, Encoding, describe_state
 from autobatch.policies.fsm.table import Table
 
 NEW = "not learned"
-MOST_DRAWN = 40  # states of a picture: the most visited
+MOST_DRAWN = 40  # the most visited states are drawn
 
 
 class Choice(NamedTuple):
@@ -38,10 +38,10 @@ class Walk:
     """The states and transitions of a machine on some mini-batches, in one direction.
 
     Attributes:
-        visits: by state.
+        visits: number of visits, by state.
         steps: by state, the sum of the positions of its visits in their schedules.
         runs: by state, the type that ran last.
-        moves: by pairs of consecutive states.
+        moves: number of transitions, by pairs of consecutive states.
         unseen: states that the machine had not learned.
     """
 

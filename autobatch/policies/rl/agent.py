@@ -1,4 +1,4 @@
-"""Between agents and models: graphs of a model as episodes, and a trained agent as a policy."""
+"""Turn the graphs of a model into episodes, and a trained agent into a policy."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from autobatch.schedule.schedule import Schedule
 
 
 class MaskedAgent(Protocol):
-    """A trained agent that takes only actions that are allowed, such as a MaskablePPO of sb3-contrib."""
+    """A trained agent that takes only allowed actions, such as a MaskablePPO of sb3-contrib."""
 
     observation_space: Any
 
     def predict(self, observation: Any, *, deterministic: bool, action_masks: Any) -> tuple[Any, Any]:
-        """The action, and what is kept for the next one."""
+        """Return the action, and the agent's state for the next one."""
 
 
 class Recording(Protocol):
     """A batched function, which records mini-batches."""
 
     def merged(self, instances: Iterable[Any]) -> Graph:
-        """The graph of a mini-batch, as policies get it."""
+        """Return the graph of a mini-batch, in the form that policies get."""
 
 
 class Agent:
-    """A trained agent as a policy of `ab.batched`: it names the type to run next, of those that are ready.
+    """A trained agent as a policy of `ab.batched`: it names the ready type to run next.
 
     Args:
-        agent: trained on an environment, whose observations say for how many types.
-        name: of the policy, in reports.
+        agent: an agent trained on an environment, whose observations determine the number of types.
+        name: the name of the policy, in reports.
     """
 
     def __init__(self, agent: MaskedAgent, name: str = "agent") -> None:
@@ -44,7 +44,7 @@ class Agent:
         self._n_types = int(agent.observation_space["mask"].shape[0])
 
     def schedule(self, graph: Graph) -> Schedule:
-        """Play an episode of the graph.
+        """Schedule a graph by playing an episode of it.
 
         Raises:
             PolicyError: the graph has more types than the agent was trained for, or the agent names a type that is not
@@ -62,7 +62,7 @@ class Agent:
             action, _ = self._agent.predict(seen, deterministic=True, action_masks=ready)
             if not 0 <= int(action) < len(ready) or not ready[int(action)]:
                 raise PolicyError(
-                    f"policy {self.name!r} chose type {action}, which is not ready; give an agent that heeds "
+                    f"policy {self.name!r} chose type {action}, which is not ready; give an agent that respects "
                     f"action_masks, such as MaskablePPO."
                 )
             seen, _, done, _, _ = env.step(action)
@@ -71,5 +71,5 @@ class Agent:
 
 @checked()
 def episodes(loss: Recording, minibatches: Iterable[Iterable[Any]]) -> list[Dag]:
-    """The graphs of mini-batches as policies see them: `dags=` of an environment."""
+    """Return the graphs of mini-batches as dags, for the argument `dags` of an environment."""
     return [to_dag(loss.merged(minibatch)) for minibatch in minibatches]

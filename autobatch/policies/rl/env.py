@@ -1,7 +1,7 @@
 """Batching as a Gymnasium environment: an episode schedules a graph, and an action is the type to run next.
 
-Observations describe each type by numbers that do not depend on the number of types (`autobatch.policies.rules.network`
-has the features), padded with rows of zeros to `max_types`.
+Observations describe each type by the features of `autobatch.policies.rules.network`, which do not depend on the number
+of types, padded with rows of zeros to `max_types`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ try:
 except ImportError as missing:
     raise PolicyError(
         f"making an environment: the package gymnasium is not installed; {pip_install('rl')}, or learn a policy "
-        "that needs none, such as fsm."
+        "that does not need it, such as fsm."
     ) from missing
 
 Observation: TypeAlias = dict[str, NDArray[Any]]
 
 WASTED = -1.0
-"""The reward for a type of which nothing is ready: nothing runs."""
+"""The reward for a type without ready nodes, which runs nothing."""
 
 
 @final
@@ -51,7 +51,7 @@ class Batching(gymnasium.Env[Observation, Any]):
         max_types: the rows of an observation; by default the most types of any graph.
 
     Raises:
-        PolicyError: no graphs, one without nodes, more types than `max_types`, or an unknown reward.
+        PolicyError: there are no graphs, one has no nodes or more types than `max_types`, or the reward is unknown.
 
     Cost: some 30 us per step, mostly overhead of calls from Python.
 
@@ -73,11 +73,13 @@ class Batching(gymnasium.Env[Observation, Any]):
     @checked(reward=PolicyError)
     def __init__(self, dags: Sequence[Dag], reward: Reward = "critical", max_types: int | None = None) -> None:
         if not dags or not all(dag.type_id.size for dag in dags):
-            raise PolicyError("making an environment: there are no graphs, or one has no nodes; give some that have.")
+            raise PolicyError("making an environment: dags must be at least one graph, each with nodes.")
         most = max(dag.n_types for dag in dags)
         n_types = most if max_types is None else max_types
         if most > n_types:
-            raise PolicyError(f"making an environment: a graph has {most} types, but max_types={n_types}; raise it.")
+            raise PolicyError(
+                f"making an environment: max_types must be at least {most}, as many as a graph has, got {n_types}."
+            )
         self._dags = [dag._replace(n_types=n_types) for dag in dags]
         self._reward = REWARDS.index(reward)
         self._begin(self._dags[0])
@@ -98,7 +100,7 @@ class Batching(gymnasium.Env[Observation, Any]):
         return {**vars(self), "_sim": self._sim.batches()[0].tolist()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Run these types again."""
+        """Restore the simulation by running these types again."""
         vars(self).update(state, _sim=Simulation(state["_dag"]))
         for type_id in state["_sim"]:
             self._sim.step(type_id)
@@ -106,7 +108,7 @@ class Batching(gymnasium.Env[Observation, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Start a graph."""
+        """Start an episode on a graph drawn at random."""
         super().reset(seed=seed, options=options)
         self._begin(self._dags[int(self.np_random.integers(len(self._dags)))])
         return self._observe(), self._inform()
@@ -115,13 +117,12 @@ class Batching(gymnasium.Env[Observation, Any]):
         """Run every ready node of type `action`.
 
         Raises:
-            PolicyError: the action is no int.
+            PolicyError: `action` is not an int.
         """
         chosen, n_types = np.asarray(action), self._dags[0].n_types
         if chosen.size != 1 or chosen.dtype.kind not in "iu":
             raise PolicyError(
-                f"a move in an environment is an int from 0 to {n_types - 1}, and not {action!r}; give the number of a "
-                f"type."
+                f"the action must be the number of a type, an int from 0 to {n_types - 1}, got {action!r}."
             )
         type_id = int(chosen.item())
         if 0 <= type_id < n_types and self.action_masks()[type_id]:
@@ -136,11 +137,10 @@ class Batching(gymnasium.Env[Observation, Any]):
         return self._observe(), reward, terminated, truncated, self._inform()
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """Say which types are ready: bool[max_types], in the form that MaskablePPO needs."""
+        """Return the mask of ready types, bool[max_types], in the form that MaskablePPO needs."""
         return self._sim.ready() > 0
 
     def batches(self) -> Batches:
-        """The batches of this episode so far."""
         return self._sim.batches()
 
     def _observe(self) -> Observation:

@@ -1,7 +1,7 @@
 """Plan from the inputs, from the outputs, or both; then compact the schedule.
 
-A schedule runs a dag exactly when the types along every path are a subsequence of its sequence of types. So a plan for
-the reversed dag, read from its end, is a plan for the dag; and superfluous batches of any sequence can be deleted.
+A sequence of types finishes a dag exactly when the types along every path are a subsequence of it. So a plan of the
+reversed dag, read from its end, is a plan of the dag; and superfluous batches of any sequence can be deleted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WAYS_OF: dict[Direction, int] = {"forward": 1, "backward": 2, "both": 3}  # as i
 
 
 class Directed(BasePolicy):
-    """A policy that can plan in either direction; subclasses say how in `plan`.
+    """A policy that can plan in either direction; subclasses implement `plan`.
 
     Args:
         direction: "forward" plans from the inputs, "backward" from the outputs; "both" does both and keeps the plan
@@ -43,10 +43,10 @@ class Directed(BasePolicy):
         compact: delete superfluous batches, before the two directions are compared.
 
     Attributes:
-        about: how it was learned, if it was; any JSON value.
+        about: a description of how the policy was learned, of JSON values.
 
     Raises:
-        PolicyError: there is no such direction.
+        PolicyError: `direction` is unknown.
     """
 
     rule: ClassVar[str]
@@ -58,7 +58,7 @@ class Directed(BasePolicy):
 
     @property
     def name(self) -> str:
-        """The rule and its options, as `autobatch.policies.get` reads them."""
+        """Return the rule and its options, in the form that `autobatch.policies.get` reads."""
         direction = "" if self.direction == "forward" else f"+{self.direction}"
         return self.rule + direction + ("+compact" if self.compact else "")
 
@@ -66,32 +66,31 @@ class Directed(BasePolicy):
         """Write the learned policy to a JSON file, which `autobatch.policies.load` reads.
 
         Raises:
-            PolicyError: nothing was learned; or the file cannot be written, and an existing file at `path` is left as
-                it was.
+            PolicyError: nothing was learned, or the file cannot be written; an existing file then stays unchanged.
         """
         save_policy(self, path)
 
     def describe(self) -> dict[str, Any] | None:
-        """The learned content as JSON values; None if nothing was learned."""
+        """Return the learned content as JSON values; None if nothing was learned."""
         return None
 
     @abstractmethod
     def plan(self, dag: Dag) -> Batches:
-        """Schedule a dag from its inputs: the type of each batch, where it ends, and the nodes in order."""
+        """Schedule a dag from its inputs; return the `batch_type`, `batch_ptr` and `order` of a `Schedule`."""
 
     def plan_backward(self, dag: Dag) -> Batches:
-        """Schedule a dag from its outputs."""
+        """Schedule a dag from its outputs; return the same arrays as `plan`."""
         return mirror(self.plan(reverse(dag)))
 
     def plans(self, dag: Dag) -> Iterator[Batches]:
-        """Plan in the requested directions."""
+        """Yield the plan of each requested direction."""
         if self.direction != "backward":
             yield self.plan(dag)
         if self.direction != "forward":
             yield self.plan_backward(dag)
 
     def schedule(self, graph: Graph) -> Schedule:
-        """Plan in the requested directions.
+        """Schedule a graph; see `plan_best`.
 
         Raises:
             GraphError: the graph has a cycle.
@@ -115,30 +114,26 @@ class Ruled(Directed):
     """A policy that follows a rule of the native core.
 
     Attributes:
-        number: of the rule, as in `native/policies/rules.h`.
+        number: the number of the rule in `native/policies/rules.h`.
     """
 
     number: ClassVar[int]
 
     @property
     def core_rule(self) -> CoreRule:
-        """The rule, the directions, and whether to compact."""
         return self._use(self.direction, self.compact)
 
     def plan(self, dag: Dag) -> Batches:
-        """Schedule a dag from its inputs."""
         return plan_by_rule(dag, self._use("forward", compact=False))
 
     def plan_backward(self, dag: Dag) -> Batches:
-        """Schedule a dag from its outputs."""
         return plan_by_rule(dag, self._use("backward", compact=False))
 
     def plan_best(self, dag: Dag) -> Schedule:
-        """Plan in the requested directions, compact if requested, and keep the schedule with the fewest batches."""
         return Schedule(*plan_by_rule(dag, self.core_rule))
 
     def _weights(self) -> tuple[float, float, float, float]:
-        """The weights of the rule, if it has any."""
+        """Return the weights of the rule; zeros if it has none."""
         return 0.0, 0.0, 0.0, 0.0
 
     def _use(self, direction: Direction, compact: bool) -> CoreRule:
@@ -146,7 +141,7 @@ class Ruled(Directed):
 
 
 def mirror(batches: Batches) -> Batches:
-    """Read a plan of the reversed dag from its end: the plan of the dag. Cost: O(N)."""
+    """Turn a plan of the reversed dag into a plan of the dag, by reading it from its end. Cost: O(N)."""
     batch_type, batch_ptr, order = batches
     last = np.int32(order.size)
     return batch_type[::-1].copy(), last - batch_ptr[::-1], last - np.int32(1) - order[::-1]

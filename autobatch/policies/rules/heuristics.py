@@ -1,4 +1,4 @@
-"""Policies that need no learning: the baselines that every other policy is measured against."""
+"""Policies that need no learning: the baselines for every other policy."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from autobatch.system.trust import trusted
 @final
 @trusted
 class Unbatched(BasePolicy):
-    """Every node is its own batch, in the order in which it was recorded."""
+    """Run every node as its own batch, in the order of recording."""
 
     name = "unbatched"
 
     def schedule(self, graph: Graph) -> Schedule:
-        """Give N batches of one node. Cost: O(N)."""
+        """Return N batches of one node. Cost: O(N)."""
         nodes = np.arange(graph.n_nodes + 1, dtype=np.int32)
         return Schedule(graph.type_id.copy(), nodes, nodes[:-1])
 
@@ -28,7 +28,7 @@ class Unbatched(BasePolicy):
 @final
 @trusted
 class Depth(Ruled):
-    """One batch per depth and type, in order of depth, then type id.
+    """Run one batch per depth and type, in order of depth, then type id.
 
     The depth of a node is the number of edges on the longest path to it. Nodes of one depth do not depend on each
     other, so the schedule is valid; a type that occurs at many depths needs that many batches.
@@ -48,10 +48,10 @@ class Depth(Ruled):
 @final
 @trusted
 class Agenda(Ruled):
-    """Run the ready type whose remaining nodes have the least mean depth.
+    """Run the ready type whose remaining nodes have the least mean depth; ties go to the lowest type id.
 
     Remaining nodes are those that have not run, ready or not: a type with much work far from the inputs waits, so that
-    its batches grow. Means are compared exactly, as fractions; among equals the lowest type id runs.
+    its batches grow. Means are compared exactly, as fractions.
 
     Args:
         direction: "forward", "backward" or "both", see `Directed`.

@@ -1,14 +1,14 @@
-"""A small network that scores each ready type, run by the native core without a deep-learning library.
+"""Score each ready type with a small network, run by the native core without a deep-learning library.
 
-All types are scored alike, from the row x of features of a type, the mean over the types with unrun nodes, and the
-features o of the whole graph:
+All types are scored alike, from the features x of a type, the mean over the types with unrun nodes, and the features o
+of the whole graph:
 
     h = relu(W1 x + b1)      score = w3 . relu(W2 h + V2 mean(h) + U2 o + b2)
 
-The ready type of the highest score runs next. No feature depends on the number or numbering of types or on the size of
-the mini-batch, so weights learned on generated families are used unchanged on any graph. All features lie between 0
-and 1. A type without unrun nodes has a row of zeros. M, criticality and shares at M are those of
-`native/schedule/chains.h`, frontiers of G_a those of `native/schedule/restricted.h`.
+The ready type with the highest score runs next. No feature depends on the number or numbering of types or on the size
+of the mini-batch, so weights learned on generated families fit any graph unchanged. All features lie between 0 and 1,
+and are 0 for a type without unrun nodes. `native/schedule/chains.h` defines M, criticality and the shares at M;
+`native/schedule/restricted.h` defines the frontier of G_a.
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ from autobatch.system.trust import trusted
 Rows: TypeAlias = NDArray[np.float32]
 
 TYPE_FEATURES = (
-    "unrun",  # 1: some node of the type is to be run
-    "ready",  # 1: some node is ready
+    "unrun",  # 1: the type has unrun nodes
+    "ready",  # 1: the type has ready nodes
     "critical",  # 1: ready, and running it lowers the chain bound
-    "ready_share",  # its ready nodes among its unrun ones
+    "ready_share",  # share of its unrun nodes that are ready
     "own_share",  # its share of the ready nodes at M
     "height",  # mean chains ahead of its ready nodes, relative to the largest such mean
-    "chain",  # M among the M of all types
-    "ratio",  # its ready nodes among the frontier of G_a
+    "chain",  # share of its M in the M of all types
+    "ratio",  # its ready nodes, relative to the frontier of G_a
     "of_ready",  # its share of all ready nodes
     "of_unrun",  # its share of all unrun nodes
 )
 OVERALL_FEATURES = (
-    "left",  # unrun nodes among all
-    "ready",  # ready nodes among unrun ones
-    "ready_types",  # types with ready nodes among those with unrun ones
-    "critical_types",  # critical types among the ready ones
+    "left",  # share of all nodes that are unrun
+    "ready",  # share of the unrun nodes that are ready
+    "ready_types",  # share of the types with unrun nodes that are ready
+    "critical_types",  # share of the ready types that are critical
     "inverse_types",  # 1 / types with unrun nodes
 )
 
 
 class Network(NamedTuple):
-    """Weights of a network with H hidden units; F and G are the features of a type and of the whole."""
+    """Weights of a network with H hidden units, F features of a type and G features of the whole graph."""
 
     w1: FloatArray  # [H, F]
     b1: FloatArray  # [H]
-    w2: FloatArray  # [H, H] of the type's own hidden numbers
-    v2: FloatArray  # [H, H] of their means
+    w2: FloatArray  # [H, H] for the type's own hidden units
+    v2: FloatArray  # [H, H] for their means over types
     u2: FloatArray  # [H, G]
     b2: FloatArray  # [H]
     w3: FloatArray  # [H]
@@ -76,21 +76,21 @@ def to_network(weights: Mapping[str, Any]) -> Network:
     """Make a network from lists or arrays by name.
 
     Raises:
-        ValueError: an array is not finite, or its shape does not fit the others and the features.
+        ValueError: an array is not finite, or has the wrong shape.
     """
     network = Network(**{name: np.array(part, np.float64) for name, part in weights.items()})
     hidden, types, overall = len(network.w3), len(TYPE_FEATURES), len(OVERALL_FEATURES)
     shapes = ((hidden, types), (hidden,), (hidden, hidden), (hidden, hidden), (hidden, overall), (hidden,), (hidden,))
     for name, part, shape in zip(Network._fields, network, shapes, strict=True):
         if part.shape != shape or not np.isfinite(part).all():
-            raise ValueError(f"{name} has shape {part.shape}, or is not finite; {shape} is needed")
+            raise ValueError(f"{name} must be finite and of shape {shape}, got shape {part.shape}")
     return network
 
 
 @final
 @trusted
 class Deep(Directed):
-    """Run the ready type to which a network gives the highest score, of equal ones the lowest id.
+    """Run the ready type with the highest score of a network; ties go to the lowest type id.
 
     Args:
         network: the weights; by default those that `experiments/learning/deep.py` learned on generated families.
@@ -114,12 +114,10 @@ class Deep(Directed):
         self.about = dict(about or {})
 
     def describe(self) -> dict[str, Any]:
-        """The weights."""
         return {"weights": {name: part.tolist() for name, part in self.network._asdict().items()}}
 
     @classmethod
     def rebuild(cls, content: Mapping[str, Any], direction: Direction, compact: bool) -> Deep:
-        """Make the policy of a file's content."""
         return cls(to_network(content["weights"]), direction, compact)
 
     def plan(self, dag: Dag) -> Batches:

@@ -15,10 +15,10 @@ from autobatch.system.trust import trusted
 @final
 @trusted
 class Sufficient(Ruled):
-    """Run the type with the largest ratio |F_a| / |frontier(G_a)|; among equals, the lowest id.
+    """Run the type with the largest ratio |F_a| / |frontier(G_a)|; ties go to the lowest type id.
 
     F_a are the ready nodes of type a; G_a is the dag restricted to type a (`native/schedule/restricted.h`). At ratio 1
-    waiting gains nothing: the choice is optimal.
+    waiting gains nothing, so the choice is optimal.
 
     Args:
         direction: "forward", "backward" or "both", see `Directed`.
@@ -58,10 +58,10 @@ class Weights(NamedTuple):
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> Weights:
-        """Make them of a file's content; ValueError unless all are finite."""
+        """Read the weights from the content of a file; raise ValueError unless all are finite."""
         weights = cls(**{name: float(weight) for name, weight in content.items()})
         if not all(map(math.isfinite, weights)):
-            raise ValueError(f"weights {weights} are not finite")
+            raise ValueError(f"weights must be finite, got {weights}")
         return weights
 
 
@@ -72,7 +72,7 @@ LEARNED = Weights(critical=0.55, ready=1.0, own=0.12, height=0.66)
 @final
 @trusted
 class Score(Ruled):
-    """Run the ready type with the highest score; among equals, the lowest id.
+    """Run the ready type with the highest score; ties go to the lowest type id.
 
     The score of type a is the weighted sum of
       - critical: whether a is critical,
@@ -87,7 +87,7 @@ class Score(Ruled):
     Args:
         direction: "forward", "backward" or "both", see `Directed`.
         compact: delete superfluous batches, see `Directed`.
-        weights: other weights.
+        weights: the weights of the terms; by default the learned ones.
     """
 
     rule: ClassVar[str] = "score"
@@ -102,16 +102,13 @@ class Score(Ruled):
         return self.weights
 
     def _repr_html_(self) -> str:
-        """The kind of policy, and its weights, for notebooks."""
         from autobatch.display.html import write_table
 
         return super()._repr_html_() + write_table(self.weights._fields, [[f"{weight:g}" for weight in self.weights]])
 
     def describe(self) -> dict[str, Any]:
-        """The weights."""
         return {"weights": self.weights._asdict()}
 
     @classmethod
     def rebuild(cls, content: Mapping[str, Any], direction: Direction, compact: bool) -> Score:
-        """Make the rule of a file's content."""
         return cls(direction, compact, Weights.read(content["weights"]))

@@ -1,8 +1,8 @@
 """Find a good sequence of types in milliseconds: beam search on the reduced graph, forward and backward.
 
 Among the states that sequences of one length lead to, the `width` most promising are extended: those with the least
-chain bound (`autobatch.policies.search.layered`). Backward, from outputs to inputs, other states look promising. So
-both directions are searched, and the better result is compacted.
+chain bound (`autobatch.policies.search.layered`). Other states look promising when the search goes backward, from
+outputs to inputs, so both directions are searched, and the better result is compacted.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ def beam_search(dag: Dag, width: int = WIDTH, cost: FloatArray | None = None) ->
 
     Args:
         dag: N nodes, E edges, T types.
-        width: the most states of a layer that are extended, at least 1.
-        cost: float64[T], of a batch of each type, above 0; 1 if not given, so that few batches are sought.
+        width: the most states extended per layer, at least 1.
+        cost: float64[T], the positive cost of a batch of each type; by default 1, which seeks few batches.
 
     Returns:
-        int32[K], compacted; the same for the same arguments; the forward search's, if both cost the same.
+        int32[K], compacted and deterministic; the result of the forward search if both cost the same.
 
     Raises:
-        PolicyError: `width` is not positive, `cost` not one positive number per type, or the reduced graph too large.
+        PolicyError: `width` is not positive, `cost` is not one positive number per type, or the reduced graph is too
+            large.
 
-    Cost: that of the reduced graph, and for each of K layers and both directions about `width` * T states, of about a
-    microsecond.
+    Cost: that of the reduced graph, and about `width` * T states per layer and direction, at about 1 µs each.
 
     >>> dag = Dag(*(np.array(a, np.int32) for a in ([0, 1, 1, 0], [0, 0, 1, 1, 2], [0, 2])), 2)
     >>> beam_search(dag).tolist()
     [0, 1, 0]
     """
     if width < 1:
-        raise PolicyError(f"searching with a beam: a width of {width} keeps no state; give 1 or more.")
+        raise PolicyError(f"searching with a beam: width must be at least 1, got {width}.")
     cost = check_cost(cost, dag.n_types)
     reduced = reduce_graph(dag).dag
     forward = search_layers(find_suffixes(reduced), cost, np.inf, width, ANY_COUNT)

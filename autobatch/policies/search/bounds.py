@@ -3,8 +3,8 @@
 The *chain bound* adds up, over types, the most nodes of a type on a path. It ignores how types alternate. The *better
 bound* takes this into account for a few types at a time: a sequence that finishes a graph, restricted to these types,
 finishes the graph projected on them. So it has at least as many batches of these types as a shortest sequence of the
-projected graph. Those sequences are found exactly, and a small integer program finds the fewest batches that satisfy
-all such demands. Its last answer decides which sets of types to look at next: only sets for which it has fewer batches
+projected graph: the *demand* of these types. Demands are found exactly, and a small integer program finds the fewest
+batches that meet all of them. Its last answer selects the next set of types: only sets for which it has fewer batches
 than the best known sequence, smaller sets first.
 """
 
@@ -27,15 +27,15 @@ from autobatch.policies.sequences.embedding import finishes
 from autobatch.release import pip_install
 
 MAX_STATES = 400_000
-"""For all projections together: a second or two."""
+"""The states of all projections together; takes one or two seconds."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """A proven lower bound and where it comes from.
+    """A proven lower bound and its origin.
 
     Attributes:
-        value: no sequence costs less; batches, if all types cost 1.
+        value: the least possible cost of a sequence; batches, if all types cost 1.
         chain: the chain bound.
         parts: for each set of types examined, a lower bound on the cost of its batches.
         n_states: states created by the searches.
@@ -52,9 +52,9 @@ class Certificate:
     """A proven statement of the quality of a sequence.
 
     Attributes:
-        n_batches: its length.
-        cost: its cost; its length, if all types cost 1.
-        bound: what no sequence can cost less than.
+        n_batches: the length of the sequence.
+        cost: the cost of the sequence; its length, if all types cost 1.
+        bound: a lower bound on the cost of all sequences.
     """
 
     n_batches: int
@@ -63,12 +63,12 @@ class Certificate:
 
     @property
     def gap(self) -> float:
-        """The cost above the bound, relative to the bound: 0.05 is five per cent."""
+        """Return the cost above the bound, relative to the bound: 0.05 is 5%."""
         return (self.cost - self.bound) / self.bound if self.bound else 0.0
 
     @property
     def optimal(self) -> bool:
-        """Whether no sequence costs less."""
+        """Return whether no sequence costs less."""
         return self.cost <= self.bound + TOLERANCE * (1 + self.bound)
 
     def __str__(self) -> str:
@@ -98,15 +98,15 @@ def pair_bound(
 ) -> Bound:
     """Bound the cost of sequences by their cost on pairs of types, then on three types, up to `max_types`.
 
-    A search that exhausts its share of the budget still proves a bound, only a lower one.
+    A search that exhausts its share of the budget still proves a bound, but a weaker one.
 
     Args:
         dag: N nodes, E edges, T types.
-        max_states: the states that all searches together may create; each at most a half.
-        cost: float64[T], of a batch of each type, above 0; 1 if not given.
+        max_states: the most states created by all searches together; each may create at most half of them.
+        cost: float64[T], the positive cost of a batch of each type; by default 1.
         max_types: the most types examined together.
         known: int32[K], a sequence that finishes the graph, as short as possible; by default that of a beam search.
-            When the bound reaches its cost, it is optimal, and the search ends.
+            The search ends when the bound reaches its cost, which proves it optimal.
 
     Raises:
         PolicyError: `cost` is not one positive number per type, the reduced graph is too large to be compared, or SciPy
@@ -142,7 +142,7 @@ def certify(dag: Dag, sequence: IntArray, bound: float, cost: FloatArray | None 
         dag: the graph.
         sequence: int32[K] type ids.
         bound: a lower bound on the cost of sequences that finish the graph.
-        cost: float64[T]; 1 if not given.
+        cost: float64[T]; by default 1.
 
     Raises:
         PolicyError: the sequence does not finish the graph, or costs less than the bound, which is then invalid; or
@@ -155,20 +155,20 @@ def certify(dag: Dag, sequence: IntArray, bound: float, cost: FloatArray | None 
     cost = check_cost(cost, dag.n_types)
     if not finishes(dag, sequence):
         raise PolicyError(
-            f"certifying a sequence of {sequence.size} types: it does not finish the graph of {dag.type_id.size} "
-            f"nodes; certify one that does."
+            f"certifying a sequence of {sequence.size} types: it must finish the graph of {dag.type_id.size} "
+            f"nodes, but does not."
         )
     certificate = Certificate(sequence.size, float(cost[sequence].sum()), float(bound))
     if certificate.cost < bound - TOLERANCE * (1 + bound):
         raise PolicyError(
-            f"certifying a sequence: it costs {certificate.cost:g}, the bound says at least {bound:g}; one of them is "
-            f"of another graph or other costs."
+            f"certifying a sequence: its cost must be at least the bound, {bound:g}, got {certificate.cost:g}; one of "
+            f"them is for another graph or other costs."
         )
     return certificate
 
 
 def _longest_chains(dag: Dag) -> IntArray:
-    """Count the most nodes of each type on a path: [T]."""
+    """Count the most nodes of each type on a path: int32[T]."""
     longest: IntArray = chains_ahead(dag).max(axis=0, initial=0)
     return longest
 
@@ -192,9 +192,10 @@ class _Search:
         self.n_states = 0
 
     def choose_types(self, fewest: FloatArray, max_types: int) -> tuple[int, ...] | None:
-        """Choose the smallest set that may demand more than the program's answer, and the most among equals; or none.
+        """Choose the smallest set of types whose demand may exceed the program's answer; None if there is no such set.
 
-        A set demands at most the cost of any sequence known for it.
+        Among sets of one size, the possible excess decides. The cost of a known sequence bounds the demand of a set
+        from above.
         """
         present = [int(type_id) for type_id in np.flatnonzero(self.counts)]
         for n_types in range(2, max_types + 1):
@@ -207,7 +208,7 @@ class _Search:
         return None
 
     def solve(self, types: tuple[int, ...], fewest: FloatArray, max_states: int) -> bool:
-        """Find the demand of a set, and say whether it may exceed the program's answer."""
+        """Find the demand of a set of types; return whether it exceeds the program's answer."""
         part = project(self.reduced, types)
         share = min(max_states // 2, max_states - self.n_states)
         least, enough = self._combine_within(types), self._price(fewest, types)
@@ -221,7 +222,7 @@ class _Search:
         return True
 
     def _combine_within(self, types: tuple[int, ...]) -> float:
-        """Bound a set by the demands of its subsets."""
+        """Bound the demand of a set from below by those of its subsets."""
         inner = {smaller: part for smaller, part in self.parts.items() if set(smaller) < set(types)}
         among = np.isin(np.arange(self.cost.size), types)
         return _combine(np.where(among, self.longest, 0), inner, self.cost)[0] if inner else 0.0
@@ -231,7 +232,7 @@ class _Search:
 
 
 def _combine(longest: IntArray, parts: Mapping[tuple[int, ...], float], cost: FloatArray) -> tuple[float, FloatArray]:
-    """Find the cheapest numbers of batches of each type that all parts allow: their cost, and float64[T].
+    """Find the cheapest numbers of batches that meet all demands; return their cost, and float64[T].
 
     Raises:
         PolicyError: SciPy is missing.

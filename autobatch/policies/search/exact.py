@@ -19,7 +19,7 @@ from autobatch.policies.search.reduction import find_suffixes, reduce_graph
 from autobatch.policies.search.suffix import Suffixes
 
 MAX_STATES = 200_000
-"""States that are created in about a second, on graphs that fit."""
+"""The states that a search creates in about one second, on graphs of a suitable size."""
 
 _FIRST_WIDTH = 16
 _TRIAL_STATES = 2000
@@ -33,7 +33,7 @@ class Exact:
 
     Attributes:
         sequence: int32[K], the cheapest sequence found; it finishes the graph.
-        cost: of that sequence; its length, if all types cost 1.
+        cost: the cost of that sequence; its length, if all types cost 1.
         lower_bound: the largest proven lower bound on the cost.
         n_states: number of states created.
     """
@@ -45,7 +45,7 @@ class Exact:
 
     @property
     def proven(self) -> bool:
-        """Whether no sequence is cheaper than this one."""
+        """Return whether no sequence is cheaper than this one."""
         return self.lower_bound >= self.cost - TOLERANCE * (1 + self.cost)
 
 
@@ -57,7 +57,7 @@ def find_shortest(
     Args:
         dag: N nodes, E edges, T types.
         max_states: the total number of states that may be created; a beam of 16 always runs.
-        cost: float64[T], of a batch of each type, above 0; 1 if not given, so that the fewest batches are sought.
+        cost: float64[T], the positive cost of a batch of each type; by default 1, which seeks the fewest batches.
         least: a known lower bound, from which the search starts.
 
     Raises:
@@ -79,18 +79,17 @@ def find_shortest(
 
 
 def check_cost(cost: FloatArray | None, n_types: int) -> FloatArray:
-    """Give the cost of each type, or ones.
+    """Return the cost of each type, float64[T]; ones if `cost` is None.
 
     Raises:
-        PolicyError: it is not one positive, finite number per type.
+        PolicyError: `cost` is not one positive, finite number per type.
     """
     if cost is None:
         return np.ones(n_types)
     values = np.asarray(cost, np.float64)
     if values.shape != (n_types,) or not np.all((values > 0) & (values < np.inf)):
         raise PolicyError(
-            f"weighing types: the graph has {n_types} types, the costs are {values.tolist()}; "
-            f"give each type one finite number above 0."
+            f"cost must be one finite number above 0 for each of the {n_types} types, got {values.tolist()}."
         )
     return np.ascontiguousarray(values)
 
@@ -101,9 +100,9 @@ def search_both(
     """Search the suffixes of a reduced graph and of its reverse, until the result is proven or the budget used up.
 
     Args:
-        both: of the reduced graph, and of its reverse.
+        both: the suffixes of the reduced graph, and of its reverse.
         cost: float64[T].
-        max_states: to be created in total.
+        max_states: the most states created in total.
         least: a known lower bound.
         enough: stop when a sequence of at most this cost is found, proven or not.
     """

@@ -36,7 +36,7 @@ def judge(graph: Graph, schedule: Schedule, bound_kind: str = "chain") -> Judgem
     """Compact a schedule, and bound the batches of any schedule of the graph.
 
     Raises:
-        PolicyError: there is no such bound, or the better one needs SciPy, which is missing.
+        PolicyError: `bound_kind` is unknown, or SciPy, which "pairs" needs, is missing.
     """
     dag = to_dag(graph)
     shorter = compact(dag, schedule.batch_type)
@@ -45,5 +45,5 @@ def judge(graph: Graph, schedule: Schedule, bound_kind: str = "chain") -> Judgem
     elif bound_kind == "pairs":
         bound = pair_bound(dag, known=shorter).value
     else:
-        raise PolicyError(f"bounding a schedule: bound={bound_kind!r} is neither 'chain' nor 'pairs'.")
+        raise PolicyError(f"bounding a schedule: bound must be 'chain' or 'pairs', got {bound_kind!r}.")
     return Judgement(shorter.size, int(np.ceil(bound - 1e-6)), bound_kind)

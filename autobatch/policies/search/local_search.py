@@ -2,7 +2,7 @@
 
 A step inserts up to eight types within about twenty positions, or moves one entry, or swaps two; the perturbed sequence
 is compacted from the left or from the right, at random (`autobatch.policies.sequences.compaction`). An inserted type
-makes others superfluous, so most steps that improve are insertions. Results of equal length are also kept, so that the
+makes others superfluous, so most improvements are insertions. Results of equal length are also kept, so that the
 search can cross plateaus. The budget counts steps, so the same seed gives the same sequence.
 """
 
@@ -15,7 +15,7 @@ from autobatch.arrays import IntArray
 from autobatch.graph.dag import Dag
 from autobatch.policies.sequences.compaction import compact
 
-MOST_SEED = 2**31 - 1  # of the random numbers, as in `native/policies/local_search.h`
+MOST_SEED = 2**31 - 1  # as in `native/policies/local_search.h`
 
 
 def local_search(
@@ -24,10 +24,10 @@ def local_search(
     """Search for a shorter sequence around one that finishes a graph.
 
     Args:
-        dag: N nodes, T types: the graph, or the reduced one (`reduce_graph`), which the same sequences finish and on
-            which steps are faster.
+        dag: N nodes, T types: the graph or, for faster steps, the reduced one (`reduce_graph`), which the same
+            sequences finish.
         sequence: int32[K] type ids; finishes `dag`.
-        rng: supplies the seed, one number.
+        rng: the source of the seed, one number.
         max_steps: number of perturbed sequences to examine.
         enough: stop when the length reaches this, such as a lower bound.
 

@@ -1,7 +1,7 @@
-"""Schedules of mini-batches that recur, found once: a sequence of types for each, known by what it is of.
+"""Reuse schedules of recurring mini-batches: a sequence of types for each, found once and looked up by a digest.
 
-A sequence says which type runs at each step, on all nodes that are ready. It belongs to a graph by a digest of types
-and edges, without the numbers of the process and without data: the same structures with other words have it too.
+A sequence names the type to run at each step, on all nodes that are ready. The digest covers the types and edges of a
+graph, but not its data or the type ids of the process: the same structures with other words have the same digest.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from autobatch.system.trust import trusted
 
 
 class Structure(NamedTuple):
-    """What a sequence is known by.
+    """The digest of a graph, and its types.
 
     Attributes:
-        digest: of the types, by their outlines, and the edges of a graph.
-        types: [T] the types that it has, in the order in which nodes first have them; sequences number them so.
+        digest: of the types, by their outlines, and of the edges.
+        types: [T] the types that occur, in the order of their first nodes; sequences number them in this order.
     """
 
     digest: str
@@ -41,14 +41,14 @@ class Structure(NamedTuple):
 @final
 @trusted
 class Recurring(Directed):
-    """Run mini-batches that recur by schedules found beforehand, and all others by the rule `Score`.
+    """Run recurring mini-batches by schedules found beforehand, and all others by the rule `Score`.
 
-    `Recurring.of` makes one. Saved, or in the file of a model, it spares the next process the search. A mini-batch has
-    a schedule if one of the same structures was given, in the same order; its data may differ.
+    `Recurring.of` makes one. Saved to a file of its own or with a model, it spares the next process the search. A
+    mini-batch recurs if one of the same structures, in the same order, was given; its data may differ.
 
     Args:
-        sequences: of types, by digest.
-        direction, compact: of the rule, see `Score`.
+        sequences: sequences of types, by digest.
+        direction, compact: options of the rule, see `Score`.
 
     >>> import autobatch as ab
     >>> @ab.cell
@@ -88,9 +88,9 @@ class Recurring(Directed):
         """Schedule mini-batches, and keep the sequences.
 
         Args:
-            graphs: of the mini-batches, as `Batched.merged` gives them.
-            policy: what schedules them; None for `Search()`.
-            direction, compact: of the rule for all others.
+            graphs: the graphs of the mini-batches, from `Batched.merged`.
+            policy: the policy that schedules them; None for `Search()`.
+            direction, compact: options of the rule for all other mini-batches.
         """
         found, search = dict[str, list[int]](), Search() if policy is None else policy
         for graph in graphs:
@@ -102,26 +102,23 @@ class Recurring(Directed):
 
     @property
     def unseen_share(self) -> float:
-        """1 if the rule made the last schedule, else 0."""
+        """Return 1 if the rule made the last schedule, else 0."""
         return float(self._is_unseen)
 
     def describe(self) -> dict[str, Any]:
-        """The sequences, by digest."""
         return {"sequences": {digest: sequence.tolist() for digest, sequence in self._sequences.items()}}
 
     @classmethod
     def rebuild(cls, content: Mapping[str, Any], direction: Direction, compact: bool) -> Recurring:
-        """Make the policy of a file's content."""
         if not all(type(x) is int and x >= 0 for sequence in content["sequences"].values() for x in sequence):
-            raise PolicyError("a sequence has what is no number of a type")
+            raise PolicyError("sequences must be lists of type numbers, ints of at least 0")
         return cls(content["sequences"], direction, compact)
 
     def plan(self, dag: Dag) -> Batches:
-        """Plan by the rule."""
         return self._rule.plan(dag)
 
     def schedule(self, graph: Graph) -> Schedule:
-        """Give the schedule of a graph that is known, and plan others by the rule.
+        """Return the known schedule of a graph, or plan it by the rule.
 
         Raises:
             ScheduleError: the sequence of a known graph does not finish it, because a file was changed.

@@ -22,7 +22,7 @@ from autobatch.policies.search.suffix import Suffixes, to_suffixes
 MAX_COMPARED = 16_384
 """In larger graphs nodes are merged but not compared: comparing takes quadratic time and memory."""
 MAX_SUFFIXES = 32_768
-"""128 MiB of bits."""
+"""The bits for all pairs take 128 MiB."""
 
 
 class ReducedGraph(NamedTuple):
@@ -50,7 +50,7 @@ def reduce_graph(dag: Dag) -> ReducedGraph:
         return reduced
     reduced = _reduce(reduced, True)
     backward, changed = True, True
-    while changed:  # a round that changes nothing is the last: the round before went the other way
+    while changed:  # a round without a change is the last, because the round before went the other way
         smaller = _reduce(reduced, True)
         changed = _size(smaller) != _size(reduced)
         reduced, backward = smaller, not backward
@@ -58,18 +58,18 @@ def reduce_graph(dag: Dag) -> ReducedGraph:
 
 
 def find_suffixes(dag: Dag, types: Collection[int] | None = None) -> Suffixes:
-    """Find the suffixes of a graph, projected on some types or on all, and which are within which.
+    """Find the suffixes of a graph, projected on some types or on all, and compare them.
 
     Raises:
-        PolicyError: there are more than 32,768 nodes of these types, and bits for each pair of them are too many.
+        PolicyError: there are more than 32,768 nodes of these types, too many for a bit per pair.
     """
     kept = np.zeros(dag.n_types, np.bool_)
     kept[list(range(dag.n_types) if types is None else types)] = True
     n_kept = int(kept[dag.type_id].sum())
     if n_kept > MAX_SUFFIXES:
         raise PolicyError(
-            f"comparing the {n_kept} nodes of a reduced graph: only {MAX_SUFFIXES} can be searched or bounded; "
-            f"take a smaller mini-batch, or a policy that does not search."
+            f"a reduced graph must have at most {MAX_SUFFIXES} nodes to be searched or bounded, got {n_kept}; use "
+            f"a smaller mini-batch, or a policy that does not search."
         )
     return to_suffixes(dag, kept, True)[0]
 

@@ -40,12 +40,12 @@ class Search(BasePolicy):
     takes 10 to 30 microseconds for about thirty trees or lattices.
 
     Args:
-        steps: of local search.
-        width: of the beam.
-        seed: of the random steps.
+        steps: number of steps of local search.
+        width: width of the beam.
+        seed: seed of the random steps.
 
     Raises:
-        PolicyError: steps are negative.
+        PolicyError: `steps` is negative.
     """
 
     rule = "search"
@@ -53,16 +53,16 @@ class Search(BasePolicy):
     @checked()
     def __init__(self, steps: int = STEPS, width: int = WIDTH, seed: int = 0) -> None:
         if steps < 0:
-            raise PolicyError(f"making policy 'search': {steps} steps are less than none.")
+            raise PolicyError(f"making policy 'search': steps must be at least 0, got {steps}.")
         self.steps, self.width, self.seed = steps, width, seed
 
     @property
     def name(self) -> str:
-        """`search`, with the number of steps unless it is the default."""
+        """Return `search`, with the number of steps unless it is the default."""
         return self.rule if self.steps == STEPS else f"{self.rule}+{self.steps}"
 
     def schedule(self, graph: Graph) -> Schedule:
-        """Search on the reduced graph.
+        """Schedule a graph by the sequence that the search finds.
 
         Raises:
             GraphError: the graph has a cycle.
@@ -73,7 +73,7 @@ class Search(BasePolicy):
         return to_schedule_at(dag, sequence, embed_early(dag, sequence))
 
     def sequence(self, dag: Dag) -> IntArray:
-        """Find a sequence of types that finishes a dag."""
+        """Search for a sequence of types that finishes a dag."""
         enough, rng = chain_bound(dag), np.random.default_rng(self.seed)
         first, _, _ = Score().plan(dag)
         if first.size <= enough:

@@ -72,7 +72,7 @@ def embed_late(dag: Dag, sequence: IntArray) -> IntArray:
 
 
 def finishes(dag: Dag, sequence: IntArray) -> bool:
-    """Say whether running the sequence runs every node.
+    """Return whether running the sequence runs every node.
 
     Cost: as `embed_early`.
 
@@ -121,14 +121,14 @@ def to_schedule_at(dag: Dag, sequence: IntArray, position: IntArray) -> Schedule
 
 
 def refused_place(dag: Dag, sequence: IntArray, node: int, position: int) -> ScheduleError:
-    """Make the error for a node that cannot run at its position."""
+    """Return the error for a node that cannot run at its position."""
     if position == NOWHERE:
         return ScheduleError(
             f"placing {dag.type_id.size} nodes in a sequence of {sequence.size} types: node {node} (type "
-            f"{dag.type_id[node]}) finds no place, so the sequence does not finish the graph; use a longer one."
+            f"{dag.type_id[node]}) has no position, so the sequence does not finish the graph; use a longer one."
         )
-    there = f"type {sequence[position]}" if 0 <= position < sequence.size else f"the sequence has {sequence.size} types"
+    there = f"has type {sequence[position]}" if 0 <= position < sequence.size else f"ends after {sequence.size} types"
     return ScheduleError(
-        f"placing {dag.type_id.size} nodes in a sequence: node {node} is of type {dag.type_id[node]}, but at its "
-        f"position {position} {there}; a node runs at a position of its own type."
+        f"placing {dag.type_id.size} nodes in a sequence: node {node} of type {dag.type_id[node]} must run at a "
+        f"position of its type, but at its position {position} the sequence {there}."
     )
