@@ -1,4 +1,4 @@
-"""Schedules: which nodes run together, and in which order; their checker, a lower bound, and the simulator."""
+"""Schedules (which nodes run together, and in which order), their checker, a lower bound, and the simulator."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def make_schedule(graph: Graph, policy: Policy) -> Schedule:
     """Schedule `graph` by `policy`, and check the result unless the policy is trusted and `AUTOBATCH_CHECK` is off.
 
     Raises:
-        ScheduleError: the policy gave no schedule, or one that does not run this graph.
+        ScheduleError: the policy returned no schedule, or one that does not run this graph.
     """
     if type(graph) is not Graph or not hasattr(policy, "schedule"):
         refuse_arguments(make_schedule, (graph, policy), {})
@@ -38,13 +38,13 @@ def _read_schedule(graph: Graph, made: object, name: str) -> Schedule:
     doing = f"scheduling with policy {name!r}"
     if not isinstance(made, Schedule):
         raise ScheduleError(
-            f"{doing}: schedule() gave {made!r} ({type(made).__name__}); return an autobatch.schedule.Schedule."
+            f"{doing}: schedule() must return an autobatch.schedule.Schedule, got {made!r} ({type(made).__name__})."
         )
     parts: list[Any] = [np.asarray(part) for part in (made.batch_type, made.batch_ptr, made.order)]
     for field, part in zip(fields(made), parts, strict=True):
         if part.ndim != 1 or (part.size and part.dtype.kind not in "iu"):
             raise ScheduleError(
-                f"{doing}: {field.name} is of dtype {part.dtype} and shape {part.shape}; give an int32[n]."
+                f"{doing}: {field.name} must be an int32[n], got dtype {part.dtype} and shape {part.shape}."
             )
     try:
         check_schedule(graph, Schedule(*(part.astype(np.int64) for part in parts)))

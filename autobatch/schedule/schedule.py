@@ -1,4 +1,4 @@
-"""Schedules: which nodes run together, and in what order; policies, which make schedules; and a lower bound.
+"""Schedules (which nodes run together, and in which order), the policies that make them, and a lower bound.
 
 A schedule is a sequence of batches; a batch holds ready nodes of one type. A policy turns a graph into a schedule. Most
 policies choose a type, and all its ready nodes then run (`native/schedule/simulator.h`). Built-in policies do so in the
@@ -45,12 +45,12 @@ class Schedule:
 
     @property
     def n_batches(self) -> int:
-        """K."""
+        """Return K, the number of batches."""
         return self.batch_type.size
 
     @property
     def n_nodes(self) -> int:
-        """N."""
+        """Return N, the number of nodes."""
         return self.order.size
 
     def __len__(self) -> int:
@@ -68,7 +68,6 @@ class Schedule:
         return self.text()
 
     def _repr_html_(self) -> str:
-        """A picture, for notebooks."""
         return self.draw()
 
     @checked()
@@ -91,27 +90,28 @@ class Schedule:
 
 
 class Policy(Protocol):
-    """Turns a graph into a schedule; sees ints only. A policy of your own needs no more than this.
+    """The interface of a policy, which turns a graph into a schedule and sees ints only.
 
-    One that learns may also have `unseen_share` and `revision`, see `BasePolicy`.
+    A policy of your own needs no more than this. One that learns may also have `unseen_share` and `revision`, see
+    `BasePolicy`.
     """
 
     @property
     def name(self) -> str:
-        """The name of the policy for users."""
+        """Return the name of the policy for users."""
 
     def schedule(self, graph: Graph) -> Schedule:
         """Order all nodes of `graph` into batches."""
 
 
 class CoreRule(NamedTuple):
-    """A rule of the native core, and how it is used.
+    """A rule of the native core, and its options.
 
     Attributes:
-        number: of the rule, see `native/policies/rules.h`.
+        number: the number of the rule in `native/policies/rules.h`.
         directions: 1 to plan from the inputs, 2 from the outputs, 3 for the better of both.
         compacts: whether to delete superfluous batches.
-        weights: of the rule `score`; see `autobatch.policies.rules.rules.Weights`.
+        weights: the weights of the rule `score`; see `autobatch.policies.rules.rules.Weights`.
     """
 
     number: int
@@ -121,38 +121,38 @@ class CoreRule(NamedTuple):
 
 
 class BasePolicy(ABC):
-    """A policy with all that may be asked of one: every policy of the package, and what `adapt` makes of others."""
+    """The full interface of a policy: the base of the package's policies, and of the wrappers that `adapt` makes."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """The name of the policy for users."""
+        """Return the name of the policy for users."""
 
     @property
     def unseen_share(self) -> float | None:
-        """The share of batches in its last schedule that were chosen in unlearned states; None if it does not learn."""
+        """Return the share of the last schedule's batches chosen in unlearned states; None if it does not learn."""
         return None
 
     @property
     def revision(self) -> Hashable:
-        """Changes when schedules may change: plans of earlier revisions are not used."""
+        """Return a value that changes when schedules may change; plans of earlier revisions are not reused."""
         return 0
 
     @property
     def given(self) -> Policy:
-        """The policy as the user gave it."""
+        """Return the policy as the user gave it."""
         return self
 
     @property
     def core_rule(self) -> CoreRule | None:
-        """The rule by which the core makes the same schedules without asking the policy; None if it has to be asked."""
+        """Return the core rule that makes the same schedules; None if `schedule` has to be called."""
         return None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r})"
 
     def _repr_html_(self) -> str:
-        """The name, and what kind of policy it is, for notebooks."""
+        """Return the name, and the first line of the class docstring, for notebooks."""
         from autobatch.display.html import write_heading
 
         return write_heading(self.name, (type(self).__doc__ or "").partition("\n")[0])
@@ -163,7 +163,7 @@ class BasePolicy(ABC):
 
 
 class _Adapted(BasePolicy):
-    """A policy that is none of the package's."""
+    """A wrapper of a policy that is not a `BasePolicy`."""
 
     def __init__(self, policy: Any) -> None:
         self._policy = policy
@@ -193,22 +193,21 @@ class _Adapted(BasePolicy):
 
 
 def adapt(policy: object) -> BasePolicy:
-    """Give a policy as one of which all may be asked: itself, if it is one.
+    """Return a policy with the full interface: the policy itself if it is a `BasePolicy`, else a wrapper.
 
     Raises:
-        PolicyError: it is no policy, or has no name.
+        PolicyError: the policy has no `schedule` or no name.
     """
     if isinstance(policy, BasePolicy):
         return policy
     if isinstance(policy, type) or not hasattr(policy, "schedule"):
-        what = "a name, which ab.batched alone takes" if isinstance(policy, str) else "neither a name nor a Policy"
         raise PolicyError(
-            f"policy={show(policy)} is {what}; give ab.batched a name of ab.policies.names() or the path of a saved "
-            f"policy, or an object with a name and schedule(graph), such as ab.policies.get(name)."
+            f"policy must be an object with a name and schedule(graph), such as ab.policies.get(name), got "
+            f"{show(policy)}; ab.batched also takes a name of ab.policies.names() or the path of a saved policy."
         )
     if not isinstance(getattr(policy, "name", None), str):
         raise PolicyError(
-            f"a policy of class {type(policy).__name__} has no name for reports; give the class one, such as "
+            f"a policy must have a name for reports, but class {type(policy).__name__} has none; give it one, such as "
             f"name = {type(policy).__name__.lower()!r}."
         )
     return _Adapted(policy)
@@ -267,7 +266,7 @@ class Frontier:
 
     @property
     def types(self) -> list[int]:
-        """The ids of the types that have a ready node."""
+        """Return the ids of the types that have ready nodes."""
         ids: list[int] = np.flatnonzero(self.ready).tolist()
         return ids
 
@@ -275,8 +274,8 @@ class Frontier:
 class FrontierPolicy(ABC):
     """A policy that names the type to run next; subclass it to write your own.
 
-    It is called in Python before every batch, which costs microseconds per batch where a compiled policy costs
-    nanoseconds. The same simulator runs the choices.
+    It is called in Python before every batch, which costs microseconds where a compiled policy costs nanoseconds. The
+    same simulator runs the choices.
     """
 
     name: str
@@ -286,10 +285,10 @@ class FrontierPolicy(ABC):
 
     @abstractmethod
     def choose(self, frontier: Frontier) -> int:
-        """Name the type to run next: one of `frontier.types`."""
+        """Return the id of the type to run next, one of `frontier.types`."""
 
     def schedule(self, graph: Graph) -> Schedule:
-        """Run the simulator to the end, asking `choose` before every batch.
+        """Run the simulator to the end, calling `choose` before every batch.
 
         Raises:
             PolicyError: the choice is not a type, or is a type without ready nodes.
@@ -312,6 +311,6 @@ class FrontierPolicy(ABC):
         if type_id not in ready:
             raise PolicyError(
                 f"policy {self.name!r} chose {choice!r} for batch {n_batches}, but the types with ready nodes "
-                f"are {ready}; choose() returns one of frontier.types."
+                f"are {ready}; choose() must return one of frontier.types."
             )
         return type_id

@@ -31,7 +31,7 @@ def check_schedule(graph: Graph, schedule: Schedule) -> None:
 
 
 def _runs(graph: Graph, schedule: Schedule) -> bool:
-    """Whether the batches run all of the graph."""
+    """Return whether the batches run every node once, in a valid order."""
     n_nodes, order = graph.n_nodes, schedule.order
     if order.size != n_nodes or ((order < 0) | (order >= n_nodes)).any():
         return False
@@ -44,7 +44,7 @@ def _runs(graph: Graph, schedule: Schedule) -> bool:
 
 
 def _explain(graph: Graph, schedule: Schedule) -> None:
-    """Raise the error that names the first batch and node that are invalid."""
+    """Raise the error that names the first invalid batch and node."""
     ran_in: dict[int, int] = {}
     for k, (type_id, nodes) in enumerate(schedule):
         _check_batch(graph, k, type_id, nodes.tolist(), ran_in)

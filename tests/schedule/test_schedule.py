@@ -233,12 +233,8 @@ class TestFrontierPolicy:
 
     @pytest.mark.parametrize("answer", [1, -1, 99, "a", None, 0.0])
     def test_a_choice_that_is_not_ready_is_refused(self, answer: object) -> None:
-        with pytest.raises(PolicyError) as error:
+        with pytest.raises(PolicyError, match=f"'stubborn' chose {answer!r} for batch 0, .* {{0: 'a'}}"):
             make_schedule(chain("a", "b"), Stubborn(answer))
-        assert str(error.value) == (
-            f"policy 'stubborn' chose {answer!r} for batch 0, but the types with ready nodes are {{0: 'a'}}; "
-            "choose() returns one of frontier.types."
-        )
 
     def test_ints_of_numpy_will_do(self) -> None:
         assert make_schedule(chain("a", "a"), Stubborn(np.int64(0))).n_batches == 2
