@@ -1,4 +1,4 @@
-"""The memory planner: decides what a cell executes, how its rows are laid out, and where a mini-batch has them."""
+"""The memory planner: chooses the program of each cell, the layout of its rows, and its places in a mini-batch."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from autobatch.system.trust import trusted
 @trusted
 @dataclass(frozen=True)
 class MemoryPlanner:
-    """Plans cells and mini-batches; every pass over a cell can be switched off for measurements.
+    """Plan cells and mini-batches; every pass over a cell can be switched off for measurements.
 
     Raises:
-        PlanError: `recomputes` is not one of its values.
+        PlanError: `recomputes` is unknown.
 
     Args:
         simplifies: common-subexpression elimination and constant folding, forward and backward.
@@ -36,9 +36,9 @@ class MemoryPlanner:
         stacks: run the inner batches of cells as single instructions on stacked parameters.
         sums: run sums of products as single products of concatenated vectors; only with `joins` and `stacks`.
         cuts, hoists, fuses: passes of backends with compiled kernels, see `KernelPasses`.
-        recomputes: which residuals backward rematerialises: those that are "cheap" to compute; "more", as if memory
-            were slower; "all" that can be, for tests; or "nothing".
-        reuses: buffer reuse: values that backward makes for the weight gradients overwrite dead residuals.
+        recomputes: the residuals that backward rematerialises: "cheap", those that are cheap to compute; "more", as if
+            memory were slower; "all", as many as possible, for tests; or "nothing".
+        reuses: buffer reuse: gradients that the weight stage reads overwrite dead residuals.
     """
 
     simplifies: bool = True
@@ -57,7 +57,7 @@ class MemoryPlanner:
             raise PlanError(f"recomputes of MemoryPlanner must be one of {words}, got {self.recomputes!r}.")
 
     def plan_cell(self, node_type: NodeType, training: bool) -> PlannedCell:
-        """Lay out a type."""
+        """Choose the program of a type, derive its backward stages if `training`, and lay out its values."""
         program = node_type.program
         passes: list[tuple[str, CellProgram | Derivative]] = [("traced", program)]
         if self.simplifies:
@@ -70,7 +70,7 @@ class MemoryPlanner:
             program = make_stacked(program)
             passes.append(("stacked", program))
         if self.simplifies and self.stacks:
-            program = simplify(program)  # a join may put together slices of one stacked value
+            program = simplify(program)  # a join may have slices of one stacked value as its parts
             passes.append(("stacked simplified", program))
         columns, derivative = place_columns(program, self.joins), None
         if training:
@@ -87,5 +87,5 @@ class MemoryPlanner:
         return PlannedCell(node_type, program, derivative, layout, tuple(passes), kernels)
 
     def place(self, graph: Graph, schedule: Schedule, cells: PlannedTypes) -> Plan:
-        """Place a scheduled graph."""
+        """Assign places in the buffer to the values of a scheduled graph."""
         return placement.place(graph, schedule, cells)

@@ -111,7 +111,7 @@ def test_a_parameter_has_one_home_and_other_uses_are_counted_copies() -> None:
     assert (copy.area, copy.elements, copy.moved_bytes(1), copy.moved_bytes(99)) == (SHARED_VALUES, 32, 128, 128)
     assert layout.parameter_copies == 1
     assert copy.what.startswith("x of matmul of ")
-    assert copy.reason == "it does not fit beside what is kept"
+    assert copy.reason == "it does not fit beside the views chosen before"
 
 
 def test_products_of_two_inputs_are_two_batches() -> None:
@@ -127,7 +127,7 @@ def test_joins_are_no_copies_unless_they_want_two_orders() -> None:
         lambda w, x, h: (w.shaped("A", (4, 8)) @ ab.concat((x, h)), w.shaped("B", (4, 8)) @ ab.concat((h, x)))
     )
     assert (len(both.joins), both.copied_bytes(1), len(both.copies)) == (1, 32, 1)
-    assert both.copies[0].reason == "it does not fit beside what is kept"
+    assert both.copies[0].reason == "it does not fit beside the views chosen before"
 
 
 def test_concats_that_are_always_copies() -> None:
@@ -164,7 +164,7 @@ def test_slices_that_are_no_neighbours_are_read_in_place_by_a_fused_kernel() -> 
     layout = plan_checked(gates)
     (apart,) = layout.apart
     assert (layout.copied_bytes(), apart.moved_bytes(1)) == (0, 2 * 4 * 4)
-    assert apart.reason == "no order of the items serves it"
+    assert apart.reason == "no order of the items makes it a view"
 
 
 def test_a_layout_prints() -> None:
@@ -194,10 +194,10 @@ def broken_layouts() -> dict[str, CellLayout]:
     return {
         "has two places": replace(layout, areas={**layout.areas, NODE_COLUMNS: (*node, node[0])}),
         "need one": replace(layout, areas={**layout.areas, NODE_COLUMNS: node[1:]}),
-        "is said to be a view": replace(layout, areas={**layout.areas, SHARED_VALUES: shared[1:] + shared[:1]}),
+        "is listed as a view": replace(layout, areas={**layout.areas, SHARED_VALUES: shared[1:] + shared[:1]}),
         "before it is computed": replace(layout, batches=(*others, first)),
         "batches run": replace(layout, batches=layout.batches[:-1]),
-        "are counted": replace(layout, batches=(first._replace(views={}), *others)),
+        "are listed": replace(layout, batches=(first._replace(views={}), *others)),
         "cannot run as one": replace(
             layout, batches=(first, others[0], others[1]._replace(values=others[1].values + others[2].values))
         ),

@@ -359,12 +359,15 @@ def test_tiny_trees() -> None:
 
 def test_wrong_items() -> None:
     cases: list[tuple[Callable[[], object], str]] = [
-        (lambda: PQTree("abca"), "making a PQ-tree of 4 items: 'a' is among them more than once; give each item once."),
-        (lambda: PQTree("abc").reduce("abd"), "looking up 3 items in a PQ-tree of 3: 'd' is not among them; a tree"),
-        (lambda: PQTree("abc").reduce_all(["ab", "bx"]), "looking up 2 items in a PQ-tree of 3: 'x' is not among them"),
-        (lambda: PQTree("abc").conflict(["ab", "bb"]), "looking up 2 items in a PQ-tree: 'b' is named more than once"),
-        (lambda: PQTree("abc").restricted([1]), "looking up 1 items in a PQ-tree of 3: 1 is not among them"),
-        (lambda: PQTree("abc").arrange("aba"), "looking up 3 items in a PQ-tree: 'a' is named more than once"),
+        (lambda: PQTree("abca"), "making a PQ-tree of 4 items: each must be given once, but 'a'"),
+        (lambda: PQTree("abc").reduce("abd"), "looking up 3 items in a PQ-tree of 3: 'd' is not"),
+        (lambda: PQTree("abc").reduce_all(["ab", "bx"]), "looking up 2 items in a PQ-tree of 3: 'x' is not"),
+        (
+            lambda: PQTree("abc").conflict(["ab", "bb"]),
+            "looking up 2 items in a PQ-tree: each must be given once, but 'b'",
+        ),
+        (lambda: PQTree("abc").restricted([1]), "looking up 1 items in a PQ-tree of 3: 1 is not"),
+        (lambda: PQTree("abc").arrange("aba"), "looking up 3 items in a PQ-tree: each must be given once, but 'a'"),
     ]
     for call, message in cases:
         with pytest.raises(ab.PlanError, match="^" + re.escape(message)):

@@ -192,13 +192,13 @@ def _hang(tree: PQTree) -> None:
 
 def test_a_damaged_tree_is_noticed() -> None:
     for damage, message in [
-        (_lose, "it has the leaves ['a', 'b', 'c', 'd', 'e'], not one for each of ['b', 'c', 'd', 'e']"),
+        (_lose, "one leaf for each of ['b', 'c', 'd', 'e'], got ['a', 'b', 'c', 'd', 'e']"),
         (_mark, "a reduction left a mark behind"),
         (_orphan, "a child of a P-node has another parent"),
         (_disown, "an endmost child of a Q-node has another parent"),
         (_part, "a child of a Q-node does not know its siblings"),
-        (_shrink, "a P-node has 1 children"),
-        (_hang, "its root hangs below another node"),
+        (_shrink, "a P-node must have two or more children, got 1"),
+        (_hang, "its root must have no parent"),
     ]:
         tree = PQTree("abcde")
         assert tree.reduce_all(["cd", "de"])

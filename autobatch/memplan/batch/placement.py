@@ -1,8 +1,7 @@
-"""Place the values that cells pass to each other: each is written to the rows of its readers when it is made.
+"""Place the values that cells pass to each other: each is written to the rows of its readers when it is computed.
 
-The core gives rows to nodes, and a destination to every edge and every output of the graph (`native/plan/`). A plain
-port with several edges, made by the pass `fold`, reads their sum: the value that is made first is stored, the others
-are added.
+The core assigns rows to nodes, and destinations to edges and to the outputs of the graph (`native/plan/`). A plain port
+with several edges, made by the pass `fold`, reads their sum: the first value computed is stored, the others are added.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ def place(graph: Graph, schedule: Schedule, cells: PlannedTypes) -> Plan:
 
 
 class PlannedGraph(NamedTuple):
-    """The plan of graphs, and what it was made of.
+    """The plan of graphs, and its origin.
 
     Attributes:
         graph: merged, before it was rewritten.
         rewrites: the changes made to it before it was scheduled.
         tables: the parts of a `PlanTables`; None if no sizes were given, if a type of the plan has none yet, or if
             Python took part.
-        seconds: that merging, rewriting, scheduling, and placing with the tables took, if the core did it all.
+        seconds: the times of merging, rewriting, scheduling, and placing with the tables, if the core did it all.
     """
 
     graph: Graph
@@ -56,8 +55,8 @@ class PlannedRound(NamedTuple):
 
     Attributes:
         chosen: its nodes, sources and kept values.
-        moved: the rows that values of the last run get; None if nothing is to run.
-        planned: None if nothing is to run, or if a source has no type yet; then the graph was not emitted.
+        moved: the new rows of values of the last run; None if the round has no nodes.
+        planned: None if the round has no nodes, or if a source has no type yet; then the graph was not emitted.
     """
 
     chosen: Chosen
@@ -66,14 +65,14 @@ class PlannedRound(NamedTuple):
 
 
 class CoreOptions(NamedTuple):
-    """The options of the calls of the core that plan.
+    """The options of planning calls of the core.
 
     Attributes:
         passes: see `autobatch.graph.rewrite.passes.rewrite`.
-        rule: of the policy.
+        rule: the rule of the policy.
         cells: all types of the graphs, planned.
-        sizes: of the compiled cells, for tables; None for none.
-        n_threads: that tiles are for.
+        sizes: the sizes of the compiled cells, for tables; None for none.
+        n_threads: the number of threads that tiles are made for.
     """
 
     passes: Collection[str]
@@ -84,7 +83,6 @@ class CoreOptions(NamedTuple):
 
     @property
     def arguments(self) -> tuple[Any, int, CoreRule, Any, CellSizes | None, int]:
-        """Return the arguments of the core."""
         cells = self.cells
         return cells.arrays, bits_of(self.passes), self.rule, cells.layout, self.sizes, self.n_threads
 
@@ -95,7 +93,8 @@ def plan_graphs(graphs: list[Graph], types: Types, options: CoreOptions, slot: i
     Args:
         graphs: as recorded or merged.
         types: the table of their types.
-        slot: that of the loss; -1 for none.
+        options: the options of the core.
+        slot: the slot of the loss; -1 for none.
 
     Raises:
         GraphError, DataError: as for `merge_graphs`; also GraphError if an edge points backwards.
@@ -118,10 +117,12 @@ def plan_round(
     """Plan a round in one call: choose its nodes, assign rows to kept values, emit its graph, and plan that.
 
     Args:
-        graph: that the round is of.
-        rows: of its kept values.
+        graph: the growing graph.
+        request: the values that the round must compute.
+        rows: the rows of its kept values.
         last: the values that the last run keeps, which get rows.
         types: the table of the types of its nodes.
+        options: the options of the core.
     """
     asked = graph.ask(request, options.cells.arrays.out_ptr)
     chosen, moved, emitted, planned = plan_round_in_core(
@@ -134,7 +135,6 @@ def plan_round(
 
 
 def _planned(graph: Graph, parts: tuple[Any, ...], cells: PlannedTypes, merging: float = 0.0) -> PlannedGraph:
-    """Return what the core has planned of a graph."""
     words, floats, changes, batches, placed, tables, seconds = parts
     result, rewrites = rewritten(graph, words, floats, changes)
     plan = _plan_of(result, Schedule(*batches), placed, cells)

@@ -1,7 +1,7 @@
 """Order several memory areas at once so that given lists of values are consecutive and in matching order.
 
 A *line* is a list of spans that must be consecutive. Lines with the same `order` must put their spans in the same
-order, whichever that is: they are the operands and the result of instructions that run as one. Each area has a PQ-tree.
+order, whatever it is: they are the operands and the result of instructions that run as one. Each area has a PQ-tree.
 The constraints that one line puts on the order of its spans are copied to all lines of the same `order`, until nothing
 changes. Then an order is chosen for each group of lines: children of P-nodes are permuted and Q-nodes reversed so that
 all lines follow it. Where that fails, the next order is tried.
@@ -30,8 +30,8 @@ class Line:
     """Spans that must be consecutive in memory.
 
     Attributes:
-        order: lines with an equal value put their spans in the same order; None fixes the order given here.
-        spans: the items of each, consecutive in memory; a line lies in one area.
+        order: lines with an equal value put their spans in the same order; None fixes the order of `spans`.
+        spans: the items of each span, consecutive in memory; all lie in one area.
     """
 
     order: Hashable | None
@@ -42,15 +42,14 @@ class Line:
 class Work:
     """A budget for finding orders, in tree nodes and spans visited: the same in every process.
 
-    A clock would measure more exactly how long a user waits. But then the layout of a cell, and the last bits of its
-    results, would depend on the load of the machine.
+    A clock would limit the user's waiting time more exactly, but would make the layout of a cell, and the last bits of
+    its results, depend on the load of the machine.
     """
 
     left: int
 
     @property
     def is_used_up(self) -> bool:
-        """Whether nothing more should be tried."""
         return self.left <= 0
 
 
@@ -104,7 +103,7 @@ class AlignedOrders:
         return twin
 
     def frontiers(self) -> list[list[Hashable]]:
-        """One order of each area that satisfies all lines."""
+        """Return one order of each area that satisfies all lines."""
         return [tree.frontier() for tree in self._trees]
 
     def _place(self, line: Line) -> bool:
@@ -134,11 +133,11 @@ class AlignedOrders:
         return True
 
     def _known_of(self, line: Line) -> list[list[int]]:
-        """The tree's constraints on the order of a line's spans: sets of positions that are consecutive."""
+        """Return the tree's constraints on the order of a line's spans: sets of consecutive positions."""
         return self._tree(line).ways().constraints(self._leaves_of(line))
 
     def _tied_lines(self) -> list[list[Line]]:
-        """The lines of each order that several lines share."""
+        """Group the lines by order, leaving out orders of a single line."""
         groups: defaultdict[Hashable, list[Line]] = defaultdict(list)
         for line in self._lines:
             if line.order is not None and len(line.spans) > 1:
@@ -157,7 +156,7 @@ class AlignedOrders:
         return self._pairs_agree(groups) and self._choose(groups, chosen, iter(range(MAX_TRIES)))
 
     def _pairs_agree(self, groups: list[list[Line]]) -> bool:
-        """Whether the pairwise orders of spans are free of contradictions; if not, no order can succeed."""
+        """Return whether the pairwise orders of spans are free of contradictions; if not, no order can succeed."""
         pairs = Pairs()
         self.work.left -= sum(len(line.spans) ** 2 for lines in groups for line in lines) // 2
         fixed = [line for line in self._lines if line.order is None]
@@ -201,7 +200,6 @@ class AlignedOrders:
             yield [number[item] for item in order]
 
     def _order_of(self, line: Line) -> list[int]:
-        """The present order of the spans of a line."""
         position = self._tree(line).ways().position
         places = [position[leaf] for leaf in self._leaves_of(line)]
         return sorted(range(len(places)), key=places.__getitem__)
@@ -217,7 +215,7 @@ class AlignedOrders:
 
 
 def _firsts(line: Line) -> list[Hashable]:
-    """One item of each span as its representative: spans do not interleave."""
+    """Return the first item of each span as its representative, which is enough because spans do not interleave."""
     return [span[0] for span in line.spans]
 
 

@@ -1,10 +1,10 @@
-"""Buffer assignment: give values of a cell columns in its rows, and choose which are computed in place.
+"""Buffer assignment: assign columns to the values of a cell, and choose which are computed in place.
 
 - Ports, and values computed for joins with ports, have columns in the inputs (`inputs`).
 - A value computed for another join is written directly to its place in the join (`concats`); if both are saved, they
   share columns.
-- A residual after its last read passes its columns on to a value that backward makes (`buffer_reuse`).
-- A backward value that consists of the gradients of adjacent ports is computed where these gradients lie.
+- After its last read, a residual passes its columns on to a value of the backward stage (`buffer_reuse`).
+- A backward value that consists of the gradients of adjacent ports is computed in their columns.
 
 The layout lists the remaining copies.
 """
@@ -24,33 +24,33 @@ from autobatch.memplan.cell.memory import Read, reads_of
 
 
 def make_layout(program: CellProgram, columns: Columns, derivative: Derivative | None, reuses: bool = True) -> Layout:
-    """Give all values of a cell their places; if `reuses`, values with disjoint lifetimes may share columns."""
+    """Lay out all values of a cell; with `reuses`, values with disjoint lifetimes may share columns."""
     n_domains = 1 + program.n_groups
     vars: Sequence[Var] = program.vars
     stages: tuple[frozenset[int], ...] = (frozenset(program.instructions),)
     saved: dict[int, Place] = {}
     saved_width = (0,) * n_domains
     gradients: dict[int, Place] = {}
-    settled: frozenset[int] = frozenset()
-    taken: frozenset[int] = frozenset()
+    aliased: frozenset[int] = frozenset()
+    overwritten: frozenset[int] = frozenset()
     if derivative is not None:
         vars = derivative.vars
         stages += (frozenset((*derivative.backward, *derivative.incoming)), frozenset(derivative.weights))
-        saved, saved_width, taken = _place_saved(derivative, stages, n_domains, reuses)
-        gradients, settled = _gradients_in_place(derivative, columns, saved)
+        saved, saved_width, overwritten = _place_saved(derivative, stages, n_domains, reuses)
+        gradients, aliased = _gradients_in_place(derivative, columns, saved)
     joins, within = make_joins(vars, stages, columns, set(gradients), saved)
     return Layout(
-        columns.ports, saved, columns.width, saved_width, columns.inner, gradients, settled, joins, within, taken
+        columns.ports, saved, columns.width, saved_width, columns.inner, gradients, aliased, joins, within, overwritten
     )  # fmt: skip
 
 
 def _place_saved(
     derivative: Derivative, stages: Sequence[frozenset[int]], n_domains: int, reuses: bool
 ) -> tuple[dict[int, Place], tuple[int, ...], frozenset[int]]:
-    """Give saved values columns; a part of a saved join that is made in the same stages lies inside it.
+    """Assign columns to saved values; a part of a saved join that is made in the same stages lies inside it.
 
     Returns:
-        the places, the width per domain, and the values whose columns are reused.
+        The places, the width per domain, and the values whose columns are reused.
     """
     vars, inside = derivative.vars, dict[int, tuple[int, int]]()
     for whole in derivative.saved:
@@ -71,7 +71,7 @@ def _place_saved(
 
 
 def _ranges(vars: Sequence[Var], index: int) -> list[tuple[int, int | None]]:
-    """The parts of a join, and where each begins in it if it is a range of it; empty for other values."""
+    """Return the parts of a join with their offsets, None for a part that is not a range; empty for other values."""
     source = vars[index].source
     if not isinstance(source, Instruction) or not is_join(source.op):
         return []
@@ -84,10 +84,10 @@ def _ranges(vars: Sequence[Var], index: int) -> list[tuple[int, int | None]]:
 def _gradients_in_place(
     derivative: Derivative, columns: Columns, saved: dict[int, Place]
 ) -> tuple[dict[int, Place], frozenset[int]]:
-    """Find values made up of port gradients that can be computed where these gradients lie.
+    """Find values made up of port gradients that can be computed in the columns of these gradients.
 
     Returns:
-        the place of each such value, and the ports whose gradients are computed in place.
+        The place of each such value, and the ports whose gradients are computed in place.
     """
     reads, vars = reads_of(derivative.vars), derivative.vars
     computed = {*derivative.backward, *derivative.incoming} - {*saved, *columns.inner}
@@ -99,17 +99,17 @@ def _gradients_in_place(
             whole = Place(place.domain, place.column - read.start, vars[read.value].size)
             wanted[read.value, whole].add(port)
     places: dict[int, Place] = {}
-    settled: set[int] = set()
-    taken: set[tuple[int, int]] = set()
+    aliased: set[int] = set()
+    used: set[tuple[int, int]] = set()
     for (value, whole), ports in sorted(wanted.items(), key=lambda pair: (-len(pair[1]), pair[0])):
         range_ = {(whole.domain, whole.column + k) for k in range(whole.width)}
         others = _columns(p for number, p in enumerate(columns.ports) if number not in ports)
         inside = whole.column >= 0 and whole.column + whole.width <= columns.width[whole.domain - NODE]
-        if value not in places and inside and not range_ & (others | taken):
+        if value not in places and inside and not range_ & (others | used):
             places[value] = whole
-            settled |= ports
-            taken |= range_
-    return places, frozenset(settled)
+            aliased |= ports
+            used |= range_
+    return places, frozenset(aliased)
 
 
 def _columns(places: Iterable[Place]) -> set[tuple[int, int]]:

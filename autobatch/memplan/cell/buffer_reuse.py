@@ -1,10 +1,9 @@
-"""Buffer reuse inside a cell: backward overwrites dead residuals with values that the weight gradients need.
+"""Buffer reuse inside a cell: gradients that the weight stage reads overwrite dead residuals.
 
-Backward computes the gradients of a cell's gates from the gates, and the weight stage reads the gradients but not the
-gates. Stored over the gates, the gradients take no columns of their own, and are written to cache lines that the kernel
-has just read. This module finds the saved values that may be overwritten, and the values that take their columns.
-Backends that reorder instructions keep each read of a value before the write that takes its columns
-(`autobatch.compiler.fusion`).
+Backward computes the gradients of a cell's gates from the gates, and the weight stage reads these gradients but not the
+gates. Stored over the gates, they take no columns of their own, and go to cache lines that the kernel has just read.
+This module finds the saved values that may be overwritten, and the values that take their columns. Backends that
+reorder instructions keep each read of a value before the write that takes its columns (`autobatch.compiler.fusion`).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from autobatch.ops.elementwise import add
 
 
 class Piece(NamedTuple):
-    """Elements of a value from `offset` on that are made together, at instruction `time` or later."""
+    """Elements of a value from `offset` on that are computed together, at instruction `time` or later."""
 
     value: int
     offset: int
@@ -28,21 +27,21 @@ class Piece(NamedTuple):
     time: float
 
 
-Offsets = Callable[[int], list[tuple[int, int | None]]]  # the parts of a join, and where each that is a range begins
+Offsets = Callable[[int], list[tuple[int, int | None]]]  # the parts of a join, with the offset of each that is a range
 
 
 def find_heirs(derivative: Derivative, excluded: set[int], parts_of: Offsets) -> dict[int, tuple[int, int]]:
     """Find saved values of the program whose columns a saved value of the backward stage may take.
 
     Args:
-        derivative: of a cell.
+        derivative: the derivative of a cell.
         excluded: values that share their columns already.
-        parts_of: the parts of a join.
+        parts_of: returns the parts of a join.
 
     Returns:
-        for each such value, the value that takes its columns, and the first element of that value to lie there.
+        For each such value, the value that takes its columns, and the first element of that value to lie there.
 
-    Cost: linear in the instructions and their arguments, but for sorting.
+    Cost: linear in the instructions and their arguments, except for sorting.
     """
     finder = _Finder(derivative, parts_of)
     n_forward = len(derivative.program.vars)
@@ -69,7 +68,7 @@ def find_heirs(derivative: Derivative, excluded: set[int], parts_of: Offsets) ->
 
 
 class _Finder:
-    """Finds when backward reads and writes values, as instruction numbers."""
+    """Find when backward reads and writes values; times are instruction numbers."""
 
     def __init__(self, derivative: Derivative, parts_of: Offsets) -> None:
         self.derivative, self.vars, self.parts_of = derivative, derivative.vars, parts_of
@@ -95,11 +94,11 @@ class _Finder:
                 self.from_gradients.add(index)
 
     def last_read(self, index: int) -> float:
-        """The last instruction that reads a value; infinite if that instruction is not element-wise."""
+        """Return the last instruction that reads a value; infinity if that instruction is not element-wise."""
         return self.last.get(index, math.inf)
 
     def pieces(self, index: int) -> list[Piece]:
-        """The pieces in which a value is made; none if parts leave gaps of zeros, or if it is not a gradient."""
+        """Return the pieces of a value; none if its parts leave gaps of zeros, or if it is not a gradient."""
         var = self.vars[index]
         if index not in self.from_gradients or not isinstance(var.source, Instruction):
             return []
@@ -115,10 +114,10 @@ class _Finder:
         ]
 
     def _made(self, index: int, reader: int) -> float:
-        """The first instruction that may write a part of a join to its place.
+        """Return the first instruction that may write a part of a join to its place.
 
-        A view of what backward makes may be made there too; views of what a loop over elements makes, and of other
-        values, are copied by the join.
+        A view of a backward value may be made there too. The join copies views of element-wise results and of other
+        values.
         """
         seen = self._seen(index)
         source = self.vars[seen].source
@@ -134,7 +133,6 @@ class _Finder:
         self.last[index] = max(self.last.get(index, -1), time)
 
     def _seen(self, index: int) -> int:
-        """The value that a view shows."""
         source = self.vars[index].source
         while isinstance(source, Instruction) and source.op.view:
             index = source.args[0]
@@ -146,10 +144,10 @@ class _Finder:
 
 
 def _is_simple(source: Instruction) -> bool:
-    """Whether a loop over elements computes an instruction."""
+    """Return whether an instruction runs as a loop over elements."""
     return source.op.scalar is not None and not source.op.random
 
 
 def source_args(source: object) -> tuple[int, ...]:
-    """The arguments that a value is computed from."""
+    """Return the values that a source reads."""
     return source.args if isinstance(source, Instruction) else ()

@@ -1,6 +1,6 @@
 """Concatenations without copies: find the parts, of values or of gradients, that are computed in place.
 
-A part that is computed in its place in the join needs no copy. Neither does a part that lies in the inputs if the join
+A part that is computed at its place in the join needs no copy. Neither does a part that lies in the inputs if the join
 lies there around it.
 """
 
@@ -28,9 +28,9 @@ def make_joins(
 
     Args:
         vars: the values.
-        stages: the values that each stage makes.
+        stages: the values that each stage computes.
         columns: the places of the values that lie in the inputs.
-        gradients: the values that are computed where gradients of ports lie.
+        gradients: the values that are computed in the columns of port gradients.
         saved: the places of saved values.
     """
     reads = reads_of(vars)
@@ -60,7 +60,7 @@ def make_joins(
 
 
 def _lies_in_inputs(vars: Sequence[Var], columns: Columns, part: Read, whole: int, index: Index) -> bool:
-    """Whether a part lies in the inputs at its position inside `whole`."""
+    """Return whether a part lies in the inputs at its position inside `whole`."""
     source, around, offset = vars[part.value].source, columns.inner.get(whole), offset_of(vars[whole], index)
     place = columns.ports[source.number] if isinstance(source, Port) else columns.inner.get(part.value)
     if place is None or around is None or offset is None or part.strided:
@@ -69,7 +69,7 @@ def _lies_in_inputs(vars: Sequence[Var], columns: Columns, part: Read, whole: in
 
 
 def _lies_in(vars: Sequence[Var], saved: dict[int, Place], part: int, whole: int, index: Index) -> bool:
-    """Whether a saved part lies at its position inside a saved `whole`."""
+    """Return whether a saved part lies at its position inside a saved `whole`."""
     place, around, offset = saved[part], saved.get(whole), offset_of(vars[whole], index)
     if around is None or offset is None:
         return False
@@ -77,12 +77,12 @@ def _lies_in(vars: Sequence[Var], saved: dict[int, Place], part: int, whole: int
 
 
 def is_join(op: Op) -> bool:
-    """Whether an op concatenates: values, or the gradients of slices into the gradient of the whole."""
+    """Return whether an op concatenates values, or the gradients of slices into the gradient of the whole."""
     return op is assemble or op.name == "concat"
 
 
 def part_indices(vars: Sequence[Var], value: int) -> tuple[Index, ...]:
-    """Where each argument of a join lies in it."""
+    """Return the index of each argument of a join in its result."""
     source = vars[value].source
     assert isinstance(source, Instruction)
     if source.op is assemble:
@@ -97,7 +97,7 @@ def part_indices(vars: Sequence[Var], value: int) -> tuple[Index, ...]:
 
 
 def can_be_made_in(vars: Sequence[Var], stages: Sequence[frozenset[int]], part: int, whole: int) -> bool:
-    """Whether the stages that make `whole` also compute a part of it, per row and not as a view."""
+    """Return whether the stages that make `whole` also compute a part of it, per row and not as a view."""
     source = vars[part].source
     if vars[part].domain != vars[whole].domain or any((part in s) != (whole in s) for s in stages):
         return False
@@ -107,7 +107,7 @@ def can_be_made_in(vars: Sequence[Var], stages: Sequence[frozenset[int]], part: 
 
 
 def offset_of(whole: Var, index: Index) -> int | None:
-    """The first element of a part that is a range of rows of a value; None for other parts."""
+    """Return the offset of a part that is a range of rows of a value; None for other parts."""
     if len(index) == 1 + len(whole.shape) and index[0] is Ellipsis:
         index = index[1:]
     if len(index) != 1 or not isinstance(index[0], slice) or index[0].step not in (None, 1):

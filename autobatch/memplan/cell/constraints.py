@@ -1,11 +1,11 @@
 """Turn inner batches and joins into constraints on the order of items in memory.
 
-The result of a batch, and each operand, should be one view of memory. It is
+The result of a batch, and each operand, should be one view of memory. Its pattern is
 
 - `same` if all members have the same value: no constraint;
 - `full` if all values are different: they are consecutive, in one order for all operands of the batch.
 
-An operand that repeats values in another way is no view in any order.
+An operand with other repetitions cannot be a view in any order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from autobatch.memplan.cell.grouping import Batch, is_product
 from autobatch.memplan.cell.memory import SHARED_VALUES, ProgramMemory
 
 RESULT = -1  # the operand number of a result
-EDGES_PER_NODE = 2  # at a variadic port, when bytes are weighed
+EDGES_PER_NODE = 2  # an assumption for variadic ports, to weigh bytes
 FLOAT_BYTES = 4
 Pattern: TypeAlias = Literal["same", "full"]
 Key: TypeAlias = tuple[Hashable, ...]
@@ -33,8 +33,8 @@ class Run:
     Attributes:
         key: ("batch", first member, operand) or ("join", value).
         values: as the batch lists them.
-        line: its constraint on the orders; None if no order makes it a view.
-        area: where the values lie.
+        line: the constraint on orders that makes it a view; None if no order does.
+        area: the area of the values.
         elements: elements moved per row of the area if the constraint is not met.
         copied: whether it is then copied. If not, it is read in place; only a backend that runs op by op copies it.
     """
@@ -47,19 +47,18 @@ class Run:
     copied: bool
 
     def moved_bytes(self, rows: int) -> int:
-        """Bytes moved for a batch of this many nodes."""
         return FLOAT_BYTES * self.elements * n_rows(self.area, rows)
 
 
 def n_rows(area: str, rows: int) -> int:
-    """The rows of an area for a batch of `rows` nodes: one if shared, `EDGES_PER_NODE` per node for edges."""
+    """Return the rows of an area for a batch of `rows` nodes: one if shared, `EDGES_PER_NODE` per node for edges."""
     if area == SHARED_VALUES:
         return 1
     return rows if not area.startswith("edge") else EDGES_PER_NODE * rows
 
 
 def pattern_of(values: Sequence[Hashable]) -> Pattern | None:
-    """The pattern in which an operand with these values is a view; None if there is none.
+    """Return the pattern of an operand with these values; None if it cannot be a view.
 
     >>> pattern_of("xxxx"), pattern_of("abcd"), pattern_of("xxhh")
     ('same', 'full', None)
@@ -69,28 +68,28 @@ def pattern_of(values: Sequence[Hashable]) -> Pattern | None:
 
 
 def operands_of(memory: ProgramMemory, batch: Batch) -> dict[int, tuple[int, ...]]:
-    """The values of the result and of each operand of a batch, one per member; literal numbers are left out."""
+    """Return the values of the result and of each operand of a batch, one per member, without literal numbers."""
     sources = [memory.program.vars[value].source for value in batch]
     arguments = [source.args for source in sources if isinstance(source, Instruction)]
     found = {RESULT: tuple(batch), **dict(enumerate(zip(*arguments, strict=True)))}
     return {number: values for number, values in found.items() if memory.span(values[0])}
 
 
-def batch_runs(memory: ProgramMemory, batch: Batch, apart: frozenset[int] = frozenset()) -> list[Run]:
-    """The runs of a batch, except operands that are the same for all members."""
+def batch_runs(memory: ProgramMemory, batch: Batch, copied_joins: frozenset[int] = frozenset()) -> list[Run]:
+    """Return the runs of a batch, except operands that are the same for all members."""
     runs = []
     for operand, values in operands_of(memory, batch).items():
         pattern = pattern_of([memory.reads[v] for v in values])
         if pattern != "same":
-            spans = tuple(memory.span(v, apart) for v in values)
+            spans = tuple(memory.span(v, copied_joins) for v in values)
             line = None if pattern is None else Line(batch[0], spans)
             runs.append(_make_run(memory, ("batch", batch[0], operand), values, line, is_product(memory, batch)))
     return runs
 
 
-def join_run(memory: ProgramMemory, value: int, apart: frozenset[int] = frozenset()) -> Run:
-    """The run of a join's parts, in the order of the program."""
-    spans = (memory.span(part, apart) for part in memory.joins[value])
+def join_run(memory: ProgramMemory, value: int, copied_joins: frozenset[int] = frozenset()) -> Run:
+    """Return the run of a join's parts, in the order of the program."""
+    spans = (memory.span(part, copied_joins) for part in memory.joins[value])
     line = Line(None, tuple(span for span in spans if span))
     return _make_run(memory, ("join", value), memory.joins[value], line, copied=True)
 

@@ -1,13 +1,13 @@
 """Inner batches: choose which instructions of a cell run as one.
 
 The problem is the same as batching nodes: instructions of one signature (op, shapes, static arguments) may run together
-if none depends on another, and few batches are wanted. The choice is greedy. It runs all ready instructions of one
-signature at once, and prefers the signature of which the largest share is ready. Where every instruction of a signature
-waits only for others of the same signature, running it now is part of some sequence with the fewest batches.
+if none depends on another, and the fewest batches are wanted. The choice is greedy. It runs all ready instructions of
+one signature at once, and prefers the signature of which the largest share is ready. Where every instruction of a
+signature waits only for others of the same signature, running it now is part of some sequence with the fewest batches.
 
 A product by a parameter runs only with products of the same input: together they are one product of stacked parameters,
-of which each may have any number of rows. So it does not matter which sizes are equal by chance. Other products run
-alone, as backends run them.
+each of any number of rows. So sizes that are equal by chance make no difference. Other products run alone, as backends
+run them.
 
 Branch and bound over all sequences and groupings saved one batch in 1 of the 181 cells of the zoo, the models and the
 literature, and no launch on any backend.
@@ -66,10 +66,10 @@ def choose_batches(steps: Steps) -> tuple[Batch, ...]:
     """Divide the instructions into batches, in an order in which they can run.
 
     Args:
-        steps: of the cell.
+        steps: the instructions of the cell.
 
     Returns:
-        batches of the values that the instructions compute.
+        Batches of the values that the instructions compute.
 
     Cost: O(batches * (instructions + edges)).
     """
@@ -89,7 +89,7 @@ def choose_batches(steps: Steps) -> tuple[Batch, ...]:
 def _ready(
     left: dict[int, None], type_ids: list[int], sources: list[list[int]]
 ) -> tuple[dict[int, list[int]], dict[int, int]]:
-    """Per type, the nodes whose inputs are finished, and how many nodes wait for no other of their type."""
+    """Return, per type, the nodes whose inputs are finished, and the number of nodes that wait for no other of it."""
     ready: dict[int, list[int]] = {}
     could: dict[int, int] = {}
     awaited: dict[int, set[int]] = {}  # per unfinished node, the types of the unfinished nodes it depends on
@@ -104,7 +104,7 @@ def _ready(
 
 
 def computed(memory: ProgramMemory, index: int) -> set[int]:
-    """The computed values that a value views or copies."""
+    """Return the computed values that a value views or copies."""
     value = memory.reads[index].value
     source = memory.program.vars[value].source
     if not isinstance(source, Instruction):
@@ -115,7 +115,7 @@ def computed(memory: ProgramMemory, index: int) -> set[int]:
 
 
 def signature(memory: ProgramMemory, value: int) -> Hashable:
-    """All of an instruction but the places of its arguments; equal for instructions that may run as one.
+    """Return a key of an instruction without its arguments' places; equal for instructions that may run as one.
 
     Products whose parameters are stacked may have any numbers of rows.
     """
@@ -145,6 +145,6 @@ def signature(memory: ProgramMemory, value: int) -> Hashable:
 
 
 def is_product(memory: ProgramMemory, batch: Batch) -> bool:
-    """Whether the op of a batch is a matrix product, which reads its operands as blocks."""
+    """Return whether the op of a batch is a matrix product, which reads its operands as blocks."""
     source = memory.program.vars[batch[0]].source
     return isinstance(source, Instruction) and source.op in PRODUCTS

@@ -30,7 +30,7 @@ def place_columns(program: CellProgram, joined: bool = True) -> Columns:
     """Order the ports of a cell, and the values computed for joins with ports.
 
     Args:
-        program: of the cell.
+        program: the program of the cell.
         joined: let joins decide the order; if not, ports are in numerical order.
     """
     memory = ProgramMemory(program)
@@ -38,9 +38,9 @@ def place_columns(program: CellProgram, joined: bool = True) -> Columns:
         places, width = side_by_side(program.vars, program.ports, 1 + program.n_groups)
         return Columns(tuple(places[p] for p in program.ports), {}, width)
     fit = fit_runs(memory, ())
-    apart = fit.copied_joins(memory)
-    chosen = _joins_in_inputs(memory, apart)
-    spans = {value: memory.span(value, apart) for value in (*program.ports, *chosen)}
+    copied_joins = fit.copied_joins(memory)
+    chosen = _joins_in_inputs(memory, copied_joins)
+    spans = {value: memory.span(value, copied_joins) for value in (*program.ports, *chosen)}
     wanted = {item for span in spans.values() for item in span}
     orders = fit.orders.copy()
     for line in _pairs(memory):
@@ -64,7 +64,7 @@ def place_columns(program: CellProgram, joined: bool = True) -> Columns:
 
 
 def _pairs(memory: ProgramMemory) -> list[Line]:
-    """Ports fed by one node, such as the h and c of a child: adjacent, they are written as one piece."""
+    """Return lines for ports fed by one node, such as the h and c of a child: if adjacent, they are written as one."""
     arguments: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
     for port in memory.program.ports:
         var = memory.program.vars[port]
@@ -74,13 +74,13 @@ def _pairs(memory: ProgramMemory) -> list[Line]:
     return [Line(("pair", number), spans) for number, spans in enumerate(lines) if len(spans) > 1]
 
 
-def _joins_in_inputs(memory: ProgramMemory, apart: frozenset[int]) -> set[int]:
-    """The joins that lie in the inputs, and the values computed for them.
+def _joins_in_inputs(memory: ProgramMemory, copied_joins: frozenset[int]) -> set[int]:
+    """Return the joins that lie in the inputs, and the values computed for them.
 
     These are the joins that contain a port, and those that share a part with another such join.
     """
     program = memory.program
-    kept = {value: set(memory.span(value, apart)) for value in memory.joins if value not in apart}
+    kept = {value: set(memory.span(value, copied_joins)) for value in memory.joins if value not in copied_joins}
     held = {item for port in program.ports for item in memory.span(port)}
     chosen: set[int] = set()
     while True:
@@ -97,7 +97,7 @@ def _joins_in_inputs(memory: ProgramMemory, apart: frozenset[int]) -> set[int]:
 def side_by_side(
     vars: Sequence[Var], chosen: Iterable[int], n_domains: int
 ) -> tuple[dict[int, Place], tuple[int, ...]]:
-    """Give values consecutive columns per domain; return them and the width of each domain."""
+    """Assign consecutive columns to values, per domain; return the places, and the width of each domain."""
     places, width = {}, [0] * n_domains
     for index in chosen:
         domain = vars[index].domain

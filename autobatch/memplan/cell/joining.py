@@ -6,9 +6,8 @@ adjacent in one stacked parameter. A sum is joined if
   else reads the products or the matrices, so that no matrix is needed in two stacks, one of them a copy;
 - every vector is computed as a whole, or is part of a port: a view of a computed value would be copied into the join;
 - no vector depends on attributes only: such a product can be computed once for all rows of a type, not batch by batch;
-- one order of all vectors makes the vectors of every sum adjacent, so that none is copied: a sum that fits no such
-  order beside the more common ones is left as it is, and if a concatenation of the cell itself would now be copied, all
-  sums are;
+- one order of all vectors makes the vectors of every sum adjacent, so that none is copied. A sum that fits no such
+  order beside the more common sums stays; so do all sums if a concatenation of the cell itself would now be copied;
 - the sums that share vectors take fewer launches than before. Products by one vector count as one, since they will be
   stacked: W x + U h saves nothing where V x remains.
 """
@@ -33,7 +32,7 @@ from autobatch.ops.shaping import concat
 from autobatch.params.stacks import make_row
 from autobatch.system.trust import checking
 
-Launch: TypeAlias = tuple[Op, tuple[int, ...]]  # an op, and the vectors by which it takes products of matrices
+Launch: TypeAlias = tuple[Op, tuple[int, ...]]  # an op on matrices, and the vectors that it multiplies them by
 
 
 class MatVec(NamedTuple):
@@ -49,7 +48,7 @@ class Sum(NamedTuple):
     """Products that become one, in the order of their vectors.
 
     Attributes:
-        root: the value that is the whole sum.
+        root: the value of the whole sum.
         products: two or more.
         others: the other terms.
         gone: the products, and the sums between them and the root.
@@ -62,17 +61,16 @@ class Sum(NamedTuple):
 
     @property
     def inputs(self) -> tuple[int, ...]:
-        """The vectors."""
+        """Return the vectors."""
         return tuple(product.input for product in self.products)
 
     @property
     def row(self) -> tuple[int, ...]:
-        """The matrices."""
+        """Return the matrices, which become one row."""
         return tuple(product.weight for product in self.products)
 
     @property
     def op(self) -> Op:
-        """The op of the product that replaces all."""
         return matmul if all(product.bias is None for product in self.products) else affine
 
     def ordered(self, place: dict[int, int]) -> Sum:
@@ -136,12 +134,12 @@ class _Reading:
                 self.products[index] = MatVec(index, *source.args, *([None] if source.op is matmul else []))
 
     def instruction(self, index: int) -> Instruction | None:
-        """The instruction that computes a value; None if no op does."""
+        """Return the instruction that computes a value; None for other sources."""
         source = self.program.vars[index].source
         return source if isinstance(source, Instruction) else None
 
     def sums(self) -> list[Sum]:
-        """The largest sums that have products to join."""
+        """Return the largest sums that have products to join."""
         inside: set[int] = set()
         found: list[Sum] = []
         for root in reversed(self.program.instructions):
@@ -163,7 +161,7 @@ class _Reading:
         return len(weight.shape) == 2 and len(input_.shape) == 1 and weight.size > 0 and input_.domain != SHARED
 
     def _leaves(self, root: int) -> tuple[list[int], set[int]]:
-        """The terms of a tree of sums, in order, and the sums between them and the root."""
+        """Return the terms of a tree of sums, in order, and the sums between them and the root."""
         leaves, between, pending = list[int](), set[int](), [root]
         shape, domain = self.program.vars[root].shape, self.program.vars[root].domain
         while pending:
@@ -178,7 +176,7 @@ class _Reading:
         return leaves, between
 
     def _sum(self, root: int, leaves: Sequence[int], between: set[int]) -> Sum:
-        """The terms that can be joined: products, one for each vector, all learned or all not."""
+        """Collect the terms that can be joined: products, one for each vector, all trainable or none."""
         var = self.program.vars[root]
         products: list[MatVec] = []
         for leaf in leaves:
@@ -201,7 +199,6 @@ class _Reading:
         return not is_view or self.is_of_port(vector)
 
     def is_of_port(self, value: int) -> bool:
-        """Whether a value is a port, or a view of one."""
         return isinstance(origin(self.program.vars, value).source, Port)
 
     def _trainable(self, product: MatVec) -> bool:
@@ -229,7 +226,7 @@ def _in_one_order(reading: _Reading, sums: Sequence[Sum]) -> list[Sum]:
 
 
 def _saving(reading: _Reading, sums: Sequence[Sum]) -> list[Sum]:
-    """The sums that take fewer launches when joined, counted with all sums that share vectors with them."""
+    """Return the sums that take fewer launches when joined, counted with all sums that share vectors with them."""
     groups: list[tuple[set[int], list[Sum]]] = []
     for sum_ in sums:
         inputs, members = set(sum_.inputs), [sum_]
@@ -257,7 +254,6 @@ def _launch(reading: _Reading, product: MatVec) -> Launch:
 
 
 def _rewrite(program: CellProgram, sums: Iterable[Sum]) -> CellProgram:
-    """The program with these sums joined."""
     names = {id(v.source.parameter): v.source.name for v in program.vars if isinstance(v.source, Weight)}
     builder = Builder(program.name, weight_names=names)
     roots = {sum_.root: sum_ for sum_ in sums}
@@ -304,10 +300,10 @@ def _joined(
 
 
 def _views_stay(program: CellProgram, joined: CellProgram, sums: Iterable[Sum]) -> bool:
-    """Whether all new joins of vectors are views, and all earlier joins still are."""
+    """Return whether all new joins of vectors are views, and all earlier joins still are."""
     memory = ProgramMemory(program)
     if not memory.joins and all(memory.reads[value].value == value for sum_ in sums for value in sum_.inputs):
-        return True  # in the one order of all vectors
+        return True  # `_in_one_order` has made the new joins views
     n_new = _count_concats(joined) - _count_concats(program)
     return _count_views(ProgramMemory(joined)) >= _count_views(memory) + n_new
 

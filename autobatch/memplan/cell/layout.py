@@ -38,9 +38,9 @@ class Copy(NamedTuple):
     Attributes:
         what: the reader and its operand, as text.
         values: the values moved.
-        area: where they lie.
+        area: the area of the values.
         elements: moved per row of the area.
-        reason: why they do not lie so.
+        reason: the reason, as text.
     """
 
     what: str
@@ -50,7 +50,7 @@ class Copy(NamedTuple):
     reason: str
 
     def moved_bytes(self, rows: int) -> int:
-        """Bytes moved for a batch of this many nodes; for values that all nodes share, once per step."""
+        """Return the bytes moved for a batch of this many nodes; for shared values, once per step."""
         return FLOAT_BYTES * self.elements * n_rows(self.area, rows)
 
 
@@ -58,7 +58,7 @@ class InnerBatch(NamedTuple):
     """Instructions that run as one.
 
     Attributes:
-        values: what they compute, in the order in which they lie.
+        values: the computed values, in the order of memory.
         is_product: whether its op needs blocks.
         views: the pattern of each operand (-1 is the result) that lies as the batch requires; a product copies the
             others, and other ops read them in place.
@@ -79,7 +79,7 @@ class CellLayout:
         areas: the items of each area, in order: columns of nodes and edges, rows of stacked parameters.
         joins: the concats that are views.
         copies: the copies for products and concats.
-        apart: the operands that other batches read in place.
+        apart: the operands of other batches that are not adjacent, and are read in place.
         work: the search effort spent, see `Work`.
     """
 
@@ -92,31 +92,30 @@ class CellLayout:
     work: int
 
     def copied_bytes(self, rows: int = ROWS) -> int:
-        """Bytes copied when a batch of this many nodes runs."""
         return sum(copy.moved_bytes(rows) for copy in self.copies)
 
     def apart_bytes(self, rows: int = ROWS) -> int:
-        """Bytes that element-wise batches would copy as well if they ran op by op."""
+        """Return the bytes that element-wise batches would copy as well if they ran op by op."""
         return sum(copy.moved_bytes(rows) for copy in self.apart)
 
     @property
     def untried(self) -> tuple[Copy, ...]:
-        """Operands that element-wise batches read in place because the work budget ended before they were tried."""
+        """Return the operands read in place because the work budget ended before they were tried."""
         return tuple(copy for copy in self.apart if copy.reason == UNTRIED)
 
     @property
     def parameter_copies(self) -> int:
-        """The number of copies of values that all nodes share."""
+        """Count the copies of values that all nodes share."""
         return sum(copy.area == SHARED_VALUES for copy in self.copies)
 
     def offset(self, value: int) -> int:
-        """Where a value begins: a column of its row, or an element of what is shared."""
+        """Return the offset of a value: a column of its row, or an element of the shared values."""
         first = self.span(value)[0]
         items = self.areas[self.memory.area_of(first.value)]
         return sum(item.size for item in items[: items.index(first)])
 
     def span(self, value: int) -> tuple[Item, ...]:
-        """The items of a value; none for a number."""
+        """Return the items of a value; none for a number."""
         return self.memory.span(value, frozenset(self.memory.joins) - self.joins)
 
     def __str__(self) -> str:
@@ -128,7 +127,7 @@ def plan_cell(program: CellProgram, rows: int = ROWS) -> CellLayout:
     """Lay out a cell with few launches of batches and copies, and few copied bytes.
 
     Args:
-        program: of the cell.
+        program: the program of the cell.
         rows: nodes per batch, to weigh shared values against values per node.
 
     Cost: once per cell; about 10 ms for a Tree-LSTM. The operands of element-wise ops are tried last, and only until
@@ -199,9 +198,9 @@ def _copy_of_run(memory: ProgramMemory, batches: Sequence[Batch], run: Run, fit:
     elif run.key in fit.untried:
         reason = UNTRIED
     elif starting_orders(memory).add([run.line]):
-        reason = "it does not fit beside what is kept"
+        reason = "it does not fit beside the views chosen before"
     else:
-        reason = "no order of the items serves it"
+        reason = "no order of the items makes it a view"
     return Copy(_reader_name(memory, batches, run.key), run.values, run.area, run.elements, reason)
 
 
@@ -226,7 +225,7 @@ def _reader_name(memory: ProgramMemory, batches: Sequence[Batch], key: Key) -> s
 
 
 def show_layout(layout: CellLayout, rows: int = ROWS) -> str:
-    """Print the order of items before and after, and a line per inner batch and copy, with bytes for `rows` nodes."""
+    """Format the order of items before and after, and a line per inner batch and copy, with bytes for `rows` nodes."""
     return "\n".join([_head(layout, rows), *_areas(layout), *_batches(layout), *_copies(layout, rows)])
 
 
@@ -258,7 +257,7 @@ def _batches(layout: CellLayout) -> Iterator[str]:
 
 
 def _operands(layout: CellLayout, batch: InnerBatch) -> Iterator[str]:
-    """Print each operand: `x = (a b)` for a view, else how it is read."""
+    """Yield each operand: `x = a b` for a view, else with how it is read."""
     for operand, values in operands_of(layout.memory, batch.values).items():
         name = "result" if operand == RESULT else _source(layout, batch).op.names[operand]
         names = " ".join(layout.memory.name(value) for value in dict.fromkeys(values))

@@ -17,12 +17,12 @@ _known: dict[Hashable, CellLayout] = {}
 
 
 def lay_out(program: CellProgram, rows: int = ROWS) -> CellLayout:
-    """Give the layout by which a cell is executed, shared by programs that differ only in parameters and names.
+    """Return the layout of a program, shared by programs that differ only in parameters and names.
 
     A layout refers to values by number, so it holds for every program with the same ops, arguments and shapes. The
     reasons of copies name values, so for a layout with copies the names must match too.
 
-    Cost: that of `plan_cell` for a form of program that is new, else linear in its values.
+    Cost: that of `plan_cell` for a new form of program, else linear in its values.
     """
     form = (rows, program.outputs, program.ties, *(_form(var) for var in program.vars))
     named = (program.name, form, *(getattr(var.source, "name", None) for var in program.vars))
@@ -34,7 +34,7 @@ def lay_out(program: CellProgram, rows: int = ROWS) -> CellLayout:
 
 
 def _form(var: Var) -> Hashable:
-    """Everything about a value that a layout depends on."""
+    """Return a key of everything about a value that a layout depends on."""
     match var.source:
         case Instruction(op, args, static):
             source: Hashable = op, args, repr(sorted(static.items()))

@@ -1,4 +1,4 @@
-"""Check the layout of a cell from the definition: from the addresses of items, without the trees that made them."""
+"""Check the layout of a cell from the definition: from the addresses of items, without the trees behind them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from autobatch.memplan.cell.memory import Item
 
 @checked()
 def check_cell_layout(layout: CellLayout) -> None:
-    """Check that every item has one place, batches can run, views are views, and everything else is a listed copy.
+    """Check that every item has one place, batches can run, views are views, and all other operands are listed copies.
 
     Raises:
-        PlanError: names the first thing that does not hold. That is a defect of the planner.
+        PlanError: a defect of the planner; the message names the first violation.
 
     Cost: O(items * values).
     """
@@ -30,7 +30,6 @@ def check_cell_layout(layout: CellLayout) -> None:
 
 
 def _addresses(layout: CellLayout) -> dict[Item, tuple[str, int]]:
-    """The area of each item, and its offset there."""
     start: dict[Item, tuple[str, int]] = {}
     for area, items in layout.areas.items():
         at = 0
@@ -43,7 +42,7 @@ def _addresses(layout: CellLayout) -> dict[Item, tuple[str, int]]:
         item: area for area, items in layout.memory.areas.items() for item in items if item.value not in layout.joins
     }
     if {item: area for item, (area, _) in start.items()} != expected:
-        raise _broken(layout, f"{len(start)} items have places and {len(expected)} need one, or their areas differ")
+        raise _broken(layout, f"{len(start)} items have places, but {len(expected)} need one, or their areas differ")
     return start
 
 
@@ -60,7 +59,9 @@ def _check_values(layout: CellLayout, start: dict[Item, tuple[str, int]]) -> Non
                 raise _broken(layout, f"{layout.memory.name(value)} of shape {var.shape} lies in pieces")
             at += item.size
         if at - start[span[0]][1] != size:
-            raise _broken(layout, f"{layout.memory.name(value)} has {at - start[span[0]][1]} elements and needs {size}")
+            raise _broken(
+                layout, f"{layout.memory.name(value)} has {at - start[span[0]][1]} elements, but needs {size}"
+            )
 
 
 def _check_batches(layout: CellLayout) -> None:
@@ -84,7 +85,7 @@ def _check_batches(layout: CellLayout) -> None:
 def _check_view(
     layout: CellLayout, start: dict[Item, tuple[str, int]], number: int, operand: int, pattern: Pattern
 ) -> None:
-    """Check that the values of an operand lie as its pattern says, in the order of the batch."""
+    """Check that the values of an operand lie as its pattern requires, in the order of the batch."""
     batch, memory = layout.batches[number], layout.memory
     values = operands_of(memory, batch.values)[operand]
     wanted = start[layout.span(values[0])[0]]
@@ -92,8 +93,8 @@ def _check_view(
         if start[layout.span(value)[0]] != wanted:
             raise _broken(
                 layout,
-                f"operand {operand} of batch {number} is said to be a view ({pattern}), and {memory.name(value)} lies "
-                f"at {start[layout.span(value)[0]]}, not at {wanted}",
+                f"operand {operand} of batch {number} is listed as a view ({pattern}), but {memory.name(value)} lies "
+                f"at {start[layout.span(value)[0]]} instead of {wanted}",
             )
         if pattern == "full":
             wanted = (wanted[0], wanted[1] + memory.reads[value].stop - memory.reads[value].start)
@@ -114,7 +115,7 @@ def _check_copies(layout: CellLayout) -> None:
     if (len(layout.copies), len(layout.apart)) != (n_copied, missing[False]):
         raise _broken(
             layout,
-            f"{len(layout.copies)} copies and {len(layout.apart)} reads in place are counted, and there are "
+            f"{len(layout.copies)} copies and {len(layout.apart)} reads in place are listed, but there are "
             f"{n_copied} and {missing[False]}",
         )
     if not all(copy.reason and copy.elements > 0 for copy in (*layout.copies, *layout.apart)):

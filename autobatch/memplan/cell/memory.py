@@ -25,11 +25,11 @@ from autobatch.ops.define import Op, Shape
 from autobatch.ops.elementwise import stop_gradient
 
 NODE_COLUMNS, SHARED_VALUES, INT_DATA, FLOAT_DATA = "node", "shared", "int data", "float data"
-DATA = (INT_DATA, FLOAT_DATA)  # what the names of areas of data begin with; a variadic group's are followed by it
+DATA = (INT_DATA, FLOAT_DATA)  # prefixes of the names of data areas; a variadic group follows
 
 
 class Item(NamedTuple):
-    """Elements start:stop of a value that has memory of its own."""
+    """Elements start:stop of a value, with memory of their own."""
 
     value: int
     start: int
@@ -37,7 +37,6 @@ class Item(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Elements."""
         return self.stop - self.start
 
 
@@ -58,12 +57,12 @@ class ProgramMemory:
 
     @cached_property
     def reads(self) -> tuple[Read, ...]:
-        """The memory that each value refers to: its own, unless it is a view."""
+        """Return the memory that each value refers to: its own, unless it is a view."""
         return reads_of(self.program.vars)
 
     @cached_property
     def constants(self) -> frozenset[int]:
-        """The views that have no gradient, although what they view may have one."""
+        """Return the views without a gradient, although the viewed values may have one."""
         found: set[int] = set()
         for i in self.program.instructions:
             if _op(self, i) is stop_gradient or (_op(self, i).view and self._args(i)[0] in found):
@@ -72,22 +71,22 @@ class ProgramMemory:
 
     @cached_property
     def steps(self) -> tuple[int, ...]:
-        """The instructions that compute: neither views nor copies."""
+        """Return the instructions that compute: neither views nor copies."""
         return tuple(i for i in self.program.instructions if not (_op(self, i).view or _op(self, i).copies))
 
     @cached_property
     def joins(self) -> dict[int, tuple[int, ...]]:
-        """The parts of each `concat` that needs no copy if they are adjacent."""
+        """Return the parts of each `concat` that needs no copy if they are adjacent."""
         return {i: self._args(i) for i in self.copying if self.why_copied(i) is None}
 
     @cached_property
     def copying(self) -> tuple[int, ...]:
-        """The instructions that only move bytes."""
+        """Return the instructions that only move bytes."""
         return tuple(i for i in self.program.instructions if _op(self, i).copies and self.program.vars[i].size)
 
     @cached_property
     def items(self) -> dict[int, tuple[Item, ...]]:
-        """The items of each value that has memory: all but views and literal numbers."""
+        """Return the items of each value that has memory: all but views and literal numbers."""
         return {
             value: tuple(Item(value, start, stop) for start, stop in pairwise(sorted(cuts)))
             for value, cuts in self._cuts.items()
@@ -96,7 +95,7 @@ class ProgramMemory:
 
     @cached_property
     def areas(self) -> dict[str, tuple[Item, ...]]:
-        """The items of each area, in program order."""
+        """Return the items of each area, in program order."""
         found: defaultdict[str, list[Item]] = defaultdict(list)
         for value, items in self.items.items():
             found[self.area_of(value)] += items
@@ -110,32 +109,35 @@ class ProgramMemory:
         return cuts
 
     def fixed_lines(self) -> list[Line]:
-        """The lines that always hold: the items of each value, and all items of data attributes."""
+        """Return the lines that always hold: the items of each value, and all items of data attributes."""
         data = [items for area, items in self.areas.items() if area.startswith(DATA)]
         lines = [Line(None, tuple((item,) for item in items)) for items in (*data, *self.items.values())]
         return [line for line in lines if len(line.spans) > 1]
 
-    def span(self, index: int, apart: frozenset[int] = frozenset()) -> tuple[Item, ...]:
-        """The items that make up a value, in order; none for a number.
+    def span(self, index: int, copied_joins: frozenset[int] = frozenset()) -> tuple[Item, ...]:
+        """Return the items of a value, in order; none for a number.
 
         Args:
             index: a value of the program.
-            apart: joins whose parts are not adjacent; they have memory of their own.
+            copied_joins: joins whose parts are not adjacent, which have memory of their own.
         """
         read = self.reads[index]
-        if read.value in self.joins and read.value not in apart:
-            return tuple(item for part in self.joins[read.value] for item in self.span(part, apart))
+        if read.value in self.joins and read.value not in copied_joins:
+            return tuple(item for part in self.joins[read.value] for item in self.span(part, copied_joins))
         return tuple(i for i in self.items.get(read.value, ()) if read.start <= i.start and i.stop <= read.stop)
 
     def area_of(self, value: int) -> str:
-        """The area that a value with memory lies in; `NODE_COLUMNS`, `SHARED_VALUES`, one per variadic group, data."""
+        """Return the area of a value with memory.
+
+        That is `NODE_COLUMNS`, `SHARED_VALUES`, or one per variadic group and data attribute.
+        """
         var = self.program.vars[value]
         if isinstance(var.source, Attribute):
             return f"{FLOAT_DATA if var.source.is_float else INT_DATA}{f' {var.domain}' * (var.domain != NODE)}"
         return {NODE: NODE_COLUMNS, SHARED: SHARED_VALUES}.get(var.domain, f"edge of group {var.domain}")
 
     def why_copied(self, index: int) -> str | None:
-        """Why a copying instruction can never be a join; None if it can."""
+        """Return why a copying instruction can never be a join; None if it can."""
         source = self.program.vars[index].source
         assert isinstance(source, Instruction)
         reads = [self.reads[a] for a in source.args]
@@ -168,7 +170,7 @@ class ProgramMemory:
 
 
 def reads_of(vars: Sequence[Var]) -> tuple[Read, ...]:
-    """The memory that each value refers to: its own, unless it is a view."""
+    """Return the memory that each value refers to: its own, unless it is a view."""
     found: list[Read] = []
     for index, var in enumerate(vars):
         if isinstance(var.source, Instruction) and var.source.op.view:
@@ -180,12 +182,12 @@ def reads_of(vars: Sequence[Var]) -> tuple[Read, ...]:
 
 
 def is_number(var: Var) -> bool:
-    """Whether a value is a literal number of the program."""
+    """Return whether a value is a literal number of the program."""
     return isinstance(var.source, Constant) and np.ndim(var.source.data) == 0
 
 
 def seen_through(source: Instruction, shape: Shape, argument: Read) -> Read:
-    """The memory that a view of an argument refers to: a contiguous range of its elements, or strides over them."""
+    """Return the memory behind a view of an argument: a contiguous range of its elements, or strides over them."""
     base = np.empty((1, *shape), np.int8)
     view = source.op.kernel(np, base, **source.static)
     if argument.strided or not view.flags.c_contiguous:

@@ -1,13 +1,13 @@
 """Rematerialisation: choose the residuals that backward recomputes instead of reading them from memory.
 
 A saved value is written once and read once per row, mostly to and from memory beyond the caches. Where element-wise ops
-make it from values that backward can read (inputs, which are kept; saved values; data of the node), recomputing it may
-take less time. Matrix products, reductions and random draws are never recomputed. The same op on the same operands
+compute it from values that backward can read (inputs, which are kept; saved values; data of the node), recomputing it
+may take less time. Matrix products, reductions and random draws are never recomputed. The same op on the same operands
 gives the same bits, so gradients do not change on backends that run op by op.
 
 The choice is greedy: a residual is recomputed if that costs less than keeping it, including everything else that must
-be computed or kept for it. A minimum cut, which weighs all residuals together, chose differently in 1 cell of the 167
-of the zoo, the models and the literature, and saved 8 bytes a row less of 9,800 in the zoo.
+be computed or kept for it. A minimum cut, which weighs all residuals together, chose differently in 1 of the 167
+cells of the zoo, the models and the literature; in the zoo it saved 8 bytes per row fewer, of 9,800.
 """
 
 from __future__ import annotations
@@ -22,24 +22,9 @@ from autobatch.ir.program_check import check_derivative, may_be_made_again
 from autobatch.ops.define import Op
 from autobatch.system.trust import checking
 
-FUNCTIONS = frozenset(
-    {
-        "div",
-        "pow",
-        "exp",
-        "log",
-        "sqrt",
-        "sin",
-        "cos",
-        "tanh",
-        "sigmoid",
-        "softplus",
-        "erf",
-        "ndtr",
-        "gelu",
-        "gelu_tanh",
-    }
-)
+FUNCTIONS = frozenset({
+    "div", "pow", "exp", "log", "sqrt", "sin", "cos", "tanh", "sigmoid", "softplus", "erf", "ndtr", "gelu", "gelu_tanh",
+})  # fmt: skip
 JOINS = frozenset({"concat", "assemble"})
 
 
@@ -57,7 +42,6 @@ class Prices(NamedTuple):
     function: float
 
     def of(self, op: Op) -> float:
-        """The cost of an element of the result of an op."""
         return self.function if op.name in FUNCTIONS else self.op
 
 
@@ -67,20 +51,20 @@ PRICES = {
     "all": Prices(write=1.0, read=0.0, op=-100.0, function=-100.0),
 }
 """Prices by name: as measured (docs/decisions/keep-or-recompute.md); with memory three times as slow; and with negative
-cost for recomputing, so that everything that can be is recomputed, for tests."""
+cost for recomputing, so that as much as possible is recomputed, for tests."""
 
 
 def rematerialise(derivative: Derivative, prices: Prices) -> Derivative:
     """Choose the residuals that the backward stage of a cell recomputes.
 
     Args:
-        derivative: with every value saved that backward reads.
+        derivative: a derivative that saves every value that backward reads.
         prices: costs of keeping and of computing.
 
     Returns:
         The derivative with the same gradients and fewer residuals, or itself.
 
-    Cost: O(residuals * the values that they are computed from, back to the nearest that are in memory); both are few.
+    Cost: O(residuals * values between them and the nearest ones in memory); both are few.
     """
     chosen = _Choice(derivative, prices).choose()
     if not chosen:
@@ -92,7 +76,7 @@ def rematerialise(derivative: Derivative, prices: Prices) -> Derivative:
 
 
 class _Needs(NamedTuple):
-    """What having a value takes: the values to compute, to read, and to keep in addition."""
+    """The needs of a value: the values to compute, to read, and to keep in addition."""
 
     made: set[int]
     read: set[int]
@@ -100,7 +84,7 @@ class _Needs(NamedTuple):
 
 
 class _Choice:
-    """The residuals to recompute so far, and the values that backward reads anyway."""
+    """The residuals chosen so far, and the values that backward reads anyway."""
 
     def __init__(self, derivative: Derivative, prices: Prices) -> None:
         self.derivative, self.prices, self.vars = derivative, prices, derivative.vars
@@ -113,7 +97,6 @@ class _Choice:
         self.made: set[int] = set()
 
     def choose(self) -> set[int]:
-        """The values to recompute."""
         for index in sorted(filter(self._can_be_made, self.residuals)):
             needs = self._cheapest(index)
             if index in needs.made:
@@ -127,7 +110,7 @@ class _Choice:
         return index not in self.known and index not in self.joined and may_be_made_again(source)
 
     def _cheapest(self, index: int) -> _Needs:
-        """The cheapest way to have a value: keep it, or compute it from the cheapest way to have each operand."""
+        """Return the cheapest way to get a value: keep it, or compute it from its operands at their cheapest."""
         cheapest: dict[int, _Needs] = {}
         for value in self._made_of(index):
             making = _Needs({value}, set(), set())
@@ -142,7 +125,10 @@ class _Choice:
         return cheapest[index]
 
     def _made_of(self, index: int) -> list[int]:
-        """A value and what it can be computed from, back to values that must be read or kept; operands first."""
+        """Return a value and the values that it can be computed from, operands first.
+
+        The search ends at values that must be read or kept.
+        """
         found, pending = {index}, [index]
         while pending:
             for arg in self._operands(pending.pop()):
@@ -152,25 +138,24 @@ class _Choice:
         return sorted(found)
 
     def _operands(self, index: int) -> list[int]:
-        """The operands of an instruction, except those that all nodes share or that are recomputed already."""
+        """Return the operands of an instruction, except those that all nodes share or that are recomputed already."""
         source = self.vars[index].source
         assert isinstance(source, Instruction)
         args = map(self._origin, source.args)
         return [arg for arg in args if not self._is_at_hand(arg) and arg not in self.made]
 
     def _is_read(self, index: int) -> bool:
-        """Whether a value is somewhere in memory."""
+        """Return whether a value is in memory: saved, an input, or data."""
         return index in self.residuals or index in self.known or not isinstance(self.vars[index].source, Instruction)
 
     def _cost(self, needs: _Needs) -> float:
-        """The cost of computing values, keeping others for them, and reading those not read anyway."""
+        """Return the cost of computing values, keeping others for them, and reading those not read anyway."""
         sources = [(self.vars[index].size, self.vars[index].source) for index in needs.made]
         making = sum(size * self.prices.of(source.op) for size, source in sources if isinstance(source, Instruction))
         reading = sum(self.vars[i].size * self.prices.read for i in needs.read - self.residuals - self.free)
         return making + reading + sum(map(self._cost_of_having, needs.kept))
 
     def _cost_of_having(self, index: int) -> float:
-        """The cost of keeping a value."""
         return self.vars[index].size * (self.prices.write + self.prices.read)
 
     def _is_at_hand(self, index: int) -> bool:
@@ -178,20 +163,20 @@ class _Choice:
         return isinstance(var.source, Constant | Weight) or var.domain == SHARED
 
     def _read_by(self, stage: Iterable[int]) -> set[int]:
-        """The values that the instructions of a stage read, except through views."""
+        """Return the values that the instructions of a stage read, except through views."""
         sources = (self.vars[i].source for i in stage)
         found = {self._origin(arg) for s in sources if isinstance(s, Instruction) and not s.op.view for arg in s.args}
         scatters = (s for _, scatters in self.derivative.tables for s in scatters)
         return found | ({self._origin(i) for s in scatters for i in s} if stage is self.derivative.weights else set())
 
     def _args_of_joins(self) -> Iterable[int]:
-        """Values that forward computes in place in a join: recomputed elsewhere, they would be copied."""
+        """Yield values that forward computes in place in a join: recomputed elsewhere, they would be copied."""
         for index in self.derivative.program.instructions:
             source = self.vars[index].source
             if isinstance(source, Instruction) and source.op.name in JOINS:
                 yield from source.args
 
     def _origin(self, index: int) -> int:
-        """The value that a value is a view of; itself, if it is none."""
+        """Return the value that a view shows; the value itself if it is not a view."""
         source = self.vars[index].source
         return self._origin(source.args[0]) if isinstance(source, Instruction) and source.op.view else index

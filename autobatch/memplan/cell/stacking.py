@@ -30,7 +30,7 @@ from autobatch.params.parameter import Parameter
 from autobatch.params.stacks import make_stack, settle
 from autobatch.system.trust import checking
 
-MAX_INSTRUCTIONS = 200  # larger programs are not laid out, which would take long
+MAX_INSTRUCTIONS = 200  # larger programs would take too long to lay out
 
 
 class Same(NamedTuple):
@@ -52,7 +52,7 @@ Group: TypeAlias = tuple[int, ...]  # values of the old program that one instruc
 
 
 def make_stacked(program: CellProgram, soft: bool = True) -> CellProgram:
-    """Lay out and stack a program for execution; give the program itself if it has too many instructions.
+    """Lay out and stack a program for execution; return it unchanged if it has too many instructions.
 
     Args:
         program: as traced.
@@ -68,8 +68,8 @@ def stack_program(program: CellProgram, layout: CellLayout, soft: bool = True) -
     """Replace the inner batches of a layout by single instructions, where one instruction can compute them.
 
     Args:
-        program: of a cell.
-        layout: of this program.
+        program: the program of a cell.
+        layout: its layout.
         soft: also join element-wise instructions whose operands are adjacent.
 
     Returns:
@@ -102,7 +102,7 @@ def stack_program(program: CellProgram, layout: CellLayout, soft: bool = True) -
 
 
 class _Stacking:
-    """Builds the new program batch by batch; `number` maps values of the old program to values of the new."""
+    """Build the new program batch by batch; `number` maps values of the old program to values of the new."""
 
     def __init__(self, program: CellProgram, layout: CellLayout) -> None:
         self.program, self.layout, self.memory = program, layout, layout.memory
@@ -112,7 +112,6 @@ class _Stacking:
         self.reads: list[Read] = []
 
     def run(self, soft: bool) -> CellProgram:
-        """Build the new program."""
         for index, var in enumerate(self.program.vars):
             if isinstance(var.source, (Port, Attribute)):
                 self._value(index)
@@ -125,23 +124,23 @@ class _Stacking:
         settle(stacks_in(made.vars), self._parameter_order())
         return made
 
-    # Groups that one instruction computes.
+    # Groups.
 
     def _groups(self, batch: InnerBatch, soft: bool) -> list[Group]:
-        """Divide the members of a batch into groups that one instruction each computes."""
+        """Divide the members of a batch into groups, each computed by one instruction."""
         operands = {index: self._operands(batch, index) for index in batch.values if batch.is_product or soft}
         joined = {index: found for index in batch.values if (found := operands.get(index)) is not None}
-        apart: list[Group] = [(index,) for index in batch.values if index not in joined]
+        single: list[Group] = [(index,) for index in batch.values if index not in joined]
         groups: list[list[int]] = []
         for index in sorted(joined, key=lambda index: _place(joined[index])):
             if groups and _follows(joined[groups[-1][-1]], joined[index]):
                 groups[-1].append(index)
             else:
                 groups.append([index])
-        return apart + [tuple(group) for group in groups]
+        return single + [tuple(group) for group in groups]
 
     def _operands(self, batch: InnerBatch, index: int) -> Operands | None:
-        """Where the operands of a member lie; None if it must run alone."""
+        """Describe the operands of a member; None if it must run alone."""
         source, shape = self._source(index), self.program.vars[index].shape
         if not shape or not all(shape):
             return None
@@ -180,7 +179,7 @@ class _Stacking:
         return Slice(read.start, read.stop, read.value)
 
     def _weight(self, arg: int) -> Slice | None:
-        """Where a parameter, or some rows of one, lies among the parameters of the cell."""
+        """Return the place of a parameter, or of some rows of one, among the parameters of the cell."""
         parameter, shape = self._parameter(arg), self.program.vars[arg].shape
         read = self.memory.reads[arg]
         if (
@@ -215,7 +214,7 @@ class _Stacking:
             start = stop
 
     def _joined(self, args: Sequence[int]) -> Traced | None:
-        """One value that holds an operand for all members of a group; None if parameters cannot be joined."""
+        """Return one value with an operand for all members of a group; None if parameters cannot be joined."""
         if len(set(map(self._shared, args))) == 1 or is_number(self.program.vars[args[0]]):
             return self.builder.value(self._value(args[0]))
         if self._parameter(args[0]) is not None:
@@ -224,7 +223,7 @@ class _Stacking:
         return self._rows(self.builder.value(first.value), first.start, last.stop)
 
     def _stacked(self, args: Sequence[int]) -> Traced | None:
-        """Adjacent parameters as one value: a stack of whole parameters, or rows of a single one."""
+        """Return adjacent parameters as one value: a stack of whole parameters, or rows of a single one."""
         pieces: list[Read] = []
         for read in (self.memory.reads[arg] for arg in args):
             if pieces and (pieces[-1].value, pieces[-1].stop) == (read.value, read.start):
@@ -241,7 +240,6 @@ class _Stacking:
         return self.builder.wrap(stack)
 
     def _rows(self, whole: Traced, start: int, stop: int) -> Traced:
-        """The rows of a value that make up its elements start:stop."""
         if (start, stop) == (0, whole.var.size):
             return whole
         width = math.prod(whole.shape[1:])
@@ -249,7 +247,7 @@ class _Stacking:
         return rows
 
     def _value(self, index: int) -> int:
-        """The number of a value in the new program; views, copies and inputs are appended at their first read."""
+        """Return a value's number in the new program, appending views, copies and inputs at their first read."""
         if index not in self.number:
             self._copy(index)
         return self.number[index]
@@ -267,7 +265,7 @@ class _Stacking:
     # Lookups.
 
     def _shared(self, arg: int) -> tuple[Read, bool]:
-        """What is equal for arguments that are the same numbers, and have the same gradient."""
+        """Return a key that is equal for arguments with the same numbers and the same gradient."""
         return self.memory.reads[arg], arg in self.memory.constants
 
     def _source(self, index: int) -> Instruction:
@@ -276,12 +274,12 @@ class _Stacking:
         return source
 
     def _parameter(self, index: int) -> Parameter | None:
-        """The parameter that a value is or views."""
+        """Return the parameter that a value is or views."""
         source = self.program.vars[self.memory.reads[index].value].source
         return source.parameter if isinstance(source, Weight) else None
 
     def _read(self, new: int) -> Read:
-        """The memory that a value of the new program refers to."""
+        """Return the memory that a value of the new program refers to."""
         for number in range(len(self.reads), new + 1):
             var = self.builder.vars[number]
             if isinstance(var.source, Instruction) and var.source.op.view:
@@ -292,19 +290,18 @@ class _Stacking:
         return self.reads[new]
 
     def _parameter_order(self) -> list[Parameter]:
-        """The parameters in the order of the layout."""
         items = self.layout.areas.get(SHARED_VALUES, ())
         return [parameter for item in items if (parameter := self._parameter(item.value)) is not None]
 
 
 def _place(operands: Operands) -> tuple[tuple[str, int], ...]:
-    """A sort key that puts members with adjacent operands next to each other."""
+    """Return a sort key that puts members with adjacent operands next to each other."""
     same = [(repr(operand), 0) for operand in operands if isinstance(operand, Same)]
     return (*same, *((repr(operand.of), operand.start) for operand in operands if isinstance(operand, Slice)))
 
 
 def _follows(before: Operands, after: Operands) -> bool:
-    """Whether each operand is the same as, or adjacent to, the one before; at least one is a part."""
+    """Return whether each operand equals or is adjacent to the one before, and at least one is a slice."""
     return any(isinstance(operand, Slice) for operand in after) and all(
         (x.of, x.stop) == (y.of, y.start) if isinstance(x, Slice) and isinstance(y, Slice) else x == y
         for x, y in zip(before, after, strict=True)

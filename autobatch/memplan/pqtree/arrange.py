@@ -1,8 +1,8 @@
 """Choose, among the orders that a PQ-tree permits, one that keeps several lists of items in their order at once.
 
-Whether one item comes before another is decided at the deepest node above both: one of its children comes before
-another. The lists must not require both directions of a Q-node, or a cycle among the children of a P-node; then each
-node is arranged on its own.
+The order of two items is decided at the deepest node above both, by the order of two of its children. The lists must
+not require both directions of a Q-node, or a cycle among the children of a P-node; then each node is arranged on its
+own.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def arrange_all(ways: Ways, orders: Iterable[Sequence[Leaf]]) -> bool:
 
 
 def _sides(ways: Ways, orders: Iterable[Sequence[Leaf]]) -> dict[Node, list[tuple[Node, Node]]]:
-    """Per node, the pairs of its children in required order."""
+    """Return, per node, the pairs of its children in required order."""
     sides: dict[Node, list[tuple[Node, Node]]] = {}
     for order in orders:
         for left, right in pairwise(order):
@@ -50,7 +50,7 @@ def _sides(ways: Ways, orders: Iterable[Sequence[Leaf]]) -> dict[Node, list[tupl
 
 
 def _sorted_children(node: PNode, sides: list[tuple[Node, Node]], place: dict[Node, int]) -> list[Node] | None:
-    """Sort the children so that all pairs are in order, close to the present order; None for a cycle."""
+    """Sort the children so that all pairs are in order, close to the present order; return None for a cycle."""
     before: dict[Node, set[Node]] = {child: set() for child in node.children()}
     for first, second in sides:
         before[second].add(first)

@@ -1,4 +1,4 @@
-"""Bubbling up: finding the part of a PQ-tree that a reduction concerns (procedure BUBBLE of Booth and Lueker 1976).
+"""Bubbling up: find the part of a PQ-tree that a reduction concerns (procedure BUBBLE of Booth and Lueker 1976).
 
 The parent of a child inside a Q-node is unknown. Such a node is *blocked* until its parent is known, and then
 *unblocked*. An endmost child knows its parent; an inner one gets it from an unblocked sibling. A run of blocked
@@ -11,13 +11,13 @@ from autobatch.memplan.pqtree.node import BLOCKED, QUEUED, UNBLOCKED, UNMARKED, 
 
 
 def bubble(queue: list[Node]) -> Branch | None:
-    """Go up from some leaves until one path upwards is left, listing in each node its pertinent children.
+    """Climb from some leaves until one path upwards is left, listing in each node its pertinent children.
 
     If only a block is left, a pseudonode stands for the Q-node that contains the block. If blocks and other nodes are
     left, the leaves cannot be consecutive.
 
     Args:
-        queue: two or more leaves; the nodes that are visited are added to it, with their marks.
+        queue: two or more leaves; the visited nodes are added to it, with their marks.
 
     Returns:
         A node with all the leaves below it; None if they cannot be consecutive.
@@ -27,7 +27,7 @@ def bubble(queue: list[Node]) -> Branch | None:
     for node in queue:
         node.mark = QUEUED
     top: Branch | None = None
-    n_open = len(queue)  # queued nodes, blocks, and the root of the whole tree once it was visited
+    n_open = len(queue)  # queued nodes, blocks, and the root of the whole tree once visited
     for node in queue:  # grows during the loop
         if n_open == 1:
             assert isinstance(node, Branch)
@@ -75,7 +75,7 @@ def _unblock(node: Node | None, before: Node, parent: Branch) -> None:
 
 
 def _pseudonode(block: list[Node]) -> QNode:
-    """A Q-node whose pertinent children are a block, without searching for its ends."""
+    """Make a Q-node whose pertinent children are a block, without searching for its ends."""
     pseudonode = QNode([Leaf(None), Leaf(None)])
     pseudonode.pertinent = block
     for node in block:
@@ -84,7 +84,7 @@ def _pseudonode(block: list[Node]) -> QNode:
 
 
 def pertinent_branches(top: Branch) -> list[Branch]:
-    """The P- and Q-nodes of the pertinent subtree, descendants first; the root is the last.
+    """Return the P- and Q-nodes of the pertinent subtree, descendants first; the root is the last.
 
     The root is the deepest node with all the leaves below it: the first on the way down from `top` that has more than
     one pertinent child.

@@ -1,4 +1,4 @@
-"""Check from the definition that linked nodes are a PQ-tree."""
+"""Check from the definition that linked nodes form a PQ-tree."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def check_nodes(root: Node, leaves: Mapping[Hashable, Leaf]) -> None:
 
     Raises:
         PlanError: a leaf is missing or repeated; a P-node has one child, or a Q-node fewer than three; a child has a
-            wrong parent or wrong siblings; a reduction left a mark behind.
+            wrong parent or wrong siblings; or a reduction left a mark behind.
 
     Cost: O(nodes).
     """
     if root.parent is not None or root.sib_a is not None or root.sib_b is not None:
-        _fail("its root hangs below another node")
+        _fail("its root must have no parent and no siblings")
     met: list[Leaf] = []
     for node, children in walk(root):
         if node.mark != UNMARKED:
@@ -31,19 +31,19 @@ def check_nodes(root: Node, leaves: Mapping[Hashable, Leaf]) -> None:
         elif isinstance(node, QNode):
             _check_q(node, children)
     if len(met) != len(leaves) or any(leaves.get(leaf.item) is not leaf for leaf in met):
-        _fail(f"it has the leaves {[leaf.item for leaf in met]}, not one for each of {list(leaves)}")
+        _fail(f"it must have one leaf for each of {list(leaves)}, got {[leaf.item for leaf in met]}")
 
 
 def _check_p(node: PNode, children: list[Node], *, may_be_empty: bool) -> None:
     if len(children) < 2 and not (may_be_empty and not children):
-        _fail(f"a P-node has {len(children)} children, not two or more")
+        _fail(f"a P-node must have two or more children, got {len(children)}")
     if any(child.parent is not node or child.sib_a is not None or child.sib_b is not None for child in children):
         _fail("a child of a P-node has another parent, or a sibling")
 
 
 def _check_q(node: QNode, children: list[Node]) -> None:
     if len(children) < 3:
-        _fail(f"a Q-node has {len(children)} children, not three or more")
+        _fail(f"a Q-node must have three or more children, got {len(children)}")
     if children[0].parent is not node or children[-1].parent is not node:
         _fail("an endmost child of a Q-node has another parent")
     if children[-1] is not node.last:

@@ -13,29 +13,29 @@ def find_leaves(leaf: Mapping[Hashable, Leaf], subset: Iterable[Hashable]) -> li
     """Look up the leaves of some items.
 
     Args:
-        leaf: of each item of a tree.
+        leaf: the leaf of each item of a tree.
         subset: some of the items, each once.
 
     Raises:
-        PlanError: the tree has no such item, or one is named twice.
+        PlanError: an item is not in the tree, or is given twice.
     """
     items = list(subset)
     try:
         leaves = [leaf[item] for item in items]
     except KeyError as error:
         raise PlanError(
-            f"looking up {len(items)} items in a PQ-tree of {len(leaf)}: {error.args[0]!r} is not among them; "
-            "a tree keeps the items it was made with."
+            f"looking up {len(items)} items in a PQ-tree of {len(leaf)}: {error.args[0]!r} is not among its "
+            "items, which never change."
         ) from None
     if len(set(items)) < len(items):
         raise PlanError(
-            f"looking up {len(items)} items in a PQ-tree: {first_repeated(items)!r} is named more than once; "
-            "name each item once."
+            f"looking up {len(items)} items in a PQ-tree: each must be given once, but "
+            f"{first_repeated(items)!r} is repeated."
         )
     return leaves
 
 
 def first_repeated(items: list[Hashable]) -> Hashable:
-    """The first item that is in the list more than once."""
+    """Return the first item that is in the list more than once."""
     times = Counter(items)
     return next(item for item in items if times[item] > 1)

@@ -4,7 +4,7 @@ A P-node holds its children in a dictionary: their order is arbitrary, and a chi
 refers only to its two endmost children. Every child of a Q-node refers to its siblings, in no order, so a Q-node is
 reversed by exchanging its ends, and the children of one are spliced into another in constant time. `parent` is valid
 for the root, for children of P-nodes and for endmost children of Q-nodes. Inside a Q-node it may be out of date; a
-reduction finds it again when it needs it (Booth and Lueker 1976, section 3).
+reduction finds it again when needed (Booth and Lueker 1976, section 3).
 Walks are iterative, because a tree may be as deep as its number of items.
 """
 
@@ -32,7 +32,7 @@ class Node:
         self.label = FULL
 
     def other_sibling(self, sibling: Node | None) -> Node | None:
-        """The sibling on the side opposite to `sibling`."""
+        """Return the sibling on the side opposite to `sibling`."""
         return self.sib_b if self.sib_a is sibling else self.sib_a
 
     def put_sibling(self, old: Node | None, new: Node | None) -> None:
@@ -64,7 +64,7 @@ class Branch(Node):
         self.partial: list[QNode] = []
 
     def children(self) -> list[Node]:
-        """The children in the order of the frontier. Cost: O(children)."""
+        """Return the children in the order of the frontier. Cost: O(children)."""
         raise NotImplementedError
 
     def reverse(self) -> None:
@@ -113,19 +113,16 @@ class QNode(Branch):
             before, node = node, after
 
     def append(self, child: Node) -> None:
-        """Add a child after the last. Cost: O(1)."""
         child.parent, child.sib_a, child.sib_b = self, self.last, None
         self.last.put_sibling(None, child)
         self.last = child
 
     def prepend(self, child: Node) -> None:
-        """Add a child before the first. Cost: O(1)."""
         self.reverse()
         self.append(child)
         self.reverse()
 
     def reverse(self) -> None:
-        """Exchange the ends. Cost: O(1)."""
         self.first, self.last = self.last, self.first
 
 
@@ -148,7 +145,10 @@ def replace(old: Node, new: Node) -> None:
 
 
 def walk(root: Node) -> list[tuple[Node, list[Node]]]:
-    """Every node with its children in order: a node before its children, and left before right. Cost: O(nodes)."""
+    """Return every node with its children in order: a node before its children, and left before right.
+
+    Cost: O(nodes).
+    """
     found: list[tuple[Node, list[Node]]] = []
     stack = [root]
     while stack:
@@ -160,17 +160,17 @@ def walk(root: Node) -> list[tuple[Node, list[Node]]]:
 
 
 def leaves_below(root: Node) -> list[Leaf]:
-    """The leaves from left to right. Cost: O(nodes)."""
+    """Return the leaves from left to right. Cost: O(nodes)."""
     return [node for node, _ in walk(root) if isinstance(node, Leaf)]
 
 
 def branches_below(root: Node) -> list[tuple[Branch, list[Node]]]:
-    """Every P- and Q-node with its children in order: a node after its descendants. Cost: O(nodes)."""
+    """Return every P- and Q-node with its children in order: a node after its descendants. Cost: O(nodes)."""
     return [(node, children) for node, children in walk(root) if isinstance(node, Branch)][::-1]
 
 
 def rebuild(root: Node, only: set[Hashable] | None = None) -> Node | None:
-    """A new tree like the one below `root`, of all its items or of those in `only`.
+    """Copy the tree below `root`, with all its items or those in `only`.
 
     The remaining items keep all the orders that they had: a node left with one child is replaced by that child, and a
     Q-node left with two becomes a P-node.

@@ -1,4 +1,4 @@
-"""Count, list and choose among the orders that a PQ-tree permits, and list what they have in common."""
+"""Count, list and choose among the orders that a PQ-tree permits, and list the constraints behind them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from autobatch.memplan.pqtree.node import Branch, Leaf, Node, PNode, QNode, bran
 
 
 def n_orders(root: Node) -> int:
-    """The product over all nodes of the arrangements of their children."""
+    """Return the product, over all nodes, of the numbers of arrangements of their children."""
     return prod(2 if isinstance(node, QNode) else factorial(len(children)) for node, children in branches_below(root))
 
 
@@ -52,7 +52,7 @@ def _frontier(root: Node, arranged: dict[Node, tuple[Node, ...]]) -> list[Hashab
 
 
 def implied(root: Node) -> Iterator[list[Hashable]]:
-    """The items below each node, and below each run of two or more neighbours in a Q-node."""
+    """Yield the items below each node, and below each run of two or more neighbours in a Q-node."""
     items, span = _spans(root)
     for node, children in walk(root):
         if isinstance(node, QNode):
@@ -64,7 +64,7 @@ def implied(root: Node) -> Iterator[list[Hashable]]:
 
 
 def constraints(root: Node) -> list[list[Hashable]]:
-    """The items below each P-node in a P-node, and below each two neighbours in a Q-node."""
+    """Return the items below each P-node in a P-node, and below each pair of neighbours in a Q-node."""
     items, span = _spans(root)
     found: list[list[Hashable]] = []
     for node, children in walk(root):
@@ -76,7 +76,7 @@ def constraints(root: Node) -> list[list[Hashable]]:
 
 
 def _spans(root: Node) -> tuple[list[Hashable], dict[Node, tuple[int, int]]]:
-    """The frontier, and the range in it of the items below each node."""
+    """Return the frontier, and the range in it of the items below each node."""
     items = [leaf.item for leaf in leaves_below(root)]
     span: dict[Node, tuple[int, int]] = {}
     stop = len(items)
@@ -90,7 +90,11 @@ def _spans(root: Node) -> tuple[list[Hashable], dict[Node, tuple[int, int]]]:
 
 
 def arrange(root: Node, order: list[Hashable]) -> bool:
-    """Sort the children of every node by the positions of the given items below them, if these do not interleave."""
+    """Sort the children of every node by the positions in `order` of the items below them.
+
+    Returns:
+        Whether the tree permits such an order. If not, nothing changes.
+    """
     position = {item: at for at, item in enumerate(order)}
     span: dict[Node, tuple[int, int]] = {}  # the positions of the first and the last given item below a node
     for leaf in leaves_below(root):
@@ -130,7 +134,7 @@ def reverse(root: Node, items: set[Hashable]) -> None:
 
 
 def normal_form(root: Node, number: dict[Hashable, int]) -> list[tuple[str, int]]:
-    """A description that is equal for trees that permit the same orders, given the items' numbers."""
+    """Return a description that is equal for trees that permit the same orders, given the items' numbers."""
     least: dict[Node, int] = {leaf: number[leaf.item] for leaf in leaves_below(root)}
     arranged: dict[Node, list[Node]] = {}
     for node, children in branches_below(root):

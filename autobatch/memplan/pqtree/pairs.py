@@ -1,10 +1,10 @@
 """Detect contradictory demands on the order of pairs of items, without trying orders.
 
-Which of two items comes first is decided at the deepest node above both (`Ways.meet`). A Q-node decides all its pairs
-at once, a P-node each pair of its children separately. Lists whose items must have one order tie decisions together, as
-equal or as opposite; lists in fixed order tie decisions to a constant. If a decision is tied to its own opposite, no
-order exists. This test is necessary, not sufficient: the decisions at a P-node must also form an order of its children,
-which only a search finds out.
+The order of two items is decided at the deepest node above both (`Ways.meet`). A Q-node decides all its pairs at once,
+a P-node each pair of its children separately. Lists whose items must have one order tie decisions together, as equal or
+as opposite; lists in fixed order tie decisions to a constant. If a decision is tied to its own opposite, no order
+exists. This test is necessary, not sufficient: the decisions at a P-node must also form an order of its children, which
+takes a search to find.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Pairs:
         self._above: dict[Hashable, Decision] = {}
 
     def fix(self, ways: Ways, order: Sequence[Leaf]) -> bool:
-        """Require the items in this order; False if that is contradictory. Cost: O(items * depth of the tree)."""
+        """Require this order of the items; return False if it contradicts. Cost: O(items * depth of the tree)."""
         return all(self._tie((GIVEN, False), _decision(ways, *pair)) for pair in pairwise(order))
 
     def align(self, lists: Sequence[tuple[Ways, Sequence[Leaf]]]) -> bool:
-        """Require one order for the items of all lists, which have one length; False if that is contradictory.
+        """Require one order for the items of all lists, which have one length; return False if that is contradictory.
 
         Cost: O(squares of the lengths * depth of the trees).
         """
@@ -58,7 +58,6 @@ class Pairs:
 
 
 def _decision(ways: Ways, left: Leaf, right: Leaf) -> Decision:
-    """The decision whether `left` comes first."""
     node, first, second = ways.meet(left, right)
     is_turned = ways.place[first] > ways.place[second]
     if isinstance(node, QNode):

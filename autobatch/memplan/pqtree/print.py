@@ -14,7 +14,7 @@ INCHES_PER_LEAF, INCHES_PER_LEVEL = 0.5, 0.6
 
 
 def to_text(root: Node) -> str:
-    """Write the tree as text: P-nodes in round brackets, Q-nodes in square ones."""
+    """Format the tree as text: P-nodes in round brackets, Q-nodes in square ones."""
     parts: list[str] = []
     stack: list[Node | str] = [root]
     while stack:
@@ -31,7 +31,7 @@ def to_text(root: Node) -> str:
 
 
 def to_picture(root: Node) -> str:
-    """Write a line for each node, children indented."""
+    """Format the tree as a line for each node, with its children indented."""
     lines: list[str] = []
     stack = [(root, "", "")]
     while stack:
@@ -46,7 +46,7 @@ def to_picture(root: Node) -> str:
 
 
 def to_dot(root: Node) -> str:
-    """Write a Graphviz digraph, children from left to right."""
+    """Format the tree as a Graphviz digraph, children from left to right."""
     number = {node: at for at, (node, _) in enumerate(walk(root))}
     nodes = [f"  n{at} [shape={_shape(node)}, label={json.dumps(name(node))}];" for node, at in number.items()]
     edges = [f"  n{number[node]} -> n{number[child]};" for node, children in walk(root) for child in children]
@@ -54,7 +54,7 @@ def to_dot(root: Node) -> str:
 
 
 def name(node: Node) -> str:
-    """Name a node: the item of a leaf; P or Q."""
+    """Return the name of a node: the item of a leaf, P or Q."""
     if isinstance(node, Leaf):
         return str(node.item)
     return "P" if isinstance(node, PNode) else "Q"

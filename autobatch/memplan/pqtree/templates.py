@@ -3,11 +3,11 @@
 A reduction makes the leaves of a set S consecutive. A node is *full* when all leaves below it are in S, *empty* when
 none is, else *partial*; it is *pertinent* when it is not empty. The *root* is the deepest node that has all of S below
 it. Templates are applied from the leaves up to the root; below the root, a partial node becomes a Q-node with its empty
-children at one end and its full ones at the other, which its parent then absorbs. Whether a template fits depends on
-the labels of the children only. So all nodes are matched first, and replaced afterwards: a refused set leaves the tree
-unchanged. (The paper does both at each node.) In the pictures below, e is an empty child, f a full one; P-nodes are
-(round), Q-nodes [square].
-L1, the template for leaves, says that a leaf in S is full: that is the label that leaves are made with.
+children at one end and its full ones at the other, which its parent then absorbs. A template fits by the labels of the
+children only, so all nodes are matched first, and replaced afterwards: a rejected set leaves the tree unchanged. (The
+paper does both at each node.) In the pictures below, e is an empty child, f a full one; P-nodes are (round), Q-nodes
+[square].
+L1, the template for leaves, labels a leaf in S as full; leaves are made with this label.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Match(NamedTuple):
 
 
 def match_all(branches: list[Branch]) -> list[Match] | None:
-    """Match pertinent nodes, descendants first, the root last.
+    """Match pertinent nodes to templates, descendants first, the root last.
 
     Returns:
         A match for each; None if one fits no template, so that S cannot be consecutive.
@@ -45,7 +45,7 @@ def match_all(branches: list[Branch]) -> list[Match] | None:
 
 
 def apply_all(matches: list[Match], visited: list[Node]) -> Node:
-    """Replace all matched nodes; new nodes are added to `visited`, because they inherit marks.
+    """Replace all matched nodes; add new nodes to `visited`, because they inherit marks.
 
     Returns:
         The node in the place of the root.
@@ -64,7 +64,7 @@ def apply_all(matches: list[Match], visited: list[Node]) -> Node:
 
 
 def changes_anything(matches: list[Match]) -> bool:
-    """Whether the reduction excludes any order: not if S is already consecutive in all permitted orders."""
+    """Return whether the reduction excludes any order: not if S is already consecutive in all permitted orders."""
     node, template = matches[-1]
     if template in (template_p1, template_q1):
         return False
@@ -112,7 +112,7 @@ def _match_q(node: QNode, partial: list[Node], is_root: bool) -> Template | None
 
 
 def _ends_of_run(pertinent: list[Node]) -> tuple[Node, Node] | None:
-    """The two ends of the run that the given siblings form; None if they do not form one run."""
+    """Return the two ends of the run that the given siblings form; None if they do not form one run."""
     n_found = 1
     ends: list[Node] = []
     for sibling in (pertinent[0].sib_a, pertinent[0].sib_b):
@@ -125,12 +125,12 @@ def _ends_of_run(pertinent: list[Node]) -> tuple[Node, Node] | None:
 
 
 def template_p1(node: PNode) -> Node:
-    """A P-node with full children only is full: `(f f f)` stays."""
+    """Keep a P-node with full children only, which is full: `(f f f)` stays."""
     return node
 
 
 def template_p2(node: PNode) -> Node:
-    """The root, a P-node without partial children: its full children move to a new P-node.
+    """Move the full children of the root, a P-node without partial children, to a new P-node.
 
     `(e e f f)` becomes `(e e (f f))`.
     """
@@ -142,7 +142,7 @@ def template_p2(node: PNode) -> Node:
 
 
 def template_p3(node: PNode) -> Node:
-    """A P-node below the root, without partial children, becomes a Q-node of its empty and its full children.
+    """Turn a P-node below the root, without partial children, into a Q-node of its empty and its full children.
 
     `(e e f f)` becomes `[(e e) (f f)]`.
     """
@@ -155,7 +155,7 @@ def template_p3(node: PNode) -> Node:
 
 
 def template_p4(node: PNode) -> Node:
-    """The root, a P-node with one partial child: the full children go to the full end of that child.
+    """Move the full children of the root, a P-node with one partial child, to the full end of that child.
 
     `(e e [e f] f f)` becomes `(e e [e f (f f)])`.
     """
@@ -167,7 +167,7 @@ def template_p4(node: PNode) -> Node:
 
 
 def template_p5(node: PNode) -> Node:
-    """A P-node below the root with one partial child becomes that child, empty and full ones added at its ends.
+    """Replace a P-node below the root with one partial child by that child, adding empty and full ones at its ends.
 
     `(e e [e f] f f)` becomes `[(e e) e f (f f)]`.
     """
@@ -183,7 +183,7 @@ def template_p5(node: PNode) -> Node:
 
 
 def template_p6(node: PNode) -> Node:
-    """The root, a P-node with two partial children: they become one, with the full children in the middle.
+    """Join the two partial children of the root, a P-node, with its full children in the middle.
 
     `(e e [e f] f f [e f])` becomes `(e e [e f (f f) f e])`.
     """
@@ -200,12 +200,12 @@ def template_p6(node: PNode) -> Node:
 
 
 def template_q1(node: QNode) -> Node:
-    """A Q-node with full children only is full: `[f f f]` stays."""
+    """Keep a Q-node with full children only, which is full: `[f f f]` stays."""
     return node
 
 
 def template_q2(node: QNode) -> Node:
-    """A Q-node whose full children are at one end absorbs the partial child next to them, if there is one.
+    """Dissolve the partial child, if there is one, of a Q-node whose full children are at one end.
 
     `[e e [e f] f f]` becomes `[e e e f f f]`, its first child empty and its last one full.
     """
@@ -217,7 +217,7 @@ def template_q2(node: QNode) -> Node:
 
 
 def template_q3(node: QNode) -> Node:
-    """The root, a Q-node whose full children are consecutive, absorbs the partial children around them.
+    """Dissolve the partial children of the root, a Q-node, around its consecutive full children.
 
     `[e [e f] f f [e f] e]` becomes `[e e f f f f e e]`. The node may be a pseudonode: a run of children inside a Q-node
     whose ends were not searched for.
@@ -231,7 +231,7 @@ def template_q3(node: QNode) -> Node:
 
 
 def _empty_side(child: Node) -> Node | None:
-    """The sibling next to the empty end of a partial child; None if that end is at the end of the parent."""
+    """Return the sibling next to the empty end of a partial child; None if that end is at the end of the parent."""
     if child.sib_a is not None and child.sib_a.mark != UNMARKED:
         return child.sib_b
     if child.sib_b is not None and child.sib_b.mark != UNMARKED:
@@ -262,7 +262,7 @@ def _take_full(node: PNode) -> Node | None:
 
 
 def _shrunk(node: PNode) -> Node:
-    """The replacement of a P-node that lost children: the node itself, or its only child."""
+    """Return the replacement of a P-node that lost children: the node itself, or its only child."""
     return node if len(node.members) > 1 else next(iter(node.members))
 
 

@@ -1,7 +1,7 @@
 """PQ-trees: represent all orders of items in which given subsets are consecutive, in linear space.
 
-The children of a P-node may be permuted in any way, those of a Q-node only be reversed; this permits exactly the orders
-in which every reduced subset is consecutive. A reduction finds the pertinent part of the tree from the leaves upwards
+The children of a P-node may be permuted in any way, those of a Q-node only reversed; this permits exactly the orders in
+which every reduced subset is consecutive. A reduction finds the pertinent part of the tree from the leaves upwards
 (`bubble`), then rewrites it by templates (`templates`).
 Source: Booth and Lueker, Testing for the consecutive ones property, interval graphs, and graph planarity using PQ-tree
 algorithms, J. Comput. Syst. Sci. 13 (1976).
@@ -50,7 +50,7 @@ class PQTree:
     """
 
     __slots__ = ("_leaf", "_root", "_ways", "n_changes")
-    __hash__ = None  # type: ignore[assignment]  # reductions change what it equals
+    __hash__ = None  # type: ignore[assignment]  # reductions change equality
 
     @suggesting()
     def __init__(self, items: Iterable[Hashable]) -> None:
@@ -58,8 +58,8 @@ class PQTree:
         self._leaf = {item: Leaf(item) for item in ordered}
         if len(self._leaf) < len(ordered):
             raise PlanError(
-                f"making a PQ-tree of {len(ordered)} items: {first_repeated(ordered)!r} is among them more than once; "
-                "give each item once."
+                f"making a PQ-tree of {len(ordered)} items: each must be given once, but "
+                f"{first_repeated(ordered)!r} is repeated."
             )
         leaves: list[Node] = list(self._leaf.values())
         self._root: Node = leaves[0] if len(leaves) == 1 else PNode(leaves)
@@ -72,16 +72,16 @@ class PQTree:
     def reduce(self, subset: Iterable[Hashable]) -> bool:
         """Keep only those orders in which the items of `subset` are consecutive.
 
-        Which of the permitted orders is the frontier may depend on the order in which `subset` lists its items.
+        The frontier may depend on the order in which `subset` lists its items.
 
         Returns:
-            Whether there are such orders. If not, the tree stays as it was.
+            Whether there are such orders. If not, the tree does not change.
 
         Raises:
-            PlanError: the tree has no such item, or `subset` has one twice.
+            PlanError: an item is not in the tree, or is given twice.
 
-        Cost: O(subset + pertinent subtree), whatever the size of the tree; a refusal may go on up to the root. Over all
-            reductions that succeed: O(items + the sizes of the subsets).
+        Cost: O(subset + pertinent subtree), whatever the size of the tree; a rejection may climb to the root. Over all
+        reductions that succeed: O(items + the sizes of the subsets).
 
         >>> tree = PQTree("abcd")
         >>> tree.reduce("ab"), tree.reduce("cd"), tree.reduce("bd"), tree.reduce("ad")
@@ -109,10 +109,11 @@ class PQTree:
         """Reduce every subset, or none.
 
         Returns:
-            Whether all of them can be consecutive at once. If not, the tree stays as it was; `conflict` says why.
+            Whether all of them can be consecutive at once. If not, the tree does not change; `conflict` names the
+                reason.
 
         Raises:
-            PlanError: as for `reduce`; the tree stays as it was.
+            PlanError: as for `reduce`; the tree does not change.
 
         Cost: O(nodes + items + the sizes of the subsets).
 
@@ -130,20 +131,22 @@ class PQTree:
         return fits
 
     def conflict(self, subsets: Iterable[Iterable[Hashable]]) -> list[int]:
-        """Name a minimal set of subsets that cannot be consecutive together in an order that the tree permits.
+        """Find a minimal set of subsets that cannot be consecutive together in an order that the tree permits.
 
-        The subsets are reduced until one is refused: that one belongs to the set, and those after it are not needed.
-        The next pass reduces the set found so far first, and so on until the set itself is refused. Each member is
-        refused after the members found before it and the subsets before it in the list, which fit without it; so
+        The subsets are reduced until one is rejected: that one belongs to the set, and those after it are not needed.
+        The next pass reduces the set found so far first, and so on until the set itself is rejected. Each member is
+        rejected after the members found before it and the subsets before it in the list, which fit without it; so
         dropping any one member resolves the conflict.
 
         Returns:
-            Ascending positions in `subsets`; none if all fit. If a single one is named, the tree itself forbids it.
+            Ascending positions in `subsets`; none if all fit. A single position means that the tree itself forbids that
+                subset.
 
         Raises:
             PlanError: as for `reduce`.
 
-        Cost: one more pass over the subsets than the set has members, each as for `reduce_all`; the tree stays.
+        Cost: one more pass over the subsets than the set has members, each as for `reduce_all`; the tree does not
+        change.
 
         >>> PQTree("abcd").conflict(["cd", "ab", "bc", "abc", "bd"])
         [0, 2, 4]
@@ -162,7 +165,7 @@ class PQTree:
             del candidates[refused:]
 
     def frontier(self) -> list[Hashable]:
-        """One order that keeps all reduced subsets together. Cost: O(nodes).
+        """Return one order that keeps all reduced subsets together. Cost: O(nodes).
 
         >>> tree = PQTree([3, 1, 2])
         >>> tree.frontier(), tree.reduce([3, 2]), tree.frontier()
@@ -171,7 +174,7 @@ class PQTree:
         return [leaf.item for leaf in leaves_below(self._root)]
 
     def n_orders(self) -> int:
-        """Count the permitted orders, exactly: k! for a P-node with k children, times 2 for a Q-node. Cost: O(nodes).
+        """Count the permitted orders exactly: k! for a P-node with k children, times 2 for a Q-node. Cost: O(nodes).
 
         >>> from math import factorial
         >>> tree = PQTree(range(30))
@@ -183,7 +186,7 @@ class PQTree:
     def orders(self) -> Iterator[list[Hashable]]:
         """Generate all permitted orders, each once; the first is the frontier.
 
-        A reduction does not change an iteration that has begun. Cost: O(nodes) per order.
+        A reduction does not affect an iteration that has begun. Cost: O(nodes) per order.
 
         >>> tree = PQTree("abcd")
         >>> tree.reduce("abc"), tree.reduce("cb")
@@ -194,7 +197,7 @@ class PQTree:
         return pqtree_order.orders(self._root)
 
     def implied(self) -> Iterator[list[Hashable]]:
-        """Every set of two or more items that is consecutive in all permitted orders, as a list in frontier order.
+        """Yield every set of two or more items that is consecutive in all permitted orders, as lists in frontier order.
 
         These are the items below a node, and those below two or more consecutive children of a Q-node.
 
@@ -209,10 +212,10 @@ class PQTree:
         return pqtree_order.implied(self._root)
 
     def constraints(self) -> list[list[Hashable]]:
-        """Subsets that rebuild this tree from its items alone.
+        """Return subsets that rebuild this tree from its items alone.
 
-        One for each P-node below a P-node, and one for each two neighbours in a Q-node: those overlap, so they keep the
-        Q-node and each of its children together as well.
+        There is one for each P-node below a P-node, and one for each pair of neighbours in a Q-node; those overlap, so
+        they also keep the Q-node and each of its children together.
 
         Cost: O(nodes + their sizes).
 
@@ -227,7 +230,7 @@ class PQTree:
         return pqtree_order.constraints(self._root)
 
     def restricted(self, items: Iterable[Hashable]) -> PQTree:
-        """The tree of some of the items: its orders are the permitted ones with all other items left out.
+        """Return the tree of some of the items: its orders are the permitted ones without all other items.
 
         With `constraints`, this carries the constraints on one list of items over to another.
 
@@ -245,7 +248,7 @@ class PQTree:
         return self._rebuilt({leaf.item for leaf in self.leaves_of(items)})
 
     def copy(self) -> PQTree:
-        """An equal tree that shares nothing with this one. Cost: O(nodes)."""
+        """Return an equal tree that shares nothing with this one. Cost: O(nodes)."""
         return self._rebuilt(None)
 
     __copy__ = copy
@@ -253,10 +256,10 @@ class PQTree:
     def arrange(self, order: Iterable[Hashable]) -> bool:
         """Choose as frontier an order in which these items, some or all, have the given relative order.
 
-        Children of P-nodes are permuted and Q-nodes reversed; which orders are permitted stays the same.
+        Children of P-nodes are permuted and Q-nodes reversed; the permitted orders stay the same.
 
         Returns:
-            Whether a permitted order has that property. If not, the frontier stays as it was.
+            Whether a permitted order has that property. If not, the frontier does not change.
 
         Raises:
             PlanError: as for `reduce`.
@@ -274,7 +277,7 @@ class PQTree:
         """Choose as frontier an order in which the items of each list have their given relative order.
 
         Returns:
-            Whether a permitted order has that property. If not, the frontier stays as it was.
+            Whether a permitted order has that property. If not, the frontier does not change.
 
         Raises:
             PlanError: as for `reduce`.
@@ -292,9 +295,9 @@ class PQTree:
         return fits
 
     def reverse(self, items: Iterable[Hashable]) -> None:
-        """Reverse the children, not what is below them, of the deepest node that has all these items below it.
+        """Reverse the children of the deepest node with all these items below it, but not the children's own children.
 
-        The frontier changes; which orders are permitted does not. Fewer than two items leave it as it is.
+        The frontier changes, but not the permitted orders. With fewer than two items nothing changes.
 
         Raises:
             PlanError: as for `reduce`.
@@ -312,7 +315,7 @@ class PQTree:
         pqtree_order.reverse(self._root, {leaf.item for leaf in self.leaves_of(items)})
 
     def __eq__(self, other: object) -> bool:
-        """Whether two trees have the same items and permit the same orders. Cost: O(nodes * log(nodes))."""
+        """Return whether two trees have the same items and permit the same orders. Cost: O(nodes * log(nodes))."""
         if not isinstance(other, PQTree):
             return NotImplemented
         if self._leaf.keys() != other._leaf.keys():
@@ -327,7 +330,7 @@ class PQTree:
         return f"<PQTree {self}>"
 
     def picture(self) -> str:
-        """The tree with a line for each node, its children indented below it.
+        """Format the tree as a line for each node, its children indented below it.
 
         >>> tree = PQTree("abcd")
         >>> tree.reduce_all(["abc", "cd"])
@@ -343,7 +346,7 @@ class PQTree:
         return pqtree_print.to_picture(self._root)
 
     def to_dot(self) -> str:
-        """The tree in Graphviz's language: P-nodes are circles, Q-nodes boxes.
+        """Format the tree in Graphviz's language: P-nodes are circles, Q-nodes boxes.
 
         >>> tree = PQTree("ab")
         >>> print(tree.to_dot())
@@ -360,7 +363,7 @@ class PQTree:
         return pqtree_print.to_dot(self._root)
 
     def plot(self, path: str | Path) -> None:
-        """Draw the tree into an image file, of the kind that its suffix names (.png, .svg, .pdf).
+        """Draw the tree into an image file, in the format of its suffix (.png, .svg, .pdf).
 
         Raises:
             PlanError: matplotlib is not installed.
@@ -371,16 +374,15 @@ class PQTree:
         """Check from the definition that this is a PQ-tree of its items. Cost: O(nodes).
 
         Raises:
-            PlanError: it is not; the message says where. That is a defect of this module.
+            PlanError: a defect of this module; the message names the place.
         """
         check_nodes(self._root, self._leaf)
 
     def leaves_of(self, subset: Iterable[Hashable]) -> list[Leaf]:
-        """The leaves of these items, as `reduce` looks them up."""
         return find_leaves(self._leaf, subset)
 
     def ways(self) -> Ways:
-        """The paths from all nodes to the root; the same object until the tree or its frontier changes."""
+        """Return the paths from all nodes to the root; the same object until the tree or its frontier changes."""
         if self._ways is None:
             self._ways = Ways(self._root)
         return self._ways

@@ -9,10 +9,10 @@ from autobatch.memplan.pqtree.node import Leaf, Node, QNode, walk
 
 
 class Ways:
-    """The path from each node of a tree to its root, as the tree is now. Cost: O(nodes).
+    """The path from each node of a tree to its root, valid until the tree changes. Cost: O(nodes).
 
     Attributes:
-        root: of the tree.
+        root: the root of the tree.
         parent: of each node below the root.
         place: of each node among its siblings.
         position: of each leaf in the frontier.
@@ -32,7 +32,7 @@ class Ways:
                 self.parent[child], self.place[child] = node, at
 
     def meet(self, left: Node, right: Node) -> tuple[Node, Node, Node]:
-        """The deepest node above both leaves, and its children on the paths to them. Cost: O(depth)."""
+        """Return the deepest node above both leaves, and its children on the paths to them. Cost: O(depth)."""
         parent = self.parent
         way: dict[Node, Node] = {}
         while left is not self.root:
@@ -43,7 +43,7 @@ class Ways:
         return parent[right], way[parent[right]], right
 
     def constraints(self, leaves: Sequence[Leaf]) -> list[list[int]]:
-        """The tree's constraints on the order of these leaves: sets of positions in `leaves` that are consecutive.
+        """Return the tree's constraints on the order of these leaves: sets of consecutive positions in `leaves`.
 
         They are the `constraints` of the tree `restricted` to the leaves. Cost: O(leaves * depth).
         """
@@ -63,7 +63,7 @@ class Ways:
         return found
 
     def _branches_above(self, leaves: Sequence[Leaf]) -> list[tuple[Node, list[Node]]]:
-        """The nodes above these leaves, descendants first, with their children on the paths to the leaves."""
+        """Return the nodes above these leaves, descendants first, with their children on the paths to the leaves."""
         below: dict[Node, list[Node]] = {}
         for leaf in leaves:
             node: Node = leaf

@@ -1,4 +1,4 @@
-"""Report where the values of a mini-batch lie and which are moved: `explain --memory` prints and draws it."""
+"""Report the places of a mini-batch's values, and their movements: `explain --memory` prints and draws it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from autobatch.memplan.report.movement import FLOAT_BYTES, Movement, movements
 from autobatch.plan.plan import Plan, PlannedCell, PlannedTypes
 from autobatch.release import pip_install
 
-NARROW = 0.04  # of the widest row: items narrower than this have no name in the picture
+NARROW = 0.04  # fraction of the widest row; narrower items have no name in the picture
 KINDS = ("by kernel", "scatter", "gather", "copy")
 
 
@@ -28,7 +28,7 @@ class CellMemory:
     Attributes:
         layout: its items before and after, its inner batches, and its copies, as text; None for a single op.
         rows: per block, its description, its columns, and the values in them, in order.
-        launches: forward, as written and as executed: instructions except views and joins in place.
+        launches: forward launches, as written and as executed: instructions except views and joins in place.
     """
 
     name: str
@@ -45,7 +45,7 @@ class MemoryReport:
         cells: the types that have nodes.
         areas: the parts of the buffer, and their bytes in float32.
         movements: between cells and inside them.
-        written_again: bytes, forward, of values written to further readers after the first.
+        written_again: forward bytes of values written to a second and further readers.
     """
 
     cells: tuple[CellMemory, ...]
@@ -66,7 +66,7 @@ class MemoryReport:
                 yield from (f"  {line}" for line in cell.layout.splitlines()[1:])
 
     def _movement_lines(self) -> Iterator[str]:
-        """A line per edge between types, with both ways where there are gradients, and one per copy inside."""
+        """Yield a line per edge between types, in both directions if there are gradients, and one per copy inside."""
         yield "what moves (float32), and how; launches that do nothing else"
         width = max((len(f"{m.source} -> {m.target}") for m in self.movements), default=0)
         for m in self.movements:
@@ -80,7 +80,7 @@ class MemoryReport:
         yield "buffer: " + ", ".join(f"{what} {n_bytes:,} bytes" for what, n_bytes in self.areas)
 
     def totals(self) -> list[tuple[str, int, int]]:
-        """Launches that only move, and bytes, per kind of movement."""
+        """Return, per kind of movement, the launches that only move, and the bytes."""
         return [
             (how, sum(m.launches for m in found), sum(m.n_bytes for m in found))
             for how in KINDS
@@ -134,7 +134,7 @@ def report_memory(plan: Plan, cells: PlannedTypes) -> MemoryReport:
     """Make the report that `explain --memory` shows.
 
     Args:
-        plan: of a mini-batch.
+        plan: the plan of a mini-batch.
         cells: its types, planned for training if the gradients are to be shown.
     """
     used = np.bincount(plan.graph.type_id, minlength=len(cells.cells))
@@ -156,7 +156,7 @@ def _areas(plan: Plan, cells: PlannedTypes) -> tuple[tuple[str, int], ...]:
 
 
 def _written_again(plan: Plan, cells: PlannedTypes) -> int:
-    """Bytes of all destinations of node outputs except the first of each."""
+    """Return the bytes of all destinations of node outputs except the first of each."""
     sizes = [cell.program.vars[output].size for cell in cells.cells for output in cell.program.outputs]
     rows = np.diff(plan.dest_base)
     again = np.maximum(np.diff(plan.dest_ptr) - 1, 0)
@@ -186,7 +186,7 @@ def _describe_cell(name: str, cell: PlannedCell) -> CellMemory:
 
 
 def _launches(vars: Sequence[Var], instructions: Sequence[int]) -> int:
-    """The number of instructions that compute: neither views nor joins."""
+    """Count the instructions that compute: neither views nor joins."""
     sources = [vars[i].source for i in instructions]
     return sum(isinstance(s, Instruction) and not s.op.view and not s.op.copies for s in sources)
 

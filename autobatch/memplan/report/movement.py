@@ -1,10 +1,10 @@
 """List the values that are moved between cells and inside them when a plan runs with compiled kernels.
 
-A value is written to its readers' rows when it is made. That takes no extra launch if a kernel makes it and writes to
-the destinations. The result of a matrix product, or a port that is passed through, is in memory already and needs a
-*scatter*. Backward mirrors this: the kernel that first reads the gradient of an output collects it, but a gradient that
-is the input of a matrix product, or is passed through, needs a *gather*. Everything else that is only moved is a
-*copy*, such as the gradient of a port that is not computed in place, or a part of a join that is not.
+A value is written to its readers' rows when it is computed. That takes no extra launch if a kernel computes the value
+and writes it to the destinations. The result of a matrix product, or a port that is passed through, is in memory
+already and needs a *scatter*. Backward is the reverse: the kernel that first reads the gradient of an output collects
+it, but a gradient that is the input of a matrix product, or is passed through, needs a *gather*. All other movements
+are *copies*, such as the gradient of a port, or a part of a join, that is not computed in place.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ How = Literal["by kernel", "scatter", "gather", "copy"]
 
 
 class Movement(NamedTuple):
-    """Values of one kind that move from where they are made to where they are read.
+    """Values of one kind that move from their maker to their reader.
 
     Attributes:
         source, target: as text: `merge output 0`, `merge left.h`; for a copy inside a cell, two values.
         how: by the kernel that makes or reads them, or by a loop that does nothing else.
         backward: whether they are gradients, which move from target to source.
-        launches: that do nothing else; a launch that moves several things counts for the first.
+        launches: launches that only move; a launch that moves several things counts for the first.
         n_bytes: bytes moved, in float32.
     """
 
@@ -54,7 +54,7 @@ class _Stage:
         self._launches = {k: n_batches if stage.n_before <= k < last else 1 for k in only_copy(stage)}
 
     def launches(self, copies: Iterable[Copy]) -> int:
-        """The number of launches of these copies that were not reported before."""
+        """Count the launches of these copies that were not reported before."""
         return sum(self._launches.pop(step, 0) for step in {copy.step for copy in copies})
 
 
@@ -62,7 +62,7 @@ def movements(plan: Plan, cells: PlannedTypes) -> list[Movement]:
     """List all movements, per output of a type and reading port, then the copies inside cells.
 
     Args:
-        plan: placed, of any graph.
+        plan: a plan of any graph.
         cells: its types, planned for training if gradients are to be listed.
 
     Cost: that of compiling the stages of each type, without LLVM's part.
@@ -103,7 +103,6 @@ def _between(plan: Plan, cells: PlannedTypes, stages: Mapping[int, Sequence[_Sta
 
 
 def _inside(plan: Plan, cells: PlannedTypes, stages: Mapping[int, Sequence[_Stage]]) -> Iterator[Movement]:
-    """The copies inside cells."""
     for type_id, of_type in stages.items():
         name, rows = plan.graph.types.names[type_id], plan.block_rows[plan.first_block(type_id) :]
         for backward, stage in enumerate(of_type):
@@ -116,7 +115,7 @@ def _inside(plan: Plan, cells: PlannedTypes, stages: Mapping[int, Sequence[_Stag
 
 
 def _output(copy: Copy) -> int:
-    """The output that a copy writes; -1 if it writes something else."""
+    """Return the output that a copy writes; -1 if it writes something else."""
     match copy.loop.stored:
         case ("output", number):
             return number
