@@ -1,4 +1,4 @@
-"""Build graphs by hand, merge the graphs of instances into one of a mini-batch, and split it again."""
+"""Build graphs by hand, merge the graphs of instances into the graph of a mini-batch, and split it again."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def make_graph(
     """Make the graph of one instance by hand.
 
     Args:
-        types: names the types.
+        types: the table of types.
         type_id: the type of each node; nodes are numbered in topological order.
         edges: (source, reader), (source, reader, output) or (source, reader, output, port); output and port default to
             0. In any order, except that the edges of one port are in the order in which it reads them.
@@ -41,9 +41,8 @@ def make_graph(
         attr, floats: the int and float attributes of all nodes, in node order.
 
     Raises:
-        GraphError: a type, node or output that does not exist, a number that is no integer, an edge that points
-            backwards (the message says whether the nodes are misnumbered or form a cycle), attributes that do
-            not fit the types.
+        GraphError: a type, node or output does not exist, a number is not an integer, an edge points backwards (the
+            message says whether the nodes are misnumbered or form a cycle), or the attributes do not fit the types.
 
     >>> print(make_graph(NamedTypes(("cell", "add")), [0, 0, 1], [(0, 2), (1, 2)], outputs=[2]))
     Graph(instances=1, nodes=3, edges=2, types=2, outputs=1)
@@ -73,15 +72,15 @@ def make_graph(
 
 
 def merge_graphs(graphs: Sequence[Graph], types: Types | None = None) -> Graph:
-    """Merge graphs into one, with their nodes numbered consecutively in the order given; a single one is that itself.
+    """Merge graphs into one, with their nodes numbered consecutively; return a single graph as it is.
 
     Args:
-        graphs: of one `types` table; each may itself hold any number of instances.
+        graphs: graphs with one `types` table, each of any number of instances.
         types: the table, needed only where `graphs` may be empty.
 
     Raises:
-        GraphError: graphs of different tables, or more than 2**31 - 1 words in all.
-        DataError: an int attribute out of its range, see `check_ranges`.
+        GraphError: the graphs have different tables, or more than 2**31 - 1 words in all.
+        DataError: an int attribute is out of its range, see `check_ranges`.
 
     Cost: one native pass over the words.
     """
@@ -99,7 +98,7 @@ def merge_graphs(graphs: Sequence[Graph], types: Types | None = None) -> Graph:
 
 
 def merged_graph(graphs: list[Graph], merged: tuple[Any, ...] | None, types: Types | None) -> Graph:
-    """Make a graph of what the core has merged, None for a single graph; see `merge_graphs`."""
+    """Make a graph of the arrays that the core has merged, None for a single graph; see `merge_graphs`."""
     words, floats, structures, keys, are_alike, in_range = merged or (None,) * 4 + (True, graphs[0].in_range)
     if types is None or not are_alike or any(graph.types is not types for graph in graphs[:1]):
         types = _common_types(graphs, types)
@@ -113,7 +112,6 @@ def merged_graph(graphs: list[Graph], merged: tuple[Any, ...] | None, types: Typ
 
 
 def _too_large(graphs: Sequence[Graph]) -> GraphError:
-    """Say how large the merged graph would be."""
     n_words, n_floats = sum(graph.words.size for graph in graphs), sum(graph.floats.size for graph in graphs)
     return GraphError(
         f"merging {len(graphs)} graphs gives about {n_words} words and {n_floats} float attributes, but positions are "
@@ -122,7 +120,7 @@ def _too_large(graphs: Sequence[Graph]) -> GraphError:
 
 
 def split_graph(graph: Graph) -> list[Graph]:
-    """Give the instances of a graph as graphs of their own: the reverse of merging single instances.
+    """Return the instances of a graph as separate graphs, which undoes a merge of single instances.
 
     Their words are views of one new buffer, their floats views of `graph.floats`.
 
@@ -131,11 +129,11 @@ def split_graph(graph: Graph) -> list[Graph]:
     """
     if type(graph) is not Graph:
         refuse_arguments(split_graph, (graph,), {})
-    stranger = crossing_node(graph.words)
-    if stranger >= 0:
+    shared = crossing_node(graph.words)
+    if shared >= 0:
         raise GraphError(
-            f"splitting {graph!r} by instance: node {stranger} ({graph.type_of(stranger)!r}) is used by another "
-            f"instance than its own; split before nodes are shared between instances."
+            f"splitting {graph!r} by instance: node {shared} ({graph.type_of(shared)!r}) is used by several "
+            f"instances; split before nodes are shared between instances."
         )
     buffer, ptr, float_ptr = split_words(graph.words, graph.types.arrays())
     ends, cuts = ptr.tolist(), float_ptr.tolist()
@@ -158,7 +156,7 @@ def check_ranges(graph: Graph) -> None:
     """Check that every limited int attribute (word id, label) lies within its range.
 
     Raises:
-        DataError: names the first that does not.
+        DataError: an attribute is out of range; the message names the first one.
     """
     for error in find_out_of_range(graph).values():
         raise error
@@ -166,7 +164,7 @@ def check_ranges(graph: Graph) -> None:
 
 
 def find_out_of_range(graph: Graph) -> dict[int, DataError]:
-    """Find the instances that have a limited int attribute outside its range: an error for each, by instance."""
+    """Return, by instance, an error for each instance with a limited int attribute outside its range."""
     arrays, found = graph.types.arrays(), dict[int, DataError]()
     if not arrays.range_size.size:
         return found
@@ -193,7 +191,7 @@ def _common_types(graphs: Sequence[Graph], types: Types | None) -> Types:
             ours, theirs = list(types.names), list(graph.types.names)
             how = f"numbers its types by {theirs}, but the batch by {ours}"
             if ours in ([], theirs):
-                how = "was recorded by another batched function, or by what this one is a copy of"
+                how = "was recorded by another batched function, or by the original of this copy"
             raise GraphError(
                 f"merging {len(graphs)} graphs: graph {i} {how}; record all instances with the same batched function."
             )
@@ -204,8 +202,8 @@ def _edge(edge: Sequence[int], n_nodes: int) -> tuple[int, int, int, int]:
     """Read one edge as (source, reader, output, port)."""
     if not 2 <= len(edge) <= 4:
         raise GraphError(
-            f"making a graph: edge {edge!r} has {len(edge)} parts; give (source, reader), and where they are not 0 "
-            f"the source's output and the reader's port."
+            f"making a graph: an edge must be (source, reader), with an output and a port where they are not 0, got "
+            f"{edge!r}."
         )
     source, reader = _ids(f"node in edge {edge!r}", edge[:2], n_nodes)
     output, port = _integers(f"part of edge {edge!r}", [*edge[2:], 0, 0][:2])
@@ -213,13 +211,11 @@ def _edge(edge: Sequence[int], n_nodes: int) -> tuple[int, int, int, int]:
 
 
 def _ids(what: str, values: Iterable[SupportsIndex], n_known: int) -> list[int]:
-    """Convert to ints within 0..n_known-1, or say which one is not."""
+    """Convert to ints within 0..n_known-1; raise a GraphError for the first one outside."""
     numbers = _integers(what, values)
     for number in numbers:
         if not 0 <= number < n_known:
-            raise GraphError(
-                f"making a graph: {what}: {number} does not exist; there are {n_known}, numbered from 0 on."
-            )
+            raise GraphError(f"making a graph: {what} {number} does not exist; there are {n_known}, numbered from 0.")
     return numbers
 
 
@@ -229,5 +225,5 @@ def _integers(what: str, values: Iterable[SupportsIndex]) -> list[int]:
         try:
             numbers.append(operator.index(value))
         except TypeError:
-            raise GraphError(f"making a graph: {what}: {value!r} is not an integer; give it as an int.") from None
+            raise GraphError(f"making a graph: {what} must be an int, got {value!r}.") from None
     return numbers

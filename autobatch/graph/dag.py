@@ -1,8 +1,8 @@
 """The part of a graph that policies see: typed nodes and the edges between them.
 
 Decisions about batches depend on types and edges alone, so schedules, bounds and searches work on a `Dag`: of a
-mini-batch, of its reverse, or of a smaller equivalent graph. In the reverse every edge points the other way; a schedule
-of it, read from its end, is a schedule of the original. Nodes are in topological order.
+mini-batch, of its reverse, or of a smaller equivalent graph. In the reverse every edge points the other way, and a
+schedule of it, read from its end, is a schedule of the original. Nodes are in topological order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Dag(NamedTuple):
 
 
 def to_dag(graph: Graph) -> Dag:
-    """Give the types and edges of `graph`, without a copy."""
+    """Return the types and edges of `graph`, without a copy."""
     if type(graph) is not Graph:
         refuse_arguments(to_dag, (graph,), {})
     parts = graph.sections
@@ -36,10 +36,10 @@ def to_dag(graph: Graph) -> Dag:
 
 
 def reverse(dag: Dag) -> Dag:
-    """Reverse every edge; node n of the result is node N - 1 - n, so that it is in topological order too.
+    """Reverse every edge; node n of the result is node N - 1 - n, which is a topological order again.
 
     Raises:
-        GraphError: a graph is given.
+        GraphError: `dag` is a Graph.
 
     Cost: O(N + E).
     """
@@ -54,7 +54,7 @@ def chains_ahead(dag: Dag) -> IntArray:
     The node itself counts. The maximum over all nodes, added up over types, is the chain bound.
 
     Raises:
-        GraphError: a graph is given.
+        GraphError: `dag` is a Graph.
 
     Cost: O(T * (N + E)).
     """
@@ -67,7 +67,7 @@ def stack(dags: Sequence[Dag]) -> tuple[Dag, IntArray]:
     """Join dags of T types each into one of G * T types, in which type t of dag g has number g * T + t.
 
     Returns:
-        The joined dag, and node_ptr int32[G+1], the range of nodes of each.
+        The joined dag, and node_ptr, int32[G+1]: dag g has nodes node_ptr[g]:node_ptr[g+1].
     """
     n_types = dags[0].n_types
     assert all(dag.n_types == n_types for dag in dags), "stacked dags share one table of types"

@@ -1,8 +1,8 @@
 """Dataflow graphs: the recorded calls of one instance, or of a whole mini-batch, as flat arrays of ints.
 
-A graph holds nodes (calls of cells) in topological order, the edges between them, the int and float data that the calls
-were given, and the outputs that the user returned. Types are numbers; a `Types` table names them. All of it lives in
-one int32 array (`autobatch.graph.words` has the layout), so that merging a mini-batch costs one native pass.
+A graph holds nodes (calls of cells) in topological order, the edges between them, the int and float data of the calls,
+and the outputs that the user's function returned. Types are numbers; a `Types` table names them. All of it lives in one
+int32 array (`autobatch.graph.words` has the layout), so that merging a mini-batch costs one native pass.
 `autobatch.graph.build` makes, merges and splits graphs, and checks ranges; `autobatch.graph.graph_check` checks the
 rest.
 """
@@ -28,7 +28,7 @@ from autobatch.ir.type_arrays import TypeArrays
 MAX_WORDS = 2**31 - 1  # positions are int32
 MAX_LINES = 60  # of a printed graph
 DIGEST = attrgetter("_digest")
-PER_NODE = 2e3  # multiply-adds that take as long as a node beside its products
+PER_NODE = 2e3  # time of a node besides its products, in multiply-adds
 
 
 class Types(Protocol):
@@ -36,17 +36,17 @@ class Types(Protocol):
 
     @property
     def names(self) -> Sequence[str]:
-        """The types' names, by id."""
+        """Return the names of the types, by id."""
 
     @property
     def outlines(self) -> Sequence[str]:
-        """Texts that distinguish the types, equal for models of other widths and in other processes."""
+        """Return texts that distinguish the types, equal for models of other widths and in other processes."""
 
     def __len__(self) -> int:
         """Count the types."""
 
     def arrays(self) -> TypeArrays:
-        """Give what loops need to know of the types."""
+        """Return the properties of the types as arrays, for the core."""
 
     def describe_range(self, r: int) -> str:
         """Name the cell and the argument that range `r` limits."""
@@ -60,14 +60,14 @@ class NamedTypes:
 
     @property
     def outlines(self) -> tuple[str, ...]:
-        """The names, which alone distinguish these types."""
+        """Return the names, which distinguish these types."""
         return self.names
 
     def __len__(self) -> int:
         return len(self.names)
 
     def arrays(self) -> TypeArrays:
-        """Give what loops need to know of the types."""
+        """Return the properties of the types as arrays: one output each, no attributes, ports unknown."""
         n = len(self.names)
         zeros, unset, none = np.zeros(n + 1, np.int32), np.full(n, -1, np.int32), np.empty(0, np.int32)
         known: dict[str, Any] = {name: zeros for name in TypeArrays._fields if name.endswith("_ptr")}
@@ -77,7 +77,7 @@ class NamedTypes:
         return TypeArrays(**dict.fromkeys(TypeArrays._fields, none) | known)
 
     def describe_range(self, r: int) -> str:
-        """Refuse: types without attributes limit none."""
+        """Raise an IndexError: types without attributes have no ranges."""
         raise IndexError(f"range {r} of types without attributes")
 
 
@@ -87,10 +87,10 @@ class Graph(Encoded):
     Attributes, beside the views of `Encoded`:
         floats: float64[F], the float attributes in node order, as many per node as its type has.
         types: the table that names the types.
-        structures: per instance, how to rebuild what the user's function returned; opaque here.
-        keys: int64[B], keys that distinguish the random numbers of instances; by default their positions.
+        structures: per instance, the structure of the value that the user's function returned; opaque here.
+        keys: int64[B], the keys of the random numbers of each instance; by default the positions of the instances.
         in_range: whether `check_ranges` has passed; the content of a graph does not change.
-        state: number of the module state in which it was recorded, see `autobatch.trace.record.Recorder`.
+        state: number of the module state at the time of recording, see `autobatch.trace.record.Recorder`.
     """
 
     __slots__ = ("_digest", "floats", "in_range", "keys", "state", "structures", "types")
@@ -113,7 +113,7 @@ class Graph(Encoded):
         self._digest = b""
 
     def of_instances(self, graphs: list[Graph]) -> Graph:
-        """The same nodes, as the merged graph of graphs that hold the same: with their structures and keys."""
+        """Return the same nodes, as the merge of graphs with equal content: with their structures and keys."""
         found = object.__new__(Graph)
         found.words, found.floats, found.types, found.state = self.words, self.floats, self.types, 0
         found.structures, found.keys = join_instances(graphs)
@@ -125,7 +125,7 @@ class Graph(Encoded):
 
     @property
     def key(self) -> int:
-        """The key of a graph of one instance."""
+        """Return the key of a graph of one instance."""
         return int(self.keys[0])
 
     @key.setter
@@ -134,23 +134,23 @@ class Graph(Encoded):
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 of the words and floats, computed once: equal for graphs with equal plans, attributes included."""
+        """Return the SHA-256 of the words and floats, computed once. Graphs with equal digests have equal plans."""
         if not self._digest:
             self._digest = hashlib.sha256(self.words.tobytes() + self.floats.tobytes()).digest()
         return self._digest
 
     @property
     def _dag_(self) -> NoReturn:
-        """Refuse to be a DAG: the core asks for it where a graph is given in place of one."""
+        """Raise a GraphError: the core reads this property where it gets a graph instead of a dag."""
         refuse_graph()
 
     @property
     def n_types(self) -> int:
-        """Count the types of the table; some may have no node here."""
+        """Return the number of types in the table; some may have no node here."""
         return len(self.types)
 
     def type_of(self, node: int) -> str:
-        """Name the type of `node`, an id from 0."""
+        """Return the name of the type of `node`, an id from 0."""
         return self.types.names[int(self.type_id[node])]
 
     def inputs_of(self, node: int) -> list[int]:
@@ -177,10 +177,8 @@ def digests_of(graphs: Sequence[Graph]) -> tuple[bytes, ...]:
 
 
 def refuse_graph() -> NoReturn:
-    """Raise a GraphError where a graph is given in place of a dag."""
-    raise GraphError(
-        "a function of a dag was given a Graph; give it types and edges alone, autobatch.policies.to_dag(graph)."
-    )
+    """Raise a GraphError for a graph that is given instead of a dag."""
+    raise GraphError("dag must be a Dag of types and edges, got a Graph; give autobatch.policies.to_dag(graph).")
 
 
 def _instance_lines(graph: Graph) -> Iterator[str]:
@@ -195,7 +193,7 @@ def _instance_lines(graph: Graph) -> Iterator[str]:
 
 
 def _inputs_text(graph: Graph, node: int) -> str:
-    """Write a node's ports in order: several values of a plain port as their sum, of other ports in brackets."""
+    """Format a node's ports in order: several values of a plain port as their sum, of other ports in brackets."""
     arrays = graph.types.arrays()
     edges = range(graph.edge_ptr[node], graph.edge_ptr[node + 1])
     ports = []
@@ -214,6 +212,6 @@ def _value_text(node: int, word: int) -> str:
 
 
 def work_of(graph: Graph) -> NDArray[np.float64]:
-    """The predicted work of each node, in multiply-adds: what the time of a batch is nearly proportional to."""
+    """Return the predicted work of each node in multiply-adds; the time of a batch is nearly proportional to it."""
     found: NDArray[np.float64] = PER_NODE + graph.types.arrays().product_work[graph.type_id].astype(np.float64)
     return found

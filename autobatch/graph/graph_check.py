@@ -25,7 +25,7 @@ def check_graph(graph: Graph) -> None:
     all the same output, or rows of it. Types without known ports, such as `NamedTypes`, may have any.
 
     Raises:
-        GraphError: names the first thing that does not hold.
+        GraphError: the graph is malformed; the message names the first violation.
 
     Cost: O(N + E), in NumPy.
     """
@@ -48,9 +48,9 @@ def check_graph(graph: Graph) -> None:
 
 @contextmanager
 def naming_cycles(graph: Graph) -> Iterator[None]:
-    """Raise the GraphError of `check_order` where the core refuses the edges of a graph.
+    """Replace the core's ValueError about the edges of a graph by the GraphError of `check_order`.
 
-    Planning thus reads the edges once; they are looked at again only where they are wrong.
+    Planning thus reads valid edges only once.
     """
     try:
         yield
@@ -63,7 +63,7 @@ def check_order(graph: Graph) -> None:
     """Check that every edge points from a node to a later one.
 
     Raises:
-        GraphError: names the first edge that does not.
+        GraphError: an edge does not; the message names the first one.
     """
     reader = _readers(graph)
     for e in np.flatnonzero(graph.edge_src >= reader):
@@ -72,10 +72,10 @@ def check_order(graph: Graph) -> None:
 
 
 def refuse_backward_edges(names: Sequence[str], edges: Sequence[tuple[int, int]]) -> None:
-    """Refuse edges (source, reader) that do not go from a lower to a higher node; `names` are the nodes' types.
+    """Raise a GraphError unless all edges (source, reader) go to higher nodes; `names` are the types of the nodes.
 
     Raises:
-        GraphError: says whether the nodes form a cycle, and which, or are only numbered in a wrong order.
+        GraphError: the nodes form a cycle, which the message names, or are numbered in a wrong order.
     """
     backward = next(((source, reader) for source, reader in edges if source >= reader), None)
     if backward is None:
@@ -90,16 +90,16 @@ def refuse_backward_edges(names: Sequence[str], edges: Sequence[tuple[int, int]]
         cycle = " -> ".join(f"{node} ({names[node]!r})" for node in error.args[1])
         raise GraphError(f"{claim}, and there is a cycle {cycle}; remove an edge of it.") from None
     shown = ", ".join(map(str, order[:20])) + (", ..." if len(order) > 20 else "")
-    raise GraphError(f"{claim}, though there is no cycle; number the nodes in a topological order, such as {shown}.")
+    raise GraphError(f"{claim}, but without a cycle; number the nodes in a topological order, such as {shown}.")
 
 
 def _check_sizes(graph: Graph) -> None:
     b, n, e, a, o, f = graph.words[:HEADER].tolist()
     size = words_size(b, n, e, a, o)
     if min(b, n, e, a, o, f) < 0 or graph.words.size != size:
-        raise _broken(f"the header {[b, n, e, a, o, f]} promises {size} words, but there are {graph.words.size}")
+        raise _broken(f"the header {[b, n, e, a, o, f]} requires {size} words, but there are {graph.words.size}")
     if graph.floats.size != f:
-        raise _broken(f"the header promises {f} float attributes, but there are {graph.floats.size}")
+        raise _broken(f"the header requires {f} float attributes, but there are {graph.floats.size}")
     if len(graph.structures) != b:
         raise _broken(f"there are {b} instances, but {len(graph.structures)} structures")
 
@@ -121,7 +121,6 @@ def _check_attributes(graph: Graph) -> None:
 
 
 def _readers(graph: Graph) -> NDArray[np.int64]:
-    """Name the reader of each edge."""
     return np.repeat(np.arange(graph.n_nodes), np.diff(graph.edge_ptr))
 
 
@@ -129,7 +128,7 @@ def _check_ports(graph: Graph) -> None:
     reader = _readers(graph)
     falls = (reader[1:] == reader[:-1]) & (np.diff(graph.edge_in) < 0)
     for e in np.flatnonzero(falls):
-        raise _broken(f"node {reader[e]} reads by port {graph.edge_in[e]} before port {graph.edge_in[e + 1]}")
+        raise _broken(f"node {reader[e]} reads port {graph.edge_in[e]} before port {graph.edge_in[e + 1]}")
     if (graph.edge_in < 0).any():
         raise _broken(f"an edge has port {graph.edge_in.min()}, but ports start at 0")
     arrays = graph.types.arrays()
@@ -139,16 +138,16 @@ def _check_ports(graph: Graph) -> None:
 
 
 def _check_plain_ports(graph: Graph, reader: NDArray[np.int64], port_ptr: IntArray, port_plain: IntArray) -> None:
-    """Check that every plain port has an edge, and what several edges of one may be."""
+    """Check that every plain port has an edge, and that several edges of one are a valid sum."""
     plain = port_plain[port_ptr[graph.type_id[reader]] + graph.edge_in] == 1
-    starts = np.ones(graph.n_edges, np.bool_)  # an edge that is the first of its port
+    starts = np.ones(graph.n_edges, np.bool_)  # whether an edge is the first of its port
     starts[1:] = (np.diff(reader) > 0) | (np.diff(graph.edge_in) > 0)
     n_read = np.bincount(reader[starts & plain], minlength=graph.n_nodes)
     n_plain = np.diff(np.concatenate(([0], np.cumsum(port_plain)))[port_ptr])[graph.type_id]
     for node in np.flatnonzero(n_read < n_plain).tolist():
         type_id, ports = graph.type_id[node], graph.edge_in[reader == node]
         port = next(p for p in np.flatnonzero(port_plain[port_ptr[type_id] : port_ptr[type_id + 1]]) if p not in ports)
-        raise _broken(f"node {node} ({graph.type_of(node)!r}) reads nothing by port {port}, which takes a value")
+        raise _broken(f"node {node} ({graph.type_of(node)!r}) has no edge at port {port}, which takes a value")
     of_port = np.cumsum(starts) - 1
     sums = plain & (np.bincount(of_port)[of_port] > 1)
     values = np.stack((reader, graph.edge_in, graph.type_id[graph.edge_src], graph.edge_out & OUTPUT))
@@ -157,21 +156,21 @@ def _check_plain_ports(graph: Graph, reader: NDArray[np.int64], port_ptr: IntArr
         node, port, type_id, output = terms[:, k].tolist()
         raise _broken(
             f"port {port} of node {node} ({graph.type_of(node)!r}) adds up outputs {output} and {terms[3, k + 1]} of "
-            f"nodes of type {graph.types.names[type_id]!r}, but the values of one type in a sum are all the same "
-            f"output, or rows of it"
+            f"nodes of type {graph.types.names[type_id]!r}, but the values of one type in a sum must all be the "
+            f"same output, or rows of it"
         )
 
 
 def _check_pointer(name: str, pointer: IntArray, end: int) -> None:
     if pointer[0] != 0 or pointer[-1] != end or (np.diff(pointer) < 0).any():
-        raise _broken(f"{name} is {pointer}, but must rise from 0 to {end}")
+        raise _broken(f"{name} must rise from 0 to {end}, got {pointer}")
 
 
 def _check_within(name: str, values: IntArray, stop: int | IntArray) -> None:
     """Check that 0 <= values < stop, element by element."""
     for k in np.flatnonzero((values < 0) | (values >= stop)):
         limit = np.broadcast_to(stop, values.shape)[k]
-        raise _broken(f"{name}[{k}] is {values[k]}, but must lie in 0..{limit - 1}")
+        raise _broken(f"{name}[{k}] must lie in 0..{limit - 1}, got {values[k]}")
 
 
 def _edge_text(names: Sequence[str] | dict[int, str], source: int, reader: int) -> str:

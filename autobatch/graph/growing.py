@@ -1,13 +1,13 @@
 """Growing graphs: the graph of a mini-batch that is recorded and run in parts.
 
-Async programs are recorded in phases; after each phase a *round* runs what the programs wait for. A `GrowingGraph`
-holds all that was recorded so far. `choose` finds the nodes that a round must run, which are those that the wanted
-values depend on and that have not run; `emit` makes a graph of them. In that graph a *source* stands for each value
-that an earlier round has computed: a node that reads a row of a table of kept values. The graph of a round also says
-which of its values are kept: those that are wanted, that the program may still use, or that a node held back reads.
+Async programs are recorded in phases; after each phase a *round* computes the values that the programs wait for. A
+`GrowingGraph` holds all nodes recorded so far. `choose` finds the nodes of a round, those that the wanted values depend
+on and that have not run; `emit` makes a graph of them. In that graph a *source* stands for each value of an earlier
+round: a node that reads a row of a table of kept values. The outputs of the graph are the values to keep: those that
+are wanted, that the program may still use, or that a pending node reads.
 
-`KeptRows` says which of the kept values is in which row of the tables of kept values, of which each slot has one. The
-loops are `native/graph/growing/`.
+`KeptRows` assigns the kept values to rows of the tables, one table for each slot. The loops are in
+`native/graph/growing/`.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ NOWHERE = -1
 TYPE_ID, STATE, OWNER, EDGE_PTR, ATTR_PTR, FLOAT_PTR, OUTPUT_PTR, N_OF_NODES = range(8)
 SOURCE, OUTPUT_WORD, PORT, N_OF_EDGES = range(4)
 MADE_BY, WORD, IN_USE, READERS, RUN, SLOT, ROW, KEPT, MARK, NUMBER, N_OF_VALUES = range(11)
-"""The rows of the table of values, which are the outputs of nodes, or the rows of outputs of any number of rows:
+"""The rows of the table of values. A value is an output of a node, or a row of an output with any number of rows.
 
-- MADE_BY: the node; WORD: names the output and the row, as in graphs.
-- IN_USE: 1 while the program may use it; READERS: how many edges of pending nodes, and results, read it.
+- MADE_BY: the node; WORD: the word of the output and the row, as in graphs.
+- IN_USE: 1 while the program may use it; READERS: the number of edges of pending nodes, and of results, that read it.
 - RUN, SLOT, ROW: the run that computed it, and the row of a slot of its results; NOWHERE if it is not kept.
 - KEPT: its row in the table of kept values of its shape, or NOWHERE.
 - MARK: the last round that wanted it, or minus the last one that it was a source of.
-- NUMBER: of the node that gives it in the graph of a round, or -1 minus that of its source.
+- NUMBER: the number of its node in the graph of a round, or -1 minus the number of its source.
 """
 
 
@@ -55,8 +55,8 @@ class Nodes(NamedTuple):
     """The nodes of a growing graph; arrays have spare room at their ends.
 
     Attributes:
-        table: [7, N+1] the rows that constants name: TYPE_ID, STATE, and OWNER, the instance; and where the edges,
-            attributes and outputs of a node begin: EDGE_PTR, ATTR_PTR, FLOAT_PTR and OUTPUT_PTR.
+        table: [7, N+1] with the rows TYPE_ID, STATE, and OWNER, the instance; and EDGE_PTR, ATTR_PTR, FLOAT_PTR and
+            OUTPUT_PTR, where the edges, attributes and outputs of a node begin.
         first_value: [outputs+1] the number of an output's value, or of that of its first row.
         edges: [3, E] SOURCE, OUTPUT_WORD and PORT, as in graphs, of nodes of any phase.
         attr, floats: the attributes, in node order.
@@ -73,7 +73,7 @@ class OutputSlots(NamedTuple):
     """Facts about the outputs of all types, and about the slots in which they are kept.
 
     Attributes:
-        slot: in which an output is kept; outputs are numbered as `TypeArrays.out_ptr` does.
+        slot: the slot of each output; outputs are numbered as in `TypeArrays.out_ptr`.
         rows: the variadic group of the type whose edges are the rows of an output; NOWHERE for a single value.
         source: for each slot, the type of the nodes that read a row of its table, or NOWHERE.
     """
@@ -87,7 +87,8 @@ class Results(NamedTuple):
     """The outputs of a round.
 
     Attributes:
-        values, slots: what is returned, and in which slot; ptr: where the results of each instance begin.
+        values, slots: the returned values, and their slots.
+        ptr: where the results of each instance begin.
     """
 
     values: IntArray
@@ -99,8 +100,9 @@ class Chosen(NamedTuple):
     """The nodes of a round, and the values that it reads and keeps.
 
     Attributes:
-        nodes: in the order of their instances; sources: the values of earlier rounds that they read, likewise.
-        kept: the values that are kept, which are the outputs.
+        nodes: in the order of their instances.
+        sources: the values of earlier rounds that they read, likewise.
+        kept: the values to keep, which are the outputs.
     """
 
     nodes: IntArray
@@ -114,10 +116,10 @@ class Request(NamedTuple):
     Attributes:
         wanted: the values to compute.
         slots: facts about the outputs of all types, and about slots.
-        run: the number of the run that will compute them; each kept value notes in which row of which slot of it it
-            will be. NOWHERE for the last step: it keeps nothing, and wanted values of earlier rounds are sources.
-        results: that the last step returns; None for a round, which returns what it keeps.
-        structures: of the results, by instance.
+        run: the number of the run that will compute them; each kept value notes its slot and row there. NOWHERE for the
+            last step, which keeps nothing and reads wanted values of earlier rounds from sources.
+        results: the results of the last step; None for a round, which returns the values to keep.
+        structures: the structures of the results, by instance.
     """
 
     wanted: IntArray
@@ -131,14 +133,14 @@ class GrowingGraph:
     """The nodes that the async programs of a mini-batch have recorded so far.
 
     Args:
-        n_instances: of the mini-batch.
-        keys: on which the random numbers of each instance depend, (n_instances,); by default their positions.
+        n_instances: the number of instances.
+        keys: int64[n_instances], the keys of their random numbers; by default their positions.
 
     Attributes:
-        keys: of the instances.
-        n_nodes, n_values: how many there are.
-        round: the number of the round that was chosen last.
-        nodes, values: all of them; `MADE_BY` and so on name the rows of the table of values.
+        keys: the keys of the instances.
+        n_nodes, n_values: the numbers of nodes and values.
+        round: the number of the last round that was chosen.
+        nodes, values: their tables; `MADE_BY` and so on name the rows of the table of values.
     """
 
     def __init__(self, n_instances: int, keys: LongArray | None = None) -> None:
@@ -147,20 +149,19 @@ class GrowingGraph:
         self.nodes = Nodes(_zeros(N_OF_NODES), np.zeros(64, np.int32), _zeros(N_OF_EDGES), _zeros(), np.zeros(64))
         self.values = _zeros(N_OF_VALUES)
         self._pending = np.zeros(0, np.int32)
-        self.round = self._most_outputs = 0  # outputs of a node
-        self._rows, self._has_rows = np.zeros(0, np.int32), False  # of all types
+        self.round = self._most_outputs = 0  # the most outputs of any type
+        self._rows, self._has_rows = np.zeros(0, np.int32), False  # `OutputSlots.rows` of all types
 
     @property
     def owner(self) -> IntArray:
-        """Return the instance of each node."""
         return self.nodes.table[OWNER, : self.n_nodes]
 
     def append(self, phase: Graph, rows: IntArray) -> None:
-        """Add the nodes of a phase, whose edges may come from nodes of earlier ones.
+        """Add the nodes of a phase, whose edges may come from nodes of earlier phases.
 
         Args:
             phase: numbers its own nodes from 0, and those of earlier phases backwards from -1.
-            rows: that of `OutputSlots`, for all types.
+            rows: `OutputSlots.rows` of all types.
         """
         arrays, first, nodes = phase.types.arrays(), self.n_nodes, self.nodes
         if rows is not self._rows:
@@ -187,7 +188,7 @@ class GrowingGraph:
         self.n_nodes, self._n_edges = n_nodes, n_edges
 
     def values_of(self, nodes: IntArray, words: IntArray) -> IntArray:
-        """Return the numbers of the values of these nodes that words, as in graphs, name."""
+        """Return the numbers of values, given their nodes and the words that name their outputs, as in graphs."""
         return values_of(self.nodes, self.values, nodes, words)
 
     def use(self, nodes: IntArray, in_use: bool) -> None:
@@ -199,17 +200,17 @@ class GrowingGraph:
         return self.note(choose_nodes(*self.ask(request, types.arrays().out_ptr)))
 
     def ask(self, request: Request, out_ptr: IntArray) -> tuple[Any, ...]:
-        """Begin a round; return what the core reads to choose its nodes.
+        """Begin a round; return the arguments of the core's `choose_nodes`.
 
         Args:
-            out_ptr: that of the `TypeArrays` of all types.
+            out_ptr: `TypeArrays.out_ptr` of all types.
         """
         self.round += 1
         slot_of, pending, run = request.slots.slot, self._pending, request.run
         return self.nodes, self.values, out_ptr, slot_of, request.wanted, pending, self.round, run, self.n_instances
 
     def note(self, chosen: tuple[IntArray, ...]) -> Chosen:
-        """Note what the core has chosen."""
+        """Record the nodes that the core has chosen."""
         nodes, sources, self._pending, *kept = chosen
         return Chosen(nodes, sources, Results(*kept))
 
@@ -219,19 +220,19 @@ class GrowingGraph:
         return nodes, Graph(words, np.zeros(0), types, (None,))
 
     def pick(self, picked: IntArray) -> None:
-        """Have the next round run these pending nodes, which need no others."""
+        """Choose these pending nodes, which depend on no others, for the next round."""
         self.nodes.table[STATE, picked] = CHOSEN
 
     def drop(self, place: int) -> None:
-        """Forget the instance at a place: its pending nodes, and that its program may use any value."""
+        """Drop the pending nodes of the instance at a place; its program no longer uses any value."""
         self._pending = drop_pending(self.nodes, self.values, self._pending, place)
         self.use(np.flatnonzero(self.owner == place).astype(np.int32), False)
 
     def compact(self) -> tuple[IntArray, IntArray]:
-        """Forget the nodes that are done, and of which no value may be read; number all others anew.
+        """Drop the nodes that are done and whose values nothing can read; number all others anew.
 
         Returns:
-            The new number of each node, and of each value; NOWHERE if it is forgotten.
+            The new number of each node, and of each value; NOWHERE if it was dropped.
         """
         n, n_values, (table, first_value, edges, attr, floats) = self.n_nodes, self.n_values, self.nodes
         values = self.values[:, :n_values]
@@ -264,7 +265,7 @@ class GrowingGraph:
 
     @contextmanager
     def holding(self, values: IntArray) -> Iterator[None]:
-        """Within the context, these values are kept."""
+        """Keep these values within the context."""
         self.hold(values, 1)
         try:
             yield
@@ -284,7 +285,7 @@ class GrowingGraph:
         return self.emitted(words, floats, types, request)
 
     def emitted(self, words: IntArray, floats: FloatArray, types: Any, request: Request) -> Graph:
-        """Return the graph of a round that the core has emitted."""
+        """Make the graph of a round from the arrays that the core has emitted."""
         structures = tuple(request.structures) or (None,) * self.n_instances
         graph = Graph(words, floats, types, structures, self.keys)
         graph.in_range = True  # the phases were checked
@@ -304,7 +305,7 @@ class Moved(NamedTuple):
     """Values that get rows, by slot.
 
     Attributes:
-        found: their rows in the results of the run that computed them; rows: in the tables.
+        found, rows: their rows in the results of the run that computed them, and in the tables.
         ptr: where those of each slot begin.
     """
 
@@ -316,19 +317,19 @@ class Moved(NamedTuple):
 class KeptRows:
     """The rows of the tables of kept values.
 
-    `move` is called between the choice of a round and its run: it takes back the rows of values that nothing can read
-    any more, and gives rows to values of the last run that may still be read.
+    `move` is called between the choice of a round and its run: it frees the rows of values that nothing can read any
+    more, and assigns rows to values of the last run that may still be read.
 
     Args:
-        graph: that they are values of.
+        graph: the graph of these values.
 
     Attributes:
-        size: for each slot, the rows that its table needs.
+        size: for each slot, the number of rows that its table needs.
     """
 
     def __init__(self, graph: GrowingGraph) -> None:
         self._graph, self.size = graph, np.zeros(0, np.int32)
-        self._held, self._free = np.zeros((2, 0, 0), np.int32)  # by slot: the value in each row; the free rows
+        self._held, self._free = np.zeros((2, 0, 0), np.int32)  # by slot: the value in each row, and the free rows
         self._n_free = np.zeros(0, np.int32)
 
     @property
@@ -338,17 +339,17 @@ class KeptRows:
         return found
 
     def move(self, values: IntArray) -> Moved:
-        """Give rows to those of these values that the round which was just chosen reads, or a later one may read."""
+        """Assign rows to those of these values that the chosen round reads, or that a later one may read."""
         graph = self._graph
         return Moved(*move_rows(graph.values, values, graph.round, *self.tables(values)))
 
     def tables(self, values: IntArray) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-        """Return what the core writes, with room for these values."""
+        """Return the arrays that the core updates, with room for these values."""
         self._make_room(int(self._graph.values[SLOT, values].max(initial=NOWHERE)) + 1, values.size)
         return self._held, self._free, self._n_free, self.size
 
     def renumber(self, of_value: IntArray) -> None:
-        """Note the new numbers of values; those without a number are in no row."""
+        """Apply the new numbers of values; the rows of values without a number become unused."""
         self._held[self._held != NOWHERE] = of_value[self._held[self._held != NOWHERE]]
 
     def _make_room(self, n_slots: int, n: int) -> None:

@@ -17,7 +17,7 @@ class Marks:
     Attributes:
         nodes: bool[N], nodes with an output that the loss depends on.
         outputs: bool[N, the most outputs of a type].
-        is_whole: whether it depends on all nodes.
+        is_whole: whether the loss depends on all nodes.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Marks:
 
         Cost: O(nodes + edges * outputs of their node).
         """
-        width = 1 + int(flows.n_outputs.max(initial=0))  # the first column is of the nodes
+        width = 1 + int(flows.n_outputs.max(initial=0))  # the first column marks the nodes
         if self._memory.shape[1] != width or len(self._memory) < graph.n_nodes:
             self._memory = np.empty((graph.n_nodes * 5 // 4, width), bool)
         if self._wanted.size != n_slots:

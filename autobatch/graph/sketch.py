@@ -18,7 +18,7 @@ from autobatch.graph.words import words_size, write_header
 
 
 class Sketch:
-    """Nodes of `n_types` types and their inputs, so far.
+    """A growing list of nodes of `n_types` types, and their inputs.
 
     >>> sketch = Sketch(2)
     >>> leaves = [sketch.add(0), sketch.add(0)]
@@ -54,13 +54,12 @@ class Sketch:
         reader = np.repeat(np.arange(type_id.size, dtype=np.int32), np.diff(edge_ptr))
         for node in np.flatnonzero((type_id < 0) | (type_id >= self.n_types)):
             raise GraphError(
-                f"sketching a graph: node {node} is of type {type_id[node]}, but there are {self.n_types} types, "
-                f"numbered from 0 on; make the sketch with as many as it has."
+                f"sketching a graph: the type of node {node} must lie in 0..{self.n_types - 1}, got {type_id[node]}."
             )
         for e in np.flatnonzero((edge_src < 0) | (edge_src >= reader)):
             raise GraphError(
-                f"sketching a graph: node {reader[e]} reads node {edge_src[e]}, which is not among those before it; "
-                f"add nodes after all that they read."
+                f"sketching a graph: node {reader[e]} must read earlier nodes, got {edge_src[e]}; add nodes after "
+                f"their inputs."
             )
         return Dag(type_id, edge_ptr, edge_src, self.n_types)
 
@@ -89,8 +88,8 @@ def to_graph(dag: Dag, names: Iterable[str] | None = None) -> Graph:
     types = NamedTypes(tuple(map(str, range(dag.n_types)) if names is None else names))
     if len(types.names) != dag.n_types:
         raise GraphError(
-            f"naming the types of a graph: it has {dag.n_types} types, but there are {len(types.names)} names "
-            f"{list(types.names)}; give one for each."
+            f"naming the types of a graph: there must be a name for each of its {dag.n_types} types, got "
+            f"{list(types.names)}."
         )
     n_nodes, n_edges = dag.type_id.size, dag.edge_src.size
     words = np.zeros(words_size(1, n_nodes, n_edges, 0, 0), np.int32)

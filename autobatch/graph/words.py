@@ -5,9 +5,9 @@ B instances, N nodes, E edges, A attribute words, O outputs and F float attribut
     words = [B, N, E, A, O, F | instance_ptr[B+1] | output_ptr[B+1] | type_id[N] | edge_ptr[N+1]
              | edge_src[E] | edge_out[E] | edge_in[E] | attr[A] | out_node[O] | out_port[O] | out_slot[O]]
 
-so that merging graphs reads one array of each and adds offsets, and splitting them is the reverse. The int
-attributes of a node are as many as its type has, then for each of its data of any length the number of its elements and
-their ints. The floats of such data follow the other float attributes of the node.
+so that merging graphs reads one array of each and adds offsets, and splitting them is the reverse. A node's
+int attributes are those of fixed width; then, for each of its data of any length, the number of elements and their
+ints. The floats of such data follow the other float attributes of the node.
 Only `sections` depends on this order; all other code reads and writes through its views, which `Encoded` offers as
 properties. The loops over words are in `native/graph/`.
 """
@@ -19,14 +19,14 @@ from typing import NamedTuple
 from autobatch.arrays import IntArray
 
 HEADER = 6
-OUTPUT_BITS = 8  # of a word that names an output of a node; the others number a row of it
+OUTPUT_BITS = 8  # the low bits of a word are an output of a node, the others a row of it
 MOST_OUTPUTS = 1 << OUTPUT_BITS
 MOST_ROWS = 1 << (31 - OUTPUT_BITS)
-OUTPUT = MOST_OUTPUTS - 1  # these bits
+OUTPUT = MOST_OUTPUTS - 1  # the mask of the low bits
 
 
 class Sections(NamedTuple):
-    """Views of the parts of `words`, by name; `Encoded` says what each holds."""
+    """Views of the parts of `words`, by name; `Encoded` describes them."""
 
     instance_ptr: IntArray
     output_ptr: IntArray
@@ -42,12 +42,12 @@ class Sections(NamedTuple):
 
 
 def words_size(n_instances: int, n_nodes: int, n_edges: int, n_attr: int, n_outputs: int) -> int:
-    """Count the words that a graph of these sizes takes, header included."""
+    """Count the words of a graph of these sizes, header included."""
     return HEADER + 2 * (n_instances + 1) + 2 * n_nodes + 1 + 3 * n_edges + n_attr + 3 * n_outputs
 
 
 def encoded_size(words: IntArray) -> int:
-    """Read from its header how many words the graph that starts `words` takes."""
+    """Count the words of the graph at the beginning of `words`, from its header."""
     return words_size(*words[: HEADER - 1].tolist())
 
 
@@ -78,7 +78,7 @@ def sections(words: IntArray) -> Sections:
 def write_header(
     words: IntArray, n_instances: int, n_nodes: int, n_edges: int, n_attr: int, n_outputs: int, n_floats: int
 ) -> Sections:
-    """Write the sizes and the leading zero pointers to `words`; return the views, otherwise still to be filled."""
+    """Write the sizes and the leading zero pointers to `words`; return the views, which the caller fills."""
     words[0], words[1], words[2] = n_instances, n_nodes, n_edges
     words[3], words[4], words[5] = n_attr, n_outputs, n_floats
     views = sections(words)
@@ -110,7 +110,6 @@ class Encoded:
 
     @property
     def sections(self) -> Sections:
-        """All views at once."""
         if self._sections is None:
             self._sections = sections(self.words)
         return self._sections

@@ -69,20 +69,16 @@ class TestMakeGraph:
         assert same_graph(graph, make_graph(LETTERS, [0, 1], [(0, 1)], [1]))
 
     def test_a_wrong_order_is_told_from_a_cycle(self) -> None:
-        with pytest.raises(GraphError) as error:
+        with pytest.raises(
+            GraphError, match=r"edge 2 \('c'\) -> 1 \('b'\) points backwards, .* order, such as 0, 2, 1"
+        ):
             make_graph(LETTERS, [0, 1, 2], [(2, 1), (0, 2)])
-        assert str(error.value) == (
-            "making a graph: edge 2 ('c') -> 1 ('b') points backwards, though there is no cycle; "
-            "number the nodes in a topological order, such as 0, 2, 1."
-        )
 
     def test_a_cycle_is_named(self) -> None:
         with pytest.raises(GraphError) as error:
             make_graph(LETTERS, [0, 1, 2, 3], [(0, 1), (1, 2), (2, 3), (3, 1)])
-        assert str(error.value) == (
-            "making a graph: edge 3 ('d') -> 1 ('b') points backwards, and there is a cycle "
-            "1 ('b') -> 2 ('c') -> 3 ('d') -> 1 ('b'); remove an edge of it."
-        )
+        assert "edge 3 ('d') -> 1 ('b') points backwards" in str(error.value)
+        assert "cycle 1 ('b') -> 2 ('c') -> 3 ('d') -> 1 ('b')" in str(error.value)
 
     def test_a_node_that_reads_itself_is_a_cycle(self) -> None:
         with pytest.raises(GraphError, match=r"cycle 1 \('b'\) -> 1 \('b'\)"):
@@ -91,18 +87,18 @@ class TestMakeGraph:
     @each(
         "type_id, edges, outputs, message",
         [
-            ([0, 4], [], [], "type: 4 does not exist; there are 4, numbered from 0 on"),
-            ([-1], [], [], "type: -1 does not exist"),
+            ([0, 4], [], [], "type 4 does not exist; there are 4"),
+            ([-1], [], [], "type -1 does not exist"),
             ([0.0], [], [], r"type_id of make_graph must be a list of ints, got \[0\.0\]"),
             (["a"], [], [], r"type_id of make_graph must be a list of ints, got \['a'\]"),
-            ([0, 1], [(0, 2)], [], r"node in edge \(0, 2\): 2 does not exist; there are 2"),
-            ([0, 1], [(-1, 1)], [], r"node in edge \(-1, 1\): -1 does not exist"),
+            ([0, 1], [(0, 2)], [], r"node in edge \(0, 2\) 2 does not exist; there are 2"),
+            ([0, 1], [(-1, 1)], [], r"node in edge \(-1, 1\) -1 does not exist"),
             ([0, 1], [(0, "1")], [], r"edges of make_graph must be .* a list of ints, got \[\(0, '1'\)\]"),
             ([0, 1], [(0, 1, 0.5)], [], r"edges of make_graph must be .* a list of ints, got \[\(0, 1, 0\.5\)\]"),
-            ([0, 1], [(0, 1, 1)], [], r"edge_out\[0\] is 1, but must lie in 0..0"),
+            ([0, 1], [(0, 1, 1)], [], r"edge_out\[0\] must lie in 0..0, got 1"),
             ([0, 1], [(0, 1, 0, -1)], [], "an edge has port -1, but ports start at 0"),
-            ([0, 1], [(0,)], [], r"edge \(0,\) has 1 parts; give \(source, reader\)"),
-            ([0], [], [1], "output node: 1 does not exist; there are 1"),
+            ([0, 1], [(0,)], [], r"edge must be \(source, reader\).* got \(0,\)"),
+            ([0], [], [1], "output node 1 does not exist; there are 1"),
         ],
     )
     def test_bad_parts_are_refused(
@@ -184,13 +180,13 @@ class TestMerge:
         merged = merge_graphs([chain("a", "b"), chain("a", "b")])
         merged.edge_src[1] = 0
         check_graph(merged)
-        with pytest.raises(GraphError, match=r"node 0 \('a'\) is used by another instance than its own"):
+        with pytest.raises(GraphError, match=r"node 0 \('a'\) is used by several instances"):
             split_graph(merged)
 
     def test_an_instance_that_returns_a_node_of_another_cannot_be_split(self) -> None:
         merged = merge_graphs([chain("a", "b"), chain("a", "b")])
         merged.out_node[1] = 1
-        with pytest.raises(GraphError, match=r"node 1 \('b'\) is used by another instance than its own"):
+        with pytest.raises(GraphError, match=r"node 1 \('b'\) is used by several instances"):
             split_graph(merged)
 
 
@@ -199,12 +195,10 @@ class TestRanges:
         good = make_graph(TOYS, [WORD, CELL], [(0, 1)], attr=[99, 1000, 4], floats=[0.0])
         bad = make_graph(TOYS, [WORD, WORD, CELL], [(0, 2)], attr=[0, 0, 0, 5], floats=[0.0])
         merge_graphs([good, good])
-        with pytest.raises(DataError) as error:
+        with pytest.raises(
+            DataError, match=r"instance 1, node 2 \('cell'\) gives 5 as argument 1 of cell 'cell', .* 0\.\.4"
+        ):
             merge_graphs([good, bad, bad])
-        assert str(error.value) == (
-            "merging instances: instance 1, node 2 ('cell') gives 5 as argument 1 of cell 'cell', which takes 0..4; "
-            "map unknown ids to one in that range, or enlarge what they index."
-        )
 
     @each("value", [-1, 100, 2**31 - 1, -(2**31)])
     def test_both_ends_are_checked(self, value: int) -> None:
@@ -221,16 +215,16 @@ class TestCheckGraph:
     @each(
         "section, index, value, message",
         [
-            ("instance_ptr", 1, 99, "instance_ptr is .* must rise from 0 to 8"),
-            ("output_ptr", 0, 1, "output_ptr is .* must rise from 0 to 2"),
-            ("edge_ptr", 3, 0, "edge_ptr is .* must rise from 0 to 6"),
-            ("type_id", 1, 9, r"type_id\[1\] is 9, but must lie in 0..3"),
-            ("edge_src", 0, -1, r"edge_src\[0\] is -1"),
+            ("instance_ptr", 1, 99, "instance_ptr must rise from 0 to 8"),
+            ("output_ptr", 0, 1, "output_ptr must rise from 0 to 2"),
+            ("edge_ptr", 3, 0, "edge_ptr must rise from 0 to 6"),
+            ("type_id", 1, 9, r"type_id\[1\] must lie in 0..3, got 9"),
+            ("edge_src", 0, -1, r"edge_src\[0\] must .* got -1"),
             ("edge_src", 0, 2, r"edge 2 \('c'\) -> 1 \('b'\) points backwards"),
-            ("edge_out", 0, 1, r"edge_out\[0\] is 1, but must lie in 0..0"),
-            ("edge_in", 1, 3, "node 2 reads by port 3 before port 1"),
-            ("out_node", 0, 8, r"out_node\[0\] is 8, but must lie in 0..7"),
-            ("out_port", 1, 1, r"out_port\[1\] is 1"),
+            ("edge_out", 0, 1, r"edge_out\[0\] must lie in 0..0, got 1"),
+            ("edge_in", 1, 3, "node 2 reads port 3 before port 1"),
+            ("out_node", 0, 8, r"out_node\[0\] must lie in 0..7, got 8"),
+            ("out_port", 1, 1, r"out_port\[1\] must .* got 1"),
         ],
     )
     def test_every_invariant_is_checked(self, section: str, index: int, value: int, message: str) -> None:
@@ -242,10 +236,10 @@ class TestCheckGraph:
             check_graph(graph)
 
     @each("kinds, edges, message", [
-            ([WORD, CELL], [(0, 1), (0, 1, 0, 2)], r"edge_in\[1\] is 2, but must lie in 0..1"),
-            ([WORD, WORD], [(0, 1)], r"edge_in\[0\] is 0, but must lie in 0..-1"),
-            ([WORD, SWAP], [(0, 1, 0, 1)], r"node 1 \('swap'\) reads nothing by port 0, which takes a value"),
-            ([WORD, SWAP, SWAP], [(0, 1), (0, 1, 0, 1), (0, 2)], r"node 2 \('swap'\) reads nothing by port 1"),
+            ([WORD, CELL], [(0, 1), (0, 1, 0, 2)], r"edge_in\[1\] must lie in 0..1, got 2"),
+            ([WORD, WORD], [(0, 1)], r"edge_in\[0\] must lie in 0..-1, got 0"),
+            ([WORD, SWAP], [(0, 1, 0, 1)], r"node 1 \('swap'\) has no edge at port 0"),
+            ([WORD, SWAP, SWAP], [(0, 1), (0, 1, 0, 1), (0, 2)], r"node 2 \('swap'\) has no edge at port 1"),
             (
                 [WORD, SWAP, IDENTITY], [(0, 1), (0, 1, 0, 1), (1, 2), (0, 2), (1, 2, 2)],
                 r"port 0 of node 2 \('identity'\) adds up outputs 0 and 2 of nodes of type 'swap', but the values of",
@@ -264,9 +258,9 @@ class TestCheckGraph:
 
     def test_sizes_must_agree(self) -> None:
         graph = chain("a", "b")
-        with pytest.raises(GraphError, match="promises 21 words, but there are 20"):
+        with pytest.raises(GraphError, match="requires 21 words, but there are 20"):
             check_graph(Graph(graph.words[:-1], graph.floats, graph.types, graph.structures))
-        with pytest.raises(GraphError, match="promises 0 float attributes, but there are 1"):
+        with pytest.raises(GraphError, match="requires 0 float attributes, but there are 1"):
             check_graph(Graph(graph.words, np.ones(1), graph.types, graph.structures))
         with pytest.raises(GraphError, match="there are 1 instances, but 2 structures"):
             check_graph(Graph(graph.words, graph.floats, graph.types, (None, None)))
@@ -277,7 +271,7 @@ class TestCheckGraph:
         monkeypatch.setenv("AUTOBATCH_CHECK", "0")
         merge_graphs([graph])
         monkeypatch.setenv("AUTOBATCH_CHECK", "1")
-        with pytest.raises(GraphError, match=r"out_node\[0\] is 5"):
+        with pytest.raises(GraphError, match=r"out_node\[0\] must .* got 5"):
             merge_graphs([graph])
 
 

@@ -284,21 +284,13 @@ def test_the_empty_graph_is_kept() -> None:
 
 
 def test_an_unknown_pass_is_refused() -> None:
-    with pytest.raises(GraphError) as error:
+    with pytest.raises(GraphError, match=r"\['sort'\].*'forward', 'dead', 'sums', 'fold', 'share_products', 'share'"):
         rewrite(merge_graphs([], TOYS), ("sums", "sort"))
-    assert str(error.value) == (
-        "rewriting a graph: ['sort'] are no passes; "
-        "the passes are ['forward', 'dead', 'sums', 'fold', 'share_products', 'share']."
-    )
 
 
 def test_a_name_is_no_list_of_names() -> None:
-    with pytest.raises(GraphError) as error:
+    with pytest.raises(GraphError, match=r"passes must be 'auto', 'all', or .*, got 'share'"):
         rewrite(merge_graphs([], TOYS), "share")
-    assert str(error.value) == (
-        "rewriting a graph: 'share' is one text; "
-        "give 'auto', 'all', or a list of ['forward', 'dead', 'sums', 'fold', 'share_products', 'share']."
-    )
 
 
 def test_the_report_reads_as_a_sentence() -> None:

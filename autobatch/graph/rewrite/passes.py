@@ -1,4 +1,4 @@
-"""Make a graph smaller before it is scheduled, without changing what it computes.
+"""Make a graph smaller before it is scheduled, without changing its results.
 
 Six passes, in this order:
 
@@ -7,13 +7,13 @@ Six passes, in this order:
 - sums: a sum read once, by another sum of the same kind, dissolves into it, so that a chain or tree of additions
   becomes one sum of all its terms, left to right; every sum becomes the variadic one, so that all share a type.
 - fold: a sum that only plain ports read is folded into them: each port then has the terms as edges.
-- share_products: common-subexpression elimination where it pays: of the nodes that compute the same, in any instance,
-  only the first is kept, if they are of a type whose products with matrices are worth looking for equal nodes.
+- share_products: common-subexpression elimination where it pays: of equal nodes, in any instance, only the first is
+  kept, for the types whose matrix products are worth the search.
 - share: the same for nodes of all types. Off by default.
 
 Each is one or two sweeps over the nodes in topological order; the dropped nodes are then removed in one sweep. A survey
 comes first: a pass that cannot apply does not run. All of it is one call of the native core, `native/graph/rewrite/`,
-where the conditions and rules of passes are written.
+which defines the conditions and rules of the passes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from autobatch.system.trust import checking
 PASSES = ("forward", "dead", "sums", "fold", "share_products", "share")
 DEFAULT = PASSES[:5]
 UNSHARED = PASSES[:4]
-"""The passes that leave equal nodes apart."""
+"""The passes that do not merge equal nodes."""
 NAMED = {"auto": DEFAULT, "all": PASSES}
 DEFAULT_BITS = (1 << len(DEFAULT)) - 1
 
@@ -80,13 +80,13 @@ NOTHING = Rewrites()
 
 
 class Shared(NamedTuple):
-    """What looking for equal nodes of one type gave.
+    """The result of the search for equal nodes of one type.
 
     Attributes:
-        type_id: of the type.
-        nodes: in the graph, before nodes are shared.
-        looked_up: of these; a type that is not worth it is given up.
-        equal: nodes looked up that equal an earlier one.
+        type_id: the type.
+        nodes: number of its nodes, before any are shared.
+        looked_up: number of nodes looked up; the search ends early for a type where it does not pay.
+        equal: number of nodes looked up that equal an earlier one.
         is_shared: whether the equal ones are computed once.
     """
 
@@ -103,13 +103,13 @@ def rewrite(graph: Graph, passes: Collection[str] = DEFAULT) -> tuple[Graph, Rew
     Args:
         graph: of one or many instances; it is not changed.
         passes: any of `PASSES`, or "auto" or "all". "dead" keeps everything in a graph that returns nothing. After the
-            last two a node, which belongs to the first instance that computes it, may be read or returned by others.
+            last two, a node belongs to the first instance that computes it, and others may read or return it.
 
     Returns:
         The new graph, or `graph` itself if nothing applied, and the counts of changes.
 
     Raises:
-        GraphError: there is no pass of that name.
+        GraphError: a pass is unknown.
 
     Cost: one sweep to find the passes that may apply, and O(N + E) for each of these.
     """
@@ -120,20 +120,20 @@ def rewrite(graph: Graph, passes: Collection[str] = DEFAULT) -> tuple[Graph, Rew
 
 
 def rewritten(graph: Graph, words: IntArray, floats: FloatArray, changes: tuple[int, ...]) -> tuple[Graph, Rewrites]:
-    """Make the graph that the core has written, or return `graph` itself if nothing applied."""
+    """Make a graph from the arrays that the core has rewritten; return `graph` itself if nothing applied."""
     if words is graph.words:
         return graph, NOTHING
     return Graph(words, floats, graph.types, graph.structures, graph.keys), Rewrites(*changes)
 
 
 def explain_sharing(graph: Graph, passes: Collection[str]) -> list[Shared]:
-    """Say of each type whose nodes were looked up how many equal an earlier one, and whether they are shared.
+    """Report, for each type whose nodes were looked up, how many equal an earlier one, and whether they are shared.
 
     Args:
         graph: before any pass.
         passes: as for `rewrite`; without a pass that shares, nothing is looked up.
 
-    Cost: of all passes, again.
+    Cost: that of all passes, once more.
     """
     chosen = to_passes(passes)
     if "share" not in chosen and "share_products" not in chosen:
@@ -154,17 +154,17 @@ def to_passes(passes: Collection[str]) -> tuple[str, ...]:
     """List passes by name, with "auto" and "all" expanded; raise a GraphError for unknown names."""
     if isinstance(passes, str) and passes in NAMED:
         return NAMED[passes]
-    given = f"give 'auto', 'all', or a list of {list(PASSES)}."
+    wanted = f"rewriting a graph: passes must be 'auto', 'all', or a list of {list(PASSES)}, got"
     if isinstance(passes, str):
-        raise GraphError(f"rewriting a graph: {passes!r} is one text; {given}")
+        raise GraphError(f"{wanted} {passes!r}.")
     if not isinstance(passes, Collection) or not all(isinstance(name, str) for name in passes):
-        raise GraphError(f"rewriting a graph: {show(passes)} names no passes; {given}")
+        raise GraphError(f"{wanted} {show(passes)}.")
     unknown = sorted(set(passes) - set(PASSES))
     if unknown:
-        raise GraphError(f"rewriting a graph: {unknown} are no passes; the passes are {list(PASSES)}.")
+        raise GraphError(f"rewriting a graph: unknown passes {unknown}; the passes are {list(PASSES)}.")
     return tuple(passes)
 
 
 def bits_of(passes: Collection[str]) -> int:
-    """The set of some passes, as the bits of an int."""
+    """Return a set of passes as the bits of an int."""
     return DEFAULT_BITS if passes is DEFAULT else sum(1 << PASSES.index(name) for name in set(to_passes(passes)))
