@@ -23,16 +23,16 @@ from autobatch.graph.graph import Graph
 from autobatch.graph.rewrite.passes import Rewrites
 from autobatch.plan.plan import Plan
 
-HEADROOM = 1.05  # runs of equal nodes differ in bytes; of 1, 1.05, 1.1 and 1.2 it led to the fewest parts in total
+HEADROOM = 1.05  # runs of equal nodes differ in bytes; of 1, 1.05, 1.1 and 1.2, this gave the fewest parts in total
 
 
 class Figures(NamedTuple):
-    """What is known of a part when its plan is gone.
+    """The figures of a part that remain when its plan is gone.
 
     Attributes:
-        graph: as scheduled, after the rewrites.
-        n_batches: of its schedule.
-        n_bytes: of its values and of the scratch memory of the backend.
+        graph: the graph as scheduled, after the rewrites.
+        n_batches: the batches of its schedule.
+        n_bytes: bytes of its values and of the scratch memory of the backend.
         unseen_share: see `autobatch.schedule.schedule.BasePolicy`; None for policies that do not learn.
     """
 
@@ -48,9 +48,8 @@ class Part(NamedTuple):
     Attributes:
         graph: as recorded or merged, before the rewrites.
         rewrites: the changes made to it before planning.
-        executable: the plan, prepared by the backend; knows how many bytes running it takes, see
-            `autobatch.backends.base.Executable`.
-        figures: what is said of it when it has run.
+        executable: the plan, prepared by the backend; it knows its memory, see `autobatch.backends.base.Executable`.
+        figures: for reports after its run.
     """
 
     graph: Graph
@@ -61,7 +60,6 @@ class Part(NamedTuple):
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of its values and of the scratch memory of the backend."""
         return self.figures.n_bytes
 
 
@@ -71,11 +69,11 @@ def fit_parts(whole: Part, make_part: Callable[[list[Graph]], Part], max_bytes: 
     Args:
         whole: the mini-batch, planned.
         make_part: merges and plans some of its instances.
-        max_bytes: None for no limit.
+        max_bytes: the limit; None for no limit.
 
     Raises:
-        PlanError: some instances do not fit on their own; names the one that needs most.
-        GraphError: nodes are shared between the instances already.
+        PlanError: some instances do not fit on their own; the message names the one that needs most.
+        GraphError: the instances share nodes already.
 
     Cost: planning once more, in most cases; splitting and merging take a native pass each.
     """
@@ -101,12 +99,12 @@ def _cut_to_fit(whole: Part, make_part: Callable[[list[Graph]], Part], max_bytes
 
 
 def _refusal(part: Part, position: int, n_too_large: int, max_bytes: int) -> PlanError:
-    """Make the error that names the instance which needs most, and the number of those that do not fit."""
+    """Return the error that names the instance that needs most, and the number of those that do not fit."""
     purpose = "train on" if part.plan.mirror else "run"
     among = f", the largest of {n_too_large} that need too much" if n_too_large > 1 else ""
     return PlanError(
-        f"cannot {purpose} instance {position}{among}: its {part.graph.n_nodes} nodes need {part.n_bytes} bytes and "
-        f"max_bytes is {max_bytes}; allow as many, make the model narrower, or leave "
+        f"cannot {purpose} instance {position}{among}: its {part.graph.n_nodes} nodes need {part.n_bytes} bytes, but "
+        f"max_bytes is {max_bytes}; raise it, make the model narrower, or leave "
         f"{'such instances' if among else 'the instance'} out."
     )
 
@@ -125,7 +123,7 @@ def cut(instances: Sequence[Graph], n_runs: int) -> list[list[Graph]]:
 
 
 def check_max_bytes(max_bytes: int | None) -> int | None:
-    """Give the limit as a Python int; raise a PlanError if it is not a number of bytes."""
+    """Return the limit as a Python int; raise a PlanError unless it is a positive int or None."""
     if max_bytes is None:
         return None
     if not isinstance(max_bytes, int | np.integer) or isinstance(max_bytes, bool) or max_bytes < 1:

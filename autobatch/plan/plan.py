@@ -74,7 +74,7 @@ class LayoutArrays(NamedTuple):
 
 
 class CellSizes(NamedTuple):
-    """The memory and the number of steps of T compiled types; zero for types that were not met in a plan.
+    """The memory and the number of steps of T compiled types; zero for types without nodes in any plan so far.
 
     Attributes:
         saved: [blocks] elements per row of residuals.
@@ -83,8 +83,8 @@ class CellSizes(NamedTuple):
         own, kept: [T] elements of scratch memory per tile, whatever its rows; and of persistent scratch per row of
             nodes.
         most_rows: [T] the largest number of rows of a tile.
-        steps: [stages, T, 3] how many steps run once before all batches, per batch, and once after them; of the weight
-            stage how many are compiled, none, and how many Python runs.
+        steps: [stages, T, 3] numbers of steps that run once before all batches, per batch, and once after them; for the
+            weight stage the compiled steps, 0, and the steps that Python runs.
     """
 
     saved: LongArray
@@ -117,20 +117,20 @@ class Plan:
         row: [N] the row of each node among those of its type.
         type_ptr: [T+1] node_at[type_ptr[t]:type_ptr[t+1]] are the nodes of type t by row.
         block_rows: rows per block (numbered as in the tables).
-        base_ptr, base: base[base_ptr[k] + b] is where block b of the type of batch k has that batch's first row.
+        base_ptr, base: base[base_ptr[k] + b] is the offset of the first row of batch k in block b of its type.
         saved_base: per block, the offset of its first element; none in inference.
-        segments, segment_base: segments[segment_base[b]:segment_base[b+1]] are, if block b is that of a variadic group,
-            the first edge row of each node row, and the end; else nothing.
+        segments, segment_base: segments[segment_base[b]:segment_base[b+1]] holds the first edge row of each node row,
+            and the end, if block b is that of a variadic group; else it is empty.
         dest_base: per output of a type (by output number), where its rows start in dest_ptr: those of nodes or, for an
             output of any number of rows, those of edges.
         dest_ptr, dest: the destinations of each row of an output, by (type, output, row).
-        adds: whether the value is added to what is at each destination instead of stored there.
-        slot_base, slot_rows: where the requested outputs lie, by slot, and their numbers of rows.
+        adds: for each destination, whether the value is added there instead of stored.
+        slot_base, slot_rows: the places of the requested outputs, by slot, and their numbers of rows.
         mirror: distance from a place to the place of its gradient; 0 in inference.
         size: elements of the buffer.
         ints, floats: the attributes of all nodes, by block and row.
-        types: the types as they were when it was made.
-        whole_slot: the slot of a loss that is known to depend on all nodes; -1 if none is.
+        types: the properties of the types at the time of planning.
+        whole_slot: the slot of a loss that is known to depend on all nodes, or -1.
     """
 
     graph: Graph
@@ -160,32 +160,31 @@ class Plan:
 
     @cached_property
     def segment_ptr(self) -> dict[int, NDArray[np.int64]]:
-        """The segments of each variadic group block, by block number."""
+        """Return the segments of each variadic group block, by block number."""
         ends = self.segment_base.tolist()
         return {b: self.segments[first:end] for b, (first, end) in enumerate(pairwise(ends)) if first < end}
 
     @cached_property
     def int_data(self) -> Blocks:
-        """Per block, the int attributes `[rows, width]` in row order."""
+        """Return the int attributes of each block, `[rows, width]` in row order."""
         return Blocks(self.ints, self.tables.block_ints, self.block_rows)
 
     @cached_property
     def float_data(self) -> Blocks:
-        """Per block, the float attributes `[rows, width]` in row order."""
+        """Return the float attributes of each block, `[rows, width]` in row order."""
         return Blocks(self.floats, self.tables.block_floats, self.block_rows)
 
     def segments_of(self, type_id: int, domain: int) -> NDArray[np.int64]:
-        """The first row of a variadic group of each node row of a type, and the end."""
+        """Return, for a variadic group of a type, the first edge row of each node row, and the end."""
         return self.segment_ptr[self.first_block(type_id) + domain - NODE]
 
     def data(self, type_id: int, domain: int = NODE) -> tuple[IntArray, FloatArray]:
-        """The int and float attributes `[rows, width]` of the rows of a domain of a type."""
+        """Return the int and float attributes `[rows, width]` of the rows of a domain of a type."""
         block = self.first_block(type_id) + domain - NODE
         return self.int_data[block], self.float_data[block]
 
     @cached_property
     def batches(self) -> list[Batch]:
-        """The batches, in order."""
         done = dict.fromkeys(range(len(self.type_ptr)), 0)
         found = []
         sizes = np.diff(self.schedule.batch_ptr).tolist()
@@ -207,11 +206,11 @@ class Plan:
 
     @cached_property
     def adds_up(self) -> bool:
-        """Whether any value is added at its destination."""
+        """Return whether any value is added at its destination."""
         return bool(self.adds.any())
 
     def n_bytes(self, dtype: np.dtype[Any]) -> int:
-        """Bytes of the buffer, with elements of this dtype."""
+        """Return the bytes of the buffer, with elements of this dtype."""
         return self.size * dtype.itemsize
 
     def __str__(self) -> str:
@@ -242,25 +241,25 @@ class Plan:
         return [f"{base:8}  inputs of {name}: {rows} x {width}, a row per {each}"] if rows and width else []
 
     def n_rows(self, node: int, output: int = 0) -> int:
-        """The number of rows of a node output; 1 unless it has any number."""
+        """Return the number of rows of a node output; 1 unless the output has any number of rows."""
         row = int(self.row[node])
         first, end = self.output_rows(int(self.graph.type_id[node]), output, row, row + 1)
         return end - first
 
     def destinations(self, node: int, output: int = 0, row: int = 0) -> list[int]:
-        """The places that a row of a node output is written to: one per reading edge and per slot of the result."""
+        """Return the destinations of a row of a node output: one per reading edge and per slot of the result."""
         first, end = self._destination_range(node, output, row)
         places: list[int] = self.dest[first:end].tolist()
         return places
 
     def added(self, node: int, output: int = 0, row: int = 0) -> list[bool]:
-        """For each destination of a row of a node output, whether the value is added there."""
+        """Return whether the value is added, for each destination of a row of a node output."""
         first, end = self._destination_range(node, output, row)
         flags: list[bool] = self.adds[first:end].tolist()
         return flags
 
     def output_rows(self, type_id: int, output: int, start: int, end: int) -> tuple[int, int]:
-        """The rows in `dest_ptr` of an output of the nodes start:end of a type."""
+        """Return the range in `dest_ptr` of an output of the nodes start:end of a type."""
         number = int(self.tables.out_ptr[type_id]) + output
         block, base = int(self.tables.out_block[number]), int(self.dest_base[number])
         if block:
@@ -273,18 +272,18 @@ class Plan:
         return int(self.dest_ptr[first]), int(self.dest_ptr[first + 1])
 
     def first_block(self, type_id: int) -> int:
-        """The number of a type's block of node rows."""
+        """Return the number of a type's block of node rows."""
         return int(self.tables.block_ptr[type_id])
 
 
 class Planner(Protocol):
-    """Decides where values live."""
+    """The interface of a memory planner, which decides where values live."""
 
     def plan_cell(self, node_type: NodeType, training: bool) -> PlannedCell:
-        """Decide what a type executes, derive its backward stages if `training`, and give its values their columns."""
+        """Choose the program of a type, derive its backward stages if `training`, and lay out its values in columns."""
 
     def place(self, graph: Graph, schedule: Schedule, cells: PlannedTypes) -> Plan:
-        """Give every node its row and every node output its destinations."""
+        """Assign a row to every node, and destinations to every node output."""
 
 
 class KernelPasses(NamedTuple):
@@ -324,7 +323,7 @@ class PlannedTypes:
     """All types of a graph, planned; the tables for placement are made once per set of types.
 
     Attributes:
-        compiled: what backends have compiled of them, by backend and options.
+        compiled: the compiled types, by backend and options.
     """
 
     cells: list[PlannedCell]
@@ -333,7 +332,7 @@ class PlannedTypes:
     compiled: dict[Hashable, Any] = field(default_factory=dict)
 
     def followed(self, more: PlannedTypes) -> PlannedTypes:
-        """Return the same types and more, with all slots; reuse the properties of the present types."""
+        """Return these types and more, with all slots; the properties of these are reused."""
         whole, known = PlannedTypes(self.cells + more.cells, more.slot_shapes, self.training), vars(self)
         own = vars(whole)
         for name in {"arrays", "tables", "flows"} & known.keys():
@@ -349,27 +348,28 @@ class PlannedTypes:
 
     @cached_property
     def traces(self) -> tuple[int, ...]:
-        """Per type, the number of its trace."""
         return tuple(cell.type.trace for cell in self.cells)
 
     @cached_property
     def slot_widths(self) -> list[int]:
-        """Elements per row of each slot."""
+        """Return the elements per row of each slot."""
         return [math.prod(shape) for shape in self.slot_shapes]
 
     @cached_property
     def layout(self) -> LayoutArrays:
-        """The layouts as arrays, for placement by the core."""
+        """Return the layouts as arrays, for placement by the core."""
         return LayoutArrays(self.tables, np.array(self.slot_widths, np.int64), self.saved_width, self.training)
 
     @cached_property
     def arrays(self) -> TypeArrays:
-        """The properties of these types alone: other threads may add types to those of the graph, or retrace some."""
+        """Return the properties of these types alone.
+
+        Meanwhile other threads may add types to the table of the graph, or retrace some.
+        """
         return make_arrays([cell.type for cell in self.cells])
 
     @cached_property
     def tables(self) -> TypeTables:
-        """The layouts as arrays."""
         ports = [(cell, place) for cell in self.cells for place in cell.layout.inputs]
         return TypeTables(
             out_ptr=_ptr([len(c.program.outputs) for c in self.cells]),
@@ -385,17 +385,17 @@ class PlannedTypes:
 
     @cached_property
     def singular(self) -> list[int]:
-        """The types with outputs at which gradients may not be finite."""
+        """Return the types with outputs at which gradients may not be finite."""
         return [type_id for type_id, cell in enumerate(self.cells) if cell.type.singular]
 
     @cached_property
     def flows(self) -> FlowArrays:
-        """The paths of gradients through each type, as arrays."""
+        """Return the paths of gradients through each type, as arrays."""
         return make_flows([cell.type.program for cell in self.cells])
 
     @cached_property
     def row_parameters(self) -> frozenset[int]:
-        """The `id` of each parameter that these types read and whose gradient is kept as rows."""
+        """Return the `id` of each parameter of these types whose gradient is kept as rows."""
         rows, whole = self._gradients
         return rows - whole
 
@@ -408,12 +408,12 @@ class PlannedTypes:
 
     @cached_property
     def stacks(self) -> list[Stack]:
-        """The stacks of parameters that are read, without repeats."""
+        """Return the stacks of parameters that are read, without repetitions."""
         return list(dict.fromkeys(stack for cell in self.cells for stack in stacks_in(cell.program.vars)))
 
     @cached_property
     def saved_width(self) -> NDArray[np.int64]:
-        """Columns of the saved values, per block."""
+        """Return the columns of the saved values, per block."""
         return np.array([w for c in self.cells for w in c.layout.saved_width], np.int64)
 
 
@@ -435,7 +435,7 @@ def _blocks_of_outputs(cell: PlannedCell) -> list[int]:
 
 
 def _words_of(cell: PlannedCell, is_float: bool) -> list[int]:
-    """The attributes per row, of each block of a type."""
+    """Return the attribute words per row, for each block of a type."""
     return [cell.program.words(is_float, NODE + block) for block in range(len(cell.layout.input_width))]
 
 

@@ -1,7 +1,7 @@
-"""Cache the plans of mini-batches: one seen before skips merging, rewriting, scheduling and placement.
+"""Cache the plans of mini-batches: a known one skips merging, rewriting, scheduling and placement.
 
-The key of a mini-batch is the content of its graphs, in order, and not their identity: digests, which include the
-attributes (word ids, labels). Attributes count because a plan holds them by row, merging checks their ranges, and the
+The key of a mini-batch is the content of its graphs, in order: their digests, which include the attributes (word ids,
+labels). Attributes count because a plan holds them by row, merging checks their ranges, and the
 pass "share" compares them. The random keys of instances and the structures of their results are not part of a plan;
 they come from the instances each time.
 
@@ -43,14 +43,14 @@ class PlanCache:
     """The most recently used plans.
 
     Args:
-        size: how many; 0 for none.
+        size: the most plans to keep; 0 for none.
 
     Attributes:
         lookups, hits: numbers of lookups, and of those that found a plan.
         hit_rate: the share of lookups that found one; 0 before the first.
 
     Raises:
-        PlanError: `size` is not a number of plans.
+        PlanError: `size` is not an int of at least 0.
     """
 
     def __init__(self, size: int) -> None:
@@ -66,15 +66,14 @@ class PlanCache:
         return len(self._plans)
 
     def clear(self) -> None:
-        """Drop all plans."""
         self._plans.clear()
 
     def find(self, key: Hashable, policy: BasePolicy) -> Planned | None:
-        """Give the plan of a mini-batch if it is cached.
+        """Return the plan of a mini-batch, or None if it is not cached.
 
         Args:
             key: everything that a plan depends on except the policy.
-            policy: plans that another policy of the user made are dropped.
+            policy: the policy; if the user has given another one since, all plans are dropped.
         """
         if policy is not self._policy:
             if self._policy is None or policy.given is not self._policy.given:

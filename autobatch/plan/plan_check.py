@@ -15,7 +15,7 @@ from autobatch.ir.program import NODE
 from autobatch.plan.plan import Batch, Plan, PlannedTypes
 from autobatch.schedule.schedule import Schedule
 
-Source: TypeAlias = tuple[int, int]  # a node, and the word that says which output of it and which row
+Source: TypeAlias = tuple[int, int]  # a node, and the word of its output and row
 
 
 def check_plan(plan: Plan, cells: PlannedTypes) -> None:
@@ -27,7 +27,7 @@ def check_plan(plan: Plan, cells: PlannedTypes) -> None:
     type are contiguous. Every node has a row of its own in its batch, with its data.
 
     Raises:
-        PlanError: names the first node for which this does not hold.
+        PlanError: the plan is invalid; the message names the first node concerned.
 
     Cost: O(elements of the inputs).
     """
@@ -48,23 +48,25 @@ def check_plan(plan: Plan, cells: PlannedTypes) -> None:
         place = int(plan.slot_base[slot]) + used[slot] * cells.slot_widths[slot]
         used[slot] += 1
         if cells.slot_widths[slot] and memory.read(place, cells.slot_widths[slot]) != [(node, port)]:
-            raise PlanError(f"checking a plan: what was asked of node {node}, output {port}, is not at {place}.")
+            raise PlanError(f"checking a plan: the requested output {port} of node {node} is not at {place}.")
     _check_data(plan)
     if cells.training:
         _check_saved(plan, cells)
 
 
 def check_made(made: object, graph: Graph, schedule: Schedule, cells: PlannedTypes, planner: object) -> None:
-    """Check the result of a user's planner for a scheduled graph, of whatever type; ends with `check_plan`.
+    """Check the result of a user's planner for a scheduled graph; ends with `check_plan`.
 
     Raises:
-        PlanError: it is not a plan, or is the plan of another graph or schedule, or `check_plan` refuses it.
+        PlanError: the result is not a plan, is the plan of another graph or schedule, or fails `check_plan`.
     """
     doing = f"placing a mini-batch with planner {planner!r}"
     if not isinstance(made, Plan):
-        raise PlanError(f"{doing}: place() gave {made!r} ({type(made).__name__}); return an autobatch.plan.plan.Plan.")
+        raise PlanError(
+            f"{doing}: place() must return an autobatch.plan.plan.Plan, got {made!r} ({type(made).__name__})."
+        )
     if made.graph is not graph or made.schedule is not schedule or made.tables is not cells.tables:
-        raise PlanError(f"{doing}: the plan is of another graph, schedule or types; plan what place() is given.")
+        raise PlanError(f"{doing}: the plan must be of the graph, schedule and types that place() gets.")
     try:
         check_plan(made, cells)
     except (LookupError, ValueError, TypeError, AttributeError) as error:
@@ -81,7 +83,7 @@ class _ShadowMemory:
         self.writes: list[tuple[int, int, list[Source]]] = []  # first element, width, terms
 
     def read(self, first: int, width: int) -> list[Source] | None:
-        """The terms in these elements, sorted; None unless one write covers them all."""
+        """Return the terms in these elements, sorted; None unless one write covers them all."""
         held = self.holds[first : first + width]
         if held.size < width or held.size == 0 or held[0] < 0 or (held != held[0]).any():
             return None
@@ -121,10 +123,10 @@ class _ShadowMemory:
 
 
 def _check_rows(plan: Plan) -> None:
-    """Every node must have one row, within those of its batch."""
+    """Check that every node has one row, within those of its batch."""
     graph = plan.graph
     if sorted(plan.node_at.tolist()) != list(range(graph.n_nodes)):
-        raise PlanError("checking a plan: node_at is no permutation of the nodes; every node has one row.")
+        raise PlanError("checking a plan: node_at must be a permutation of the nodes.")
     for batch, (type_id, nodes) in zip(plan.batches, plan.schedule, strict=True):
         for node in nodes.tolist():
             row = int(plan.row[node])
@@ -133,7 +135,7 @@ def _check_rows(plan: Plan) -> None:
 
 
 def _check_follows(plan: Plan, cells: PlannedTypes, batch: Batch) -> None:
-    """The rows of a batch must lie behind those of earlier batches of its type."""
+    """Check that the rows of a batch follow those of earlier batches of its type."""
     for number, width in enumerate(cells.cells[batch.type_id].layout.input_width):
         rows = batch.start
         if number:
@@ -145,7 +147,7 @@ def _check_follows(plan: Plan, cells: PlannedTypes, batch: Batch) -> None:
 
 
 def _input_ranges(plan: Plan, cells: PlannedTypes, batch: Batch) -> list[range]:
-    """The elements of the inputs of a batch, block by block."""
+    """Return the ranges of elements that the inputs of a batch take, block by block."""
     found = []
     for number, (base, width) in enumerate(
         zip(batch.bases, cells.cells[batch.type_id].layout.input_width, strict=True)
@@ -160,7 +162,10 @@ def _input_ranges(plan: Plan, cells: PlannedTypes, batch: Batch) -> list[range]:
 
 
 def _check_inputs(plan: Plan, cells: PlannedTypes, batch: Batch, node: int, memory: _ShadowMemory) -> None:
-    """Every port of a node must hold its edge's value, or the sum of its edges', or one edge per row of its group."""
+    """Check that every port of a node holds the right values.
+
+    That is its edge's value or the sum of its edges' values; in a variadic group, one value per row.
+    """
     graph, row = plan.graph, int(plan.row[node])
     layout = cells.cells[batch.type_id].layout
     expected: defaultdict[int, list[Source]] = defaultdict(list)
@@ -187,7 +192,7 @@ def _check_inputs(plan: Plan, cells: PlannedTypes, batch: Batch, node: int, memo
 
 
 def _check_data(plan: Plan) -> None:
-    """Every row must have the attributes of its node."""
+    """Check that every row has the attributes of its node."""
     graph, arrays = plan.graph, plan.graph.types.arrays()
     starts = [0, 0]
     for node, type_id in enumerate(graph.type_id.tolist()):
@@ -217,7 +222,7 @@ def _check_data(plan: Plan) -> None:
 
 
 def _check_saved(plan: Plan, cells: PlannedTypes) -> None:
-    """Blocks of saved values follow the gradients, and do not overlap."""
+    """Check that blocks of saved values follow the gradients, and do not overlap."""
     end = 2 * plan.mirror
     for block in np.argsort(plan.saved_base, kind="stable"):
         size = int(plan.block_rows[block] * cells.saved_width[block])

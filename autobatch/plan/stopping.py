@@ -20,7 +20,7 @@ from autobatch.ir.typetable import TypeTable
 
 
 class Stopping:
-    """Gives a type that stops gradients to nodes with singular outputs that no loss depends on.
+    """Change the types of nodes with singular outputs that no loss depends on to types that stop gradients there.
 
     Args:
         types: the table of all graphs; new types are added to it.
@@ -30,14 +30,14 @@ class Stopping:
         self._types, self._marks = types, Marks()
 
     def stop(self, graph: Graph, singular_types: Sequence[int], flows: FlowArrays, n_slots: int, slot: int) -> Graph:
-        """Give the graph with the types of these nodes changed; the graph itself if there are none.
+        """Return the graph with these nodes' types changed; the graph itself if it has no such nodes.
 
         Args:
             graph: as recorded or merged.
-            singular_types: those with singular outputs.
-            flows: of its types.
-            n_slots: of results.
-            slot: that of the loss.
+            singular_types: the types with singular outputs.
+            flows: the gradient flows of its types.
+            n_slots: the number of slots of results.
+            slot: the slot of the loss.
 
         Cost: that of `Marks.mark`; nothing if no node has such outputs.
         """
