@@ -44,7 +44,7 @@ class Fixed:
     """Data of a call, an int or an array of ints or bools, whose numbers are part of the type.
 
     Attributes:
-        numbers: a copy.
+        numbers: a copy of the data.
     """
 
     __slots__ = ("_content", "numbers")
@@ -65,9 +65,9 @@ class Fixed:
 
 
 def exact(x: Any) -> Hashable:
-    """A key that is equal for two objects only if no program can distinguish them; valid while `x` lives.
+    """Return a key that is equal for two objects only if no program can distinguish them; valid while `x` lives.
 
-    Python's == holds for 1 and True and for 0.0 and -0.0, also inside tuples, and not for NaN and itself. Objects with
+    In Python 1 == True and 0.0 == -0.0, also inside tuples, and NaN does not equal itself. Objects with
     another meaning of == (arrays, tensors, parameters), and objects without a hash, are compared by identity.
 
     >>> exact((1, 0.0)) == exact((True, 0.0)), exact(0.0) == exact(-0.0), exact(float("nan")) == exact(float("nan"))
@@ -94,7 +94,7 @@ def exact(x: Any) -> Hashable:
 
 
 def is_hashable(x: Any) -> bool:
-    """Whether `x` has a hash; a part without a hash, such as a list in a tuple, prevents it."""
+    """Return whether `x` has a hash, which a part without one, such as a list in a tuple, prevents."""
     try:
         hash(x)
     except TypeError:
@@ -107,13 +107,13 @@ PLAIN_TUPLES: set[type] = {tuple}
 
 
 def is_structure(x: Any) -> bool:
-    """Whether `x` is a container of arguments or results."""
+    """Return whether `x` is a container of arguments or results."""
     kind = type(x)  # `x.__class__`, which isinstance reads too, is list for a traced list
     return issubclass(kind, (tuple, list, dict)) or (is_dataclass(x) and not isinstance(x, (type, Module, Op)))
 
 
 def parts_of(structure: Any) -> Sequence[Any]:
-    """The elements of a container of arguments or results, in order."""
+    """Return the elements of a container of arguments or results, in order."""
     if type(structure) in (tuple, list):
         return structure  # type: ignore[no-any-return]
     if isinstance(structure, dict):
@@ -141,7 +141,7 @@ def map_leaves(function: Callable[[Any], Any], x: Any) -> Any:
 
 
 def put_together(structure: Any, outputs: Sequence[Any]) -> Any:
-    """What a cell returns, of its outputs; `structure` is that of its type, over their numbers."""
+    """Build the result of a cell from its outputs; `structure` is that of its type, over their numbers."""
     if isinstance(structure, int):
         return outputs[structure]
     if isinstance(structure, Static):
@@ -159,9 +159,9 @@ class Key:
         kind: "value", "int", "float", "static", "each" (a list of any length, its element the only child), "rows" (an
             array of any length, its row the only child), "tuple", "list", "dict" or "dataclass".
         detail: shape of a value or data; a static object; the class of a container, or its keys, which are static.
-        children: of a container.
-        below: of a value that is ints, what they stay below; else 0.
-        dtype: what numbers stand for: of a value, see `autobatch.ir.program.dtype_of`; of ints, "bool" if they are.
+        children: the keys of the parts of a container.
+        below: exclusive upper bound of a value that is ints; 0 for other values.
+        dtype: the dtype that numbers stand for: of a value, see `autobatch.ir.program.dtype_of`; of ints, "bool" or "".
     """
 
     kind: str
@@ -172,12 +172,12 @@ class Key:
 
     @property
     def is_complex(self) -> bool:
-        """Whether numbers stand for complex ones, of which the last axis holds both parts."""
+        """Return whether numbers stand for complex ones, whose two parts lie along the last axis."""
         return self.dtype.startswith("complex")
 
     @property
     def labels(self) -> Sequence[Any]:
-        """Names of the children, for messages and print-outs."""
+        """Return the names of the children, for messages and print-outs."""
         match self.kind:
             case "dict":
                 return list(self.detail.value)
@@ -186,7 +186,7 @@ class Key:
         return range(len(self.children))
 
     def build(self, children: Sequence[Any]) -> Any:
-        """The container, with these children."""
+        """Build the container from these children."""
         match self.kind:
             case "dict":
                 return dict(zip(self.labels, children, strict=True))
@@ -198,7 +198,7 @@ class Key:
 
     @staticmethod
     def of_structure(container: Any, children: Sequence[Any]) -> Key:
-        """The key of a container whose children have these keys (or other objects in their place)."""
+        """Return the key of a container whose children have these keys (or other objects in their place)."""
         parts = tuple(children)
         if isinstance(container, dict):
             return Key("dict", Static(tuple(container)), parts)
@@ -210,11 +210,11 @@ class Key:
 
     @property
     def n_lists(self) -> int:
-        """The number of lists of any length, and of arrays of any number of rows."""
+        """Count the lists of any length, and the arrays of any number of rows."""
         return 1 if self.kind in ("each", "rows") else sum(child.n_lists for child in self.children)
 
     def leaves(self) -> Iterator[Key]:
-        """Values and data, in order."""
+        """Yield the values and data, in order."""
         if self.kind in ("value", "int", "float"):
             yield self
         for child in self.children:
@@ -224,7 +224,7 @@ class Key:
         return self.text(sizes=True)
 
     def text(self, sizes: bool) -> str:
-        """Write the key; without sizes it is the same for models of other widths, and in other processes."""
+        """Format the key; without sizes it is the same for models of other widths, and in other processes."""
         match self.kind:
             case "value" | "int" | "float":
                 kind = f"{'int ' if self.below else ''}{self.kind}"

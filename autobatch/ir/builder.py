@@ -1,4 +1,4 @@
-"""Building of programs: a builder holds the values of a program, and ops on its symbols append instructions."""
+"""Build programs: a builder holds the values of a program, and ops on its symbols append instructions."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from autobatch.ops.operators import Operators, Symbol
 
 
 class NeedsNumber(Exception):
-    """The body of a cell needs the number itself that is an input of the program."""
+    """The body of a cell needs the value of a number that is an input of the program."""
 
 
 class NeedsData(GraphError):
     """The body of a cell needs numbers of its data, which are then part of the type.
 
     Attributes:
-        leaves: which data, as `Attribute.leaf` numbers them; None if that is unknown.
+        leaves: the data, by `Attribute.leaf`; None if they are unknown.
     """
 
     def __init__(self, message: str, leaves: set[int] | None = None) -> None:
@@ -52,7 +52,10 @@ class NeedsData(GraphError):
 
 
 def data_behind(values: Iterable[Traced]) -> set[int]:
-    """The ints of the node that these values are computed from alone, by `leaf`; none if there is anything else."""
+    """Return, by `leaf`, the ints of the node that these values are computed from.
+
+    There are none if the values also depend on anything else.
+    """
     values = list(values)
     sources = [x.builder.vars[i].source for x in values for i in cone(x.builder.vars, [x.index])]
     given = [s for s in sources if not isinstance(s, (Instruction, Constant))]
@@ -74,25 +77,22 @@ class Traced(Symbol):
 
     @property
     def var(self) -> Var:
-        """The builder's entry of this value."""
         return self.builder.vars[self.index]
 
     @property
     def shape(self) -> Shape:
-        """Per-node shape."""
         return self.var.shape
 
     @property
     def size(self) -> int:
-        """How many numbers it has; ShapeError if it has any number of rows."""
+        """Return the number of elements; raise a ShapeError if the value has any number of rows."""
         return math.prod(known_shape(self, "size"))
 
     def again(self) -> Traced:
-        """Another name of the same value."""
+        """Return another symbol of the same value."""
         return type(self)(self.builder, self.index)
 
     def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
-        """Append an instruction."""
         return self.builder.apply(op, args, static)
 
     def _refuse(self, what: str) -> Exception:
@@ -122,7 +122,7 @@ class Traced(Symbol):
         return super().__array__(dtype, copy)
 
     def is_known(self) -> bool:
-        """Whether this value is computed from live numbers alone; these are then marked as needed."""
+        """Return whether this value is computed from live numbers of the model alone; mark these as needed if so."""
         vars = self.builder.vars
         sources = [vars[i].source for i in cone(vars, [self.index])]
         given = [source for source in sources if not isinstance(source, (Instruction, Constant))]
@@ -143,11 +143,11 @@ class TracedCondition(Condition, Traced):
 
 
 class Builder:
-    """Grows the list of values of a program; give it a finished program to continue.
+    """Build the list of values of a program; give it a finished program to continue.
 
     Attributes:
         live: the `id`s of parameters that stand for numbers of the model, see `autobatch.trace.live`.
-        needed: the `id`s of those whose number the body itself needs.
+        needed: the `id`s of those whose value the body itself needs.
     """
 
     def __init__(self, name: str, start: Sequence[Var] = (), weight_names: Mapping[int, str] | None = None) -> None:
@@ -163,12 +163,10 @@ class Builder:
         self._weights = {id(v.source.parameter): i for i, v in enumerate(start) if isinstance(v.source, Weight)}
 
     def add(self, source: Source, shape: Shape, domain: int) -> Traced:
-        """Append a value."""
         self.vars.append(Var(source, shape, domain))
         return Traced(self, len(self.vars) - 1)
 
     def value(self, index: int) -> Traced:
-        """The value of this number, as a symbol."""
         return Traced(self, index)
 
     def wrap(self, x: Any) -> Traced:
@@ -188,7 +186,7 @@ class Builder:
         x = to_number(x)
         data = unwrap(x)
         if data.dtype.kind not in "fiub":
-            raise GraphError(f"{self.name} computes with {x!r} ({type(x).__name__}), which is no number; leave it out.")
+            raise GraphError(f"{self.name} must compute with numbers, got {x!r} ({type(x).__name__}).")
         number = x if isinstance(x, (int, float)) else plain_array(data).copy()  # an array may be changed in place
         return self.add(Constant(number), data.shape, SHARED)
 
@@ -200,7 +198,7 @@ class Builder:
 
     @contextmanager
     def replacing(self, parameters: Mapping[int, int]) -> Iterator[None]:
-        """Within the context, give other values for some parameters, by their `id`s."""
+        """Replace some parameters, by their `id`s, by other values within the context."""
         before = {key: self._weights[key] for key in parameters}
         self._weights |= parameters
         try:
@@ -209,26 +207,26 @@ class Builder:
             self._weights |= before
 
     def replace(self, others: Mapping[int, int]) -> None:
-        """Let all instructions read others in the place of some values, by their numbers."""
+        """Replace some values, by their numbers, in the arguments of all instructions."""
         for index, var in enumerate(self.vars):
             if isinstance(var.source, Instruction) and not others.keys().isdisjoint(var.source.args):
                 args = tuple(others.get(arg, arg) for arg in var.source.args)
                 self.vars[index] = replace(var, source=replace(var.source, args=args))
 
     def next_draw(self) -> tuple[Traced, int]:
-        """The attribute that numbers a node's draw, and the number of the next random op in the cell."""
+        """Return the attribute that numbers a node's draw, and the number of the next random op in the cell."""
         if self._draw is None:
             self._draw = self.add(Attribute("draw", DRAW, is_float=False), (), NODE)
         self.n_sites += 1
         return self._draw, self.n_sites - 1
 
     def note_draw(self) -> None:
-        """Number the draw of a node also if its body draws nothing now."""
+        """Keep the attribute that numbers a node's draw even if the body draws nothing now."""
         if not self.n_sites:
             self._noted.append(self.next_draw()[0].index)
 
     def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Traced:
-        """Append `op` of `args`; ShapeError if their shapes do not fit."""
+        """Append `op` of `args`; raise a ShapeError if their shapes do not fit."""
         result = self._append(op, [self.wrap(a) for a in args], static)
         return TracedCondition(self, result.index) if gives_condition(op, args) else result
 
@@ -259,8 +257,11 @@ class Builder:
         return ids
 
     def positions(self, op: Op, ids: Traced) -> tuple[Traced, bool]:
-        """Check ids into any number of rows; return whether their range is checked when instances are merged, as for
-        data."""
+        """Check ids into any number of rows.
+
+        Returns:
+            The ids, and whether their range is checked when instances are merged, as for data.
+        """
         source = self.check_ints(op, ids)
         if isinstance(source, Constant) and not int_limit(self.vars, ids.index):
             numbers = check_index(op.name, np.asarray(source.data), MOST_INTS)
@@ -268,7 +269,7 @@ class Builder:
         return ids, isinstance(source, Attribute)
 
     def check_ints(self, op: Op, ids: Traced) -> Source:
-        """Find the source of ids: int data, computed ints, or constants."""
+        """Return the source of ids, which must be int data, computed ints, or constants."""
         source = origin(self.vars, ids.index).source
         if int_limit(self.vars, ids.index) or isinstance(source, Constant):
             return source
@@ -276,9 +277,8 @@ class Builder:
             if ids.is_known():
                 raise NeedsNumber(f"an id of {op.name}")
             raise GraphError(
-                f"{op.name} takes ids that are int arguments of the cell, or constants, or made by ab.argmax, ab.top_k "
-                f"or ab.categorical, and not other values, be they computed from ints; compute the id with plain ints "
-                f"and pass it to the cell."
+                f"the ids of {op.name} must be int arguments of the cell, constants, or results of ab.argmax, ab.top_k "
+                f"or ab.categorical; compute other ids with plain ints, and pass them to the cell."
             )
         return source
 
@@ -287,7 +287,7 @@ class Builder:
         if op.domain is not None:
             return op.domain(domains, **static)
         if op.random and domains[0] >= 0:
-            return domains[0]  # the attribute that numbers the draw is one of the node
+            return domains[0]  # the attribute that numbers the draw has the node's domain
         groups = sorted({d for d in domains if d >= 0})
         if op.segments == "reduce":
             return NODE
@@ -304,7 +304,7 @@ class Builder:
         return groups[0] if groups else max(domains, default=SHARED)
 
     def finish(self, outputs: Sequence[Any], also: Sequence[int] = ()) -> CellProgram:
-        """The program that computes `outputs`, without instructions that neither these need nor the values `also`."""
+        """Return the program that computes `outputs`, reduced to the values that these or the values `also` need."""
         roots = [self.wrap(o).index for o in outputs]
         keep = sorted(cone(self.vars, [*roots, *also, *self._noted]))
         number = {old: new for new, old in enumerate(keep)}

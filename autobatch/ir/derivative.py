@@ -13,7 +13,7 @@ from autobatch.params.parameter import Parameter
 
 
 class ScatteredRows(NamedTuple):
-    """Rows for a table: each row of the value `values` is added to the row that the value `ids` names."""
+    """Rows to add to a table: each row of the value `values` goes to the row that the value `ids` names."""
 
     values: int
     ids: int
@@ -51,7 +51,7 @@ class Derivative:
 
     @cached_property
     def accumulated(self) -> frozenset[int]:
-        """The parameter gradients that are one sum over rows without other readers: they can be added up in place."""
+        """Return the parameter gradients that can be added up in place: single sums over rows without other readers."""
         read = Counter(g for _, g in self.parameters)
         read.update(s.values for _, scatters in self.tables for s in scatters)
         for i in self.weights:
@@ -103,7 +103,7 @@ class Derivative:
         return (left, right) if is_product and len(self.vars[gradient].shape) == 2 else None
 
     def needed(self, roots: Iterable[int]) -> list[int]:
-        """The instructions of the weight stage that some of its values depend on, in order."""
+        """Return the instructions of the weight stage that some of its values depend on, in order."""
         wanted = set(roots)
         for index in reversed(self.weights):
             source = self.vars[index].source
@@ -113,18 +113,17 @@ class Derivative:
 
     @property
     def roots(self) -> Iterator[int]:
-        """The results of the stages: values that must be computed."""
+        """Yield the results of the stages, which must be computed."""
         yield from (gradient for gradient in self.ports if gradient is not None)
         yield from (gradient for _, gradient in self.parameters)
         yield from (value for _, scatters in self.tables for scatter in scatters for value in scatter)
 
     @cached_property
     def keys(self) -> dict[int, int]:
-        """The `id` of each parameter that has a gradient, by the number of its value."""
+        """Return the `id` of each parameter that has a gradient, by the number of its value."""
         return {i: id(self.parameter(i)) for i, _ in (*self.parameters, *self.tables)}
 
     def parameter(self, index: int) -> Parameter:
-        """The parameter that a `Weight` value stands for."""
         source = self.vars[index].source
         assert isinstance(source, Weight)
         return source.parameter
@@ -144,7 +143,7 @@ class Derivative:
         return "\n".join([*lines, *(f"  {what}: {', '.join(f'%{i}' for i in values)}" for what, values in lists)])
 
     def _new(self, stage: tuple[int, ...]) -> list[int]:
-        """The values to print for a stage: its new ones, those computed again, and new constants that it reads."""
+        """Return the values to print for a stage: its new ones, recomputed ones, and new constants that it reads."""
         shown = set(stage)
         for source in (self.vars[i].source for i in stage):
             if isinstance(source, Instruction):

@@ -38,12 +38,12 @@ class FlowArrays(NamedTuple):
 
 
 def make_flows(programs: Sequence[CellProgram]) -> FlowArrays:
-    """The flows of types, by their programs. Cost: linear in the values times the ports."""
+    """Return the gradient flows of types, from their programs. Cost: linear in the values times the ports."""
     return join_flows([reach(program, program.ports, arguments_of) for program in programs])
 
 
 def join_flows(matrices: Sequence[Array]) -> FlowArrays:
-    """Return the gradient flows of types, a matrix (outputs, ports) each."""
+    """Join the gradient flows of types, a matrix (outputs, ports) each."""
     shapes = np.array([matrix.shape for matrix in matrices], np.int32).reshape(-1, 2)
     sizes = np.concatenate(([0], np.cumsum(shapes.prod(1)))).astype(np.int32)
     flow = np.concatenate([np.zeros(0, bool), *(matrix.ravel() for matrix in matrices)])
@@ -51,7 +51,7 @@ def join_flows(matrices: Sequence[Array]) -> FlowArrays:
 
 
 def singular_outputs(program: CellProgram) -> tuple[int, ...]:
-    """The outputs whose gradient may be infinite or NaN although all inputs are finite; see `Op.singular`."""
+    """Return the outputs whose gradient may be infinite or NaN although all inputs are finite; see `Op.singular`."""
     may_be, has_gradient = set[int](), {i for i, var in enumerate(program.vars) if isinstance(var.source, Weight)}
     has_gradient.update(program.ports)
     for i in program.instructions:
@@ -65,7 +65,7 @@ def singular_outputs(program: CellProgram) -> tuple[int, ...]:
 
 
 def stop_outputs(program: CellProgram, outputs: tuple[int, ...]) -> CellProgram:
-    """The same program with gradients stopped at these outputs."""
+    """Return the program with gradients stopped at these outputs."""
     vars, numbers = [*program.vars], [*program.outputs]
     for output in outputs:
         value = numbers[output]
@@ -75,13 +75,13 @@ def stop_outputs(program: CellProgram, outputs: tuple[int, ...]) -> CellProgram:
 
 
 def products_of(vars: Sequence[Var], indices: Iterable[int]) -> list[int]:
-    """The values, among some, that are a node's products with matrices: of all values they cost the most to compute."""
+    """Return those of some values that are a node's products with matrices, the most expensive values."""
     sources = ((i, vars[i].source) for i in indices if vars[i].domain == NODE)
     return [i for i, source in sources if isinstance(source, Instruction) and source.op in (matmul, affine)]
 
 
 def keep_products(program: CellProgram, numbers: Iterable[int]) -> CellProgram:
-    """The same program with some of its products, by their numbers, as outputs that only its derivatives read."""
+    """Return the program with the products of these numbers as extra outputs, which only its derivatives read."""
     products = products_of(program.vars, program.instructions)
     kept = [products[number] for number in numbers if number < len(products)]
     return replace(program, outputs=(*program.results, *kept), n_kept=len(kept))

@@ -2,9 +2,9 @@
 
 A node has a row of *inputs*, in training a row of their gradients with the same layout (the mirror), and a row of
 *saved* values. Values per edge of a variadic group have rows of their own, one per edge. Ports have columns in the
-inputs. A join (`concat`) of ports that lie side by side in order is a view of these columns and is not copied; values
-that the cell computes as parts of such a join also have columns there. The parts of every other join are computed
-directly at their position in the join.
+inputs. A join (`concat`) of adjacent ports, in order, is a view of these columns and is not copied; values that the
+cell computes as parts of such a join also have columns there. The parts of every other join are computed directly at
+their position in the join.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Layout:
         inner: the places in the inputs of values other than ports: joins, and parts of them.
         gradients: the places in the mirror of backward values whose slices are gradients of ports.
         settled: the ports whose gradients are computed in place.
-        joins: by value, how each join is made.
+        joins: the joins, by value.
         within: for a value that is computed as part of a join, the join and the position in it.
-        taken: the saved values of the program whose columns are reused by values of the backward stage.
+        taken: the saved values of the program that values of the backward stage overwrite.
     """
 
     inputs: tuple[Place, ...]

@@ -1,4 +1,4 @@
-"""Products of shorter numbers: which operands `precision="bf16"` rounds, and how.
+"""Products of rounded numbers: the operands that `precision="bf16"` rounds, and how.
 
 bf16 is the first half of a float32. Every product of rows with a matrix that all rows share has both operands rounded,
 to nearest and ties to even. These products are nearly all the arithmetic of a model: forward, the rows and the matrix
@@ -8,10 +8,10 @@ products of parameters alone, and products of rows with matrices of their own, w
 
 Numbers below 2**-126 in magnitude may count as zero, as in processors that multiply bf16.
 
-`precision="tf32"` leaves the products by libraries of a GPU to its matrix units, which read the first 19 bits of each
-float32. Other backends do not have it.
+With `precision="tf32"` the libraries of a GPU may use its matrix units, which read the first 19 bits of each float32.
+Other backends do not support it.
 
-Source: Kalamkar et al. 2019 (arXiv:1905.12322): bf16 products with float32 sums train as float32 does.
+Source: Kalamkar et al. 2019 (arXiv:1905.12322): bf16 products with float32 sums train as well as float32.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ GRADIENTS = ("row_sum_outer", "row_sum_matmul")  # of matrices that all rows sha
 
 
 def check_precision(precision: str, dtype: np.dtype[Any], backend: str) -> None:
-    """Raise a BackendError for an unknown precision, or one that modules of this dtype or this backend cannot have."""
+    """Raise a BackendError for an unknown precision, or one that this dtype or backend does not support."""
     if not isinstance(precision, str) or precision not in PRECISIONS:
         raise BackendError(f"precision must be one of {', '.join(PRECISIONS)}, got {show(precision)}.")
     if precision == "tf32" and backend != "cuda":
         raise BackendError(
-            f'multiplying with precision="tf32": the backend {backend!r} cannot, as only GPUs have it; leave precision '
+            f'multiplying with precision="tf32": the backend must be "cuda", got {backend!r}; leave precision '
             f'out, or choose backend="cuda".'
         )
     if precision != "float32" and dtype != np.float32:
         raise BackendError(
-            f'multiplying with precision="{precision}": it rounds what is float32 and the module has parameters of '
+            f'multiplying with precision="{precision}": the parameters of the module must be float32, got '
             f'{dtype}; call module.astype("float32"), or leave precision out.'
         )
 
 
 def rounded_args(vars: Sequence[Var], index: int) -> tuple[int, ...]:
-    """The positions of an instruction's arguments that are rounded in bf16.
+    """Return the positions of an instruction's arguments that are rounded in bf16.
 
     Args:
         vars: the values of a cell.
-        index: of the value that the instruction computes.
+        index: the value that the instruction computes.
     """
     source = vars[index].source
     assert isinstance(source, Instruction)

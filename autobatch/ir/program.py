@@ -26,17 +26,17 @@ from autobatch.ops.shaping import stand_for
 from autobatch.params.parameter import Parameter
 
 NODE, SHARED = -1, -2
-DRAW = -1  # the leaf of the attribute that numbers a node's draw: no argument
-LEAVES = 2**20  # more than the arguments of a cell hold
-FLOATS = "float", "bfloat", "complex"  # begin the names of dtypes that have derivatives
+DRAW = -1  # the leaf of the attribute that numbers a node's draw, which is not an argument
+LEAVES = 2**20  # more than the arguments of a cell have
+FLOATS = "float", "bfloat", "complex"  # prefixes of dtypes that have derivatives
 
 
 @dataclass(frozen=True)
 class Port:
     """A value input: an edge of the graph, or any number of them where the port belongs to a variadic group.
 
-    `leaf` is its place among the leaves of the cell's arguments, see `first_leaf`; `below` is what its ints stay below,
-    and 0 if it is floats; `dtype` is what its numbers stand for, see `dtype_of`.
+    `leaf` is its place among the leaves of the cell's arguments, see `first_leaf`; `below` is the exclusive upper bound
+    of its ints, 0 for floats; `dtype` is the dtype that its numbers stand for, see `dtype_of`.
     """
 
     name: str
@@ -96,7 +96,7 @@ Source: TypeAlias = Port | Attribute | Weight | Constant | Incoming | Instructio
 
 @dataclass(frozen=True, eq=False)
 class Var:
-    """One value of a program: where it comes from, its per-node shape and its domain."""
+    """One value of a program: its source, its per-node shape and its domain."""
 
     source: Source
     shape: Shape
@@ -104,7 +104,6 @@ class Var:
 
     @property
     def size(self) -> int:
-        """Elements per row."""
         return int(np.prod(self.shape, dtype=np.int64))
 
 
@@ -113,12 +112,12 @@ class CellProgram:
     """A traced cell.
 
     Attributes:
-        name: of the cell.
+        name: the name of the cell.
         vars: all values; an instruction reads only earlier ones.
         outputs: the values that other nodes may read, by output number.
         ties: pairs of variadic groups that must have equally many edges at a node.
-        draws: whether the body draws random numbers; draws that no output needs are counted too.
-        n_kept: how many of the last outputs no call returns, as only derivatives of the cell read them.
+        draws: whether the body draws random numbers, including draws that no output needs.
+        n_kept: the number of last outputs that no call returns, because only derivatives of the cell read them.
     """
 
     name: str
@@ -130,34 +129,33 @@ class CellProgram:
 
     @functools.cached_property
     def ports(self) -> tuple[int, ...]:
-        """The values that are ports, by port number."""
+        """Return the values that are ports, by port number."""
         found = [(v.source.number, i) for i, v in enumerate(self.vars) if isinstance(v.source, Port)]
         return tuple(i for _, i in sorted(found))
 
     @functools.cached_property
     def leaves(self) -> dict[int, int]:
-        """What the program reads of the arguments, by leaf: the number of the port, or -1 for data."""
+        """Return the port number of each leaf of the arguments that the program reads; -1 for data."""
         sources = (v.source for v in self.vars)
         return {s.leaf: s.number if isinstance(s, Port) else -1 for s in sources if isinstance(s, (Port, Attribute))}
 
     @functools.cached_property
     def float_leaves(self) -> frozenset[int]:
-        """The leaves of the arguments that are values of floats: those that may have derivatives."""
+        """Return the leaves of the arguments that are values of floats, and may have derivatives."""
         sources = {i: self.vars[i].source for i in self.ports if is_float(self.vars, i)}
         return frozenset(source.leaf for source in sources.values() if isinstance(source, Port))
 
     @property
     def results(self) -> tuple[int, ...]:
-        """The outputs that calls return."""
         return self.outputs[: len(self.outputs) - self.n_kept]
 
     @functools.cached_property
     def float_outputs(self) -> tuple[int, ...]:
-        """The numbers of the outputs that are floats."""
+        """Return the numbers of the outputs that are floats."""
         return tuple(number for number, index in enumerate(self.outputs) if is_float(self.vars, index))
 
     def row_counts(self, lengths: Sequence[int]) -> dict[int, int]:
-        """The number of rows of each variadic group, of which the first have these."""
+        """Return the number of rows of each variadic group, given those of the groups that are not derived."""
         counts = dict(enumerate(lengths))
         for group, parts in self.derived.items():
             known = [part.n if part.group < 0 else counts[part.group] for part in parts]
@@ -167,12 +165,12 @@ class CellProgram:
 
     @functools.cached_property
     def instructions(self) -> tuple[int, ...]:
-        """The values that ops compute, in order."""
+        """Return the values that ops compute, in order."""
         return tuple(i for i, v in enumerate(self.vars) if isinstance(v.source, Instruction))
 
     @property
     def n_groups(self) -> int:
-        """Variadic groups: list arguments of any length, data of any length, and those derived from them."""
+        """Count the variadic groups: lists of any length, data of any length, and groups derived from them."""
         given = (v.domain for v in self.vars if isinstance(v.source, (Port, Attribute)))
         return 1 + max(*self.derived, *given, NODE, NODE)
 
@@ -190,7 +188,7 @@ class CellProgram:
 
     @property
     def ones(self) -> tuple[int, ...]:
-        """The derived groups that must have exactly one row."""
+        """Return the derived groups that must have exactly one row."""
         return tuple(dict.fromkeys(taking["group"] for taking, _ in self._taking if taking["is_one"]))
 
     @functools.cached_property
@@ -216,7 +214,7 @@ class CellProgram:
 
     @property
     def _taking(self) -> Iterator[tuple[dict[str, Any], list[Var]]]:
-        """The static arguments of each op that makes rows of a derived group, and the values whose rows those are."""
+        """Yield the static arguments of each op that makes rows of a derived group, and the values with these rows."""
         for var in self.vars:
             if isinstance(var.source, Instruction) and var.source.op in (take_rows, take_part, put_rows):
                 args = var.source.args if var.source.op is take_rows else var.source.args[1:]
@@ -224,21 +222,20 @@ class CellProgram:
 
     @functools.cached_property
     def data_groups(self) -> tuple[int, ...]:
-        """The variadic groups whose edges are elements of data."""
+        """Return the variadic groups whose edges are elements of data."""
         return tuple(sorted({v.domain for v in self.vars if isinstance(v.source, Attribute)} - {NODE}))
 
     @functools.cached_property
     def weights(self) -> tuple[Weight, ...]:
-        """The parameters that the cell reads, with the names that they had when it was traced."""
+        """Return the parameters that the cell reads, with their names at the time of tracing."""
         return tuple(v.source for v in self.vars if isinstance(v.source, Weight))
 
     @property
     def parameters(self) -> list[Parameter]:
-        """The parameters that the cell reads."""
         return [weight.parameter for weight in self.weights]
 
     def words(self, is_float: bool, domain: int = NODE) -> int:
-        """Attribute words per node, or per edge of a group."""
+        """Return the number of attribute words per node, or per edge of a group."""
         data = [v for v in self.vars if isinstance(v.source, Attribute) and v.domain == domain]
         return sum(v.size for v in data if isinstance(v.source, Attribute) and v.source.is_float == is_float)
 
@@ -250,7 +247,7 @@ class CellProgram:
 
 
 class RowSlice(NamedTuple):
-    """A slice of the rows of a group, or (`group` is -1) of `n` rows; the cut is that of `autobatch.ops.rows`.
+    """A slice of the rows of a group or, if `group` is -1, of `n` rows; `autobatch.ops.rows` defines the cut.
 
     If `times` is not -1, the rows are pairs: each row counts once per row of the group `times`.
     """
@@ -262,7 +259,7 @@ class RowSlice(NamedTuple):
 
 
 def show_var(vars: Sequence[Var], index: int) -> str:
-    """`%3: (128,)`, with the edges of a variadic port marked by a star."""
+    """Format a value as `%3: (128,)`, with a star if it has a row per edge."""
     var = vars[index]
     star = "*" if var.domain >= 0 else ""
     name = f" {var.source.name}" if isinstance(var.source, (Port, Attribute)) else ""
@@ -270,7 +267,7 @@ def show_var(vars: Sequence[Var], index: int) -> str:
 
 
 def show_lines(vars: Sequence[Var], indices: Iterable[int]) -> list[str]:
-    """One line per value that is not a port."""
+    """Format each value that is not a port as a line."""
     return [
         f"  {show_var(vars, i)} = {_show_source(vars[i].source)}"
         for i in indices
@@ -296,13 +293,13 @@ def _show_source(source: Source) -> str:
 
 
 def is_float(vars: Sequence[Var], index: int) -> bool:
-    """Whether a value is floats, or complex numbers, and not ints or bools that floats stand for."""
+    """Return whether a value is floats or complex numbers, not ints or bools stored as floats."""
     dtype = dtype_of(vars, index)
     return not int_limit(vars, index) and (not dtype or dtype.startswith(FLOATS))
 
 
 def source_key(source: Source) -> Hashable:
-    """A key that is equal for sources of equal values."""
+    """Return a key that is equal for sources of equal values."""
     match source:
         case Instruction(op, args, static):
             return op, args, repr(sorted(static.items()))
@@ -315,7 +312,7 @@ def source_key(source: Source) -> Hashable:
 
 
 def first_leaf(domain: int) -> int:
-    """The number of the first leaf of the arguments in a domain.
+    """Return the number of the first leaf of the arguments in a domain.
 
     Leaves are numbered per domain, because the number of leaves of an empty list's elements is unknown.
     """
@@ -323,15 +320,15 @@ def first_leaf(domain: int) -> int:
 
 
 def origin(vars: Sequence[Var], index: int) -> Var:
-    """The value that a value is a view of, or the value itself if it is not a view."""
+    """Return the value that a value is a view of, or the value itself if it is not a view."""
     source = vars[index].source
     return origin(vars, source.args[0]) if isinstance(source, Instruction) and source.op.view else vars[index]
 
 
 def int_limit(vars: Sequence[Var], index: int) -> int:
-    """What the ints stay below that a cell computed, in this cell or before a port; 0 for other values.
+    """Return the exclusive upper bound of ints that a cell computed, here or before a port; 0 for other values.
 
-    They lie among the floats of the model, as whole numbers that these hold exactly.
+    Such ints are stored as floats of the model, which hold them exactly.
     """
     source = origin(vars, index).source
     if isinstance(source, Instruction):
@@ -340,9 +337,9 @@ def int_limit(vars: Sequence[Var], index: int) -> int:
 
 
 def dtype_of(vars: Sequence[Var], index: int) -> str:
-    """What the numbers of a value stand for where they lie among floats: "bool", "complex64", ...; "" for floats.
+    """Return the dtype that a value's numbers stand for where they are stored as floats; "" for floats.
 
-    Ints that our own ops compute have a limit instead, see `int_limit`.
+    It is "bool", "complex64" and so on. Ints that our own ops compute have a limit instead, see `int_limit`.
     """
     source = vars[index].source
     while isinstance(source, Instruction) and source.op.view:
@@ -353,12 +350,12 @@ def dtype_of(vars: Sequence[Var], index: int) -> str:
 
 
 def draws_of(vars: Sequence[Var]) -> list[int]:
-    """The attribute that numbers a node's draw, if there is one."""
+    """Return the attribute that numbers a node's draw, if there is one, as a list."""
     return [i for i, var in enumerate(vars) if isinstance(var.source, Attribute) and var.source.leaf == DRAW]
 
 
 def cone(vars: Sequence[Var], roots: Iterable[int]) -> set[int]:
-    """All values that `roots` are computed from, themselves included."""
+    """Return all values that `roots` are computed from, themselves included."""
     seen: set[int] = set()
     stack = list(roots)
     while stack:
@@ -372,7 +369,7 @@ def cone(vars: Sequence[Var], roots: Iterable[int]) -> set[int]:
 
 
 def renumber(vars: Sequence[Var], keep: Sequence[int], number: dict[int, int]) -> Iterable[Var]:
-    """The kept values with new numbers; ports and attribute columns are renumbered without gaps."""
+    """Yield the kept values with new numbers; ports and attribute columns are renumbered without gaps."""
     n_ports, columns = 0, Counter[tuple[bool, int]]()
     for index in keep:
         var = vars[index]

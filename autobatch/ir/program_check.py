@@ -29,14 +29,14 @@ from autobatch.ops.define import Op, Shape
 from autobatch.params.stacks import parts_of
 
 Ties = Iterable[tuple[int, int]]
-MADE_AGAIN = frozenset({"one_hot", "spread"})  # besides element-wise ops, those that backward may compute again
+MADE_AGAIN = frozenset({"one_hot", "spread"})  # ops that backward may recompute, besides element-wise ones
 
 
 def check_cell(program: CellProgram) -> None:
     """Check that every value follows from earlier ones, and that ports, attributes and outputs are in order.
 
     Raises:
-        GraphError: names the first line that does not hold.
+        GraphError: the program is invalid; the message names the first line concerned.
 
     Cost: one shape rule per instruction.
     """
@@ -63,16 +63,16 @@ def check_rewritten(before: CellProgram, after: CellProgram) -> None:
     """Check that a program can replace another: it is valid and has the same leaves, outputs and domains.
 
     Raises:
-        GraphError: names the first thing that does not hold.
+        GraphError: it cannot; the message names the first difference.
     """
     check_cell(after)
     for what, of in (("ports and attributes", _leaves), ("outputs", _outputs), ("names and draws", _head)):
         was, now = of(before), of(after)
         if was != now:
-            raise _refused(before.name, f"its {what} were {was} and are {now} after it was rewritten")
+            raise _refused(before.name, f"its {what} must stay {was} in a rewrite, got {now}")
     parts = [{id(part) for parameter in p.parameters for part in parts_of(parameter)} for p in (before, after)]
     if not parts[1] <= parts[0]:
-        raise _refused(before.name, "it reads parameters after it was rewritten that it did not read before")
+        raise _refused(before.name, "its rewrite reads parameters that it does not read")
 
 
 def _leaves(program: CellProgram) -> list[tuple[Any, ...]]:
@@ -95,12 +95,12 @@ def check_derivative(derivative: Derivative) -> None:
     saved values and the inputs. Values that backward rematerialises are neither random nor matrix products.
 
     Raises:
-        GraphError: names the first thing that does not hold.
+        GraphError: the derivative is invalid; the message names the first violation.
     """
     program, vars = derivative.program, derivative.vars
     check_values(program.name, vars, program.ties)
     if any(before is not after for before, after in zip(program.vars, vars, strict=False)):
-        raise _refused(program.name, "its derivative has other values than the program in their place")
+        raise _refused(program.name, "its derivative must begin with the values of the program")
     for number, index in enumerate(derivative.incoming):
         output, var = vars[program.outputs[number]], vars[index]
         domain = NODE if output.domain == SHARED else output.domain
@@ -109,12 +109,12 @@ def check_derivative(derivative: Derivative) -> None:
     pairs = [pair for pair in zip(program.ports, derivative.ports, strict=True) if pair[1] is not None]
     for of, gradient in (*pairs, *derivative.parameters):
         if gradient is not None and vars[of].shape != vars[gradient].shape:
-            raise _broken(program.name, vars, gradient, f"it is the gradient of %{of} and has another shape")
+            raise _broken(program.name, vars, gradient, f"it must have the shape of %{of}, whose gradient it is")
     saved = {*derivative.saved, *derivative.kept}
     for index in derivative.again:
         source = vars[index].source
         if index not in derivative.backward or index in saved or not may_be_made_again(source):
-            raise _broken(program.name, vars, index, "it is computed again, which it is not to be")
+            raise _broken(program.name, vars, index, "it must not be computed again")
     for stage, known in ((derivative.backward, {*saved, *derivative.incoming}), (derivative.weights, saved)):
         found = set(known)
         for index in stage:
@@ -128,7 +128,7 @@ def check_derivative(derivative: Derivative) -> None:
 
 
 def may_be_made_again(source: object) -> bool:
-    """Whether backward may compute a value again: its op works element by element and is not random."""
+    """Return whether backward may recompute a value: its op is element-wise and not random."""
     if not isinstance(source, Instruction) or source.op.random:
         return False
     return source.op.scalar is not None or source.op.name in MADE_AGAIN
@@ -138,12 +138,12 @@ def check_values(name: str, vars: Sequence[Var], ties: Ties) -> None:
     """Check that arguments come before their readers, and that shapes and domains follow from the arguments.
 
     Args:
-        name: of the cell.
-        vars: of a program or a derivative.
+        name: the name of the cell.
+        vars: the values of a program or a derivative.
         ties: pairs of variadic groups with equally many edges.
 
     Raises:
-        GraphError: names the first line that does not hold.
+        GraphError: a value is invalid; the message names the first line concerned.
     """
     for index, var in enumerate(vars):
         if isinstance(var.source, Instruction):
@@ -151,11 +151,11 @@ def check_values(name: str, vars: Sequence[Var], ties: Ties) -> None:
             continue
         given = _shape_and_domain(var)
         if given is not None and given != (var.shape, var.domain):
-            raise _broken(name, vars, index, f"its shape and domain are {(var.shape, var.domain)}, not {given}")
+            raise _broken(name, vars, index, f"its shape and domain must be {given}, got {(var.shape, var.domain)}")
 
 
 def _shape_and_domain(var: Var) -> tuple[Shape, int] | None:
-    """The shape and domain that a source other than an instruction implies, if it implies them."""
+    """Return the shape and domain that a source other than an instruction implies, if it implies them."""
     match var.source:
         case Weight(parameter=parameter):
             return parameter.shape, SHARED
@@ -177,24 +177,26 @@ def _check_instruction(name: str, vars: Sequence[Var], index: int, ties: Ties) -
     except AutobatchError as error:
         raise _broken(name, vars, index, f"its arguments do not fit: {error}") from error
     if shape != var.shape:
-        raise _broken(name, vars, index, f"by the rule of {op.name} its shape is {shape}")
+        raise _broken(name, vars, index, f"its shape must be {shape} by the rule of {op.name}")
     domains = [vars[a].domain for a in args]
     domain = _domain(op, domains, ties) if op.domain is None else op.domain(domains, **static)
     if domain is None:
         raise _broken(name, vars, index, f"the domains {[vars[a].domain for a in args]} have no rows in common")
     if domain != var.domain:
-        raise _broken(name, vars, index, f"its domain is {var.domain}, but that of its arguments {domain}")
+        raise _broken(name, vars, index, f"its domain must be {domain}, as its arguments require, got {var.domain}")
     if op.index_axis is not None:
         ids = origin(vars, args[1]).source
         limit = int_limit(vars, args[1])
         if not (limit or isinstance(ids, Constant) or (isinstance(ids, Attribute) and not ids.is_float)):
             raise _broken(name, vars, index, f"%{args[1]} is neither ints nor a constant, so no range check saw it")
         if limit > vars[args[0]].shape[op.index_axis]:
-            raise _broken(name, vars, index, f"%{args[1]} is one of {limit}, which are more than it indexes")
+            raise _broken(
+                name, vars, index, f"%{args[1]} has ints below {limit}, more than the elements that it indexes"
+            )
 
 
 def _domain(op: Op, domains: list[int], ties: Ties) -> int | None:
-    """The domain of a result, or None if its arguments cannot be combined."""
+    """Return the domain of a result; None if its arguments cannot be combined."""
     match op.segments:
         case "reduce":
             return NODE if domains[0] >= 0 else None
@@ -211,7 +213,7 @@ def _domain(op: Op, domains: list[int], ties: Ties) -> int | None:
 
 
 def _tied(group: int, ties: Ties) -> set[int]:
-    """All groups that have as many edges as `group`."""
+    """Return all groups that have as many edges as `group`."""
     found, before = {group}, set[int]()
     while found != before:
         before = set(found)
@@ -226,7 +228,7 @@ def _check_ports(name: str, vars: Sequence[Var]) -> None:
     for index, var in enumerate(vars):
         if isinstance(var.source, Port):
             if var.source.number != expected:
-                raise _broken(name, vars, index, f"its port number is {var.source.number}, not {expected}")
+                raise _broken(name, vars, index, f"its port number must be {expected}, got {var.source.number}")
             expected += 1
 
 
@@ -235,7 +237,7 @@ def _check_columns(name: str, vars: Sequence[Var], domain: int, is_float: bool) 
     for index, var in enumerate(vars):
         if isinstance(var.source, Attribute) and (var.source.is_float, var.domain) == (is_float, domain):
             if var.source.column != end:
-                raise _broken(name, vars, index, f"its words start at {var.source.column}, not at {end}")
+                raise _broken(name, vars, index, f"its words must start at {end}, got {var.source.column}")
             end += var.size
 
 

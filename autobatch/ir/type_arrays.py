@@ -29,13 +29,13 @@ class TypeArrays(NamedTuple):
     part_group: IntArray  # [parts] the derived group, which comes after those that it is derived from
     part_times: IntArray  # [parts] a group that each row of the slice is paired with every row of; or -1
     part_of: IntArray  # [parts] the group that it is a slice of, or -1 for a number of rows
-    part_cut: NDArray[np.int64]  # [parts, 4] that number; start, stop and step of the slice
+    part_cut: NDArray[np.int64]  # [parts, 4] that number of rows; start, stop and step of the slice
     sum_type: IntArray  # [T] the variadic sum that computes the same (for such a sum its own id), or -1
     range_ptr: IntArray  # [T+1] ranges of type t: range_ptr[t]:range_ptr[t+1]
     range_data: IntArray  # [ranges] the data of any length whose every element is limited, by number in the type, or -1
     range_column: IntArray  # [ranges] the int attribute that is limited, of the node or of an element ...
     range_size: IntArray  # [ranges] ... to 0..size-1; or, -1 - g, to the rows of group g
-    range_ignore: IntArray  # [ranges] a number that may be outside of that
+    range_ignore: IntArray  # [ranges] a number that is allowed outside
     random: IntArray  # [T] 1 if the cell draws random numbers
     product_work: NDArray[np.int64]  # [T] multiply-adds of a node's products with matrices, one edge in each group
 

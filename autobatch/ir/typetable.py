@@ -33,11 +33,11 @@ class NodeType:
 
     Attributes:
         number: the type id.
-        name: of the cell.
-        program: what a node computes.
-        structure: of the outputs, over output numbers.
+        name: the name of the cell.
+        program: the computation of a node.
+        structure: the structure of the result, over output numbers.
         arguments: the keys of the arguments, by name.
-        owner: the module that the cell is a method of; it says whether dropout is on.
+        owner: the module that the cell is a method of; it determines whether dropout is on.
         sum_type: id of the variadic sum that computes the same (its own, if it is one), or -1.
         trace: number of the trace, over all types; a type that is traced again keeps its id if its graphs stay valid.
     """
@@ -53,17 +53,17 @@ class NodeType:
 
     @cached_property
     def singular(self) -> tuple[int, ...]:
-        """The outputs, if there are several, whose gradient may be infinite or NaN."""
+        """Return the outputs, if there are several, whose gradient may be infinite or NaN."""
         return singular_outputs(self.program) if len(self.program.outputs) > 1 else ()
 
     @property
     def signature(self) -> str:
-        """`merge(left: tuple(value[64], value[64]), ...)`."""
+        """Return the signature: `merge(left: tuple(value[64], value[64]), ...)`."""
         return f"{self.name}({', '.join(f'{name}: {key}' for name, key in self.arguments)})"
 
     @property
     def outline(self) -> str:
-        """The signature without sizes: `merge(left: tuple(value, value), ...)`."""
+        """Return the signature without sizes: `merge(left: tuple(value, value), ...)`."""
         return f"{self.name}({', '.join(f'{name}: {key.text(sizes=False)}' for name, key in self.arguments)})"
 
 
@@ -71,12 +71,13 @@ class TypeTable:
     """All types of one batched function; an id is an index into `types`.
 
     Args:
-        carry: makes what a pickle has in place of the table; without it, there is none.
+        carry: makes the object that a pickle holds instead of the table; without it the table cannot be pickled.
 
     Attributes:
         outdated: the types whose cells have another signature since they were traced again, and the reasons.
         state: the trace of each type.
-        of_one_length: by name of a cell that has a type for each length of an argument: which, why, and what to do.
+        of_one_length: for cells with a type for each length of an argument, by name: the argument, the reason, and
+            advice.
         forgotten: traces that no type will use again. Owners of per-trace caches read and clear it.
         growing: a lock, held while a type gets a number and is put into the table.
     """
@@ -122,7 +123,7 @@ class TypeTable:
             self._changed()
 
     def stopped(self, type_id: int, outputs: tuple[int, ...]) -> int:
-        """The number of the type that equals this one except that gradients stop at these outputs.
+        """Return the number of the type that equals this one except that gradients stop at these outputs.
 
         It is made once, and again whenever the original type is traced again.
         """
@@ -145,7 +146,7 @@ class TypeTable:
         return made
 
     def retire(self, number: int, why: str) -> None:
-        """Refuse graphs with this type until it is restored; meanwhile the table holds nothing of its program."""
+        """Reject graphs with this type until it is restored; meanwhile the table holds nothing of its program."""
         with self.growing.lock:
             self.outdated[number] = why
             for n in (number, *self._stopped.get(number, {}).values()):
@@ -153,7 +154,7 @@ class TypeTable:
             self._changed()
 
     def check(self, type_ids: IntArray) -> None:
-        """Refuse the nodes of a recorded graph, of these types, if one of the types is outdated; GraphError."""
+        """Raise a GraphError if one of these types, those of a recorded graph, is outdated."""
         if self.outdated:
             for number, why in self.outdated.items():
                 if np.isin(type_ids, [number, *self._stopped.get(number, {}).values()]).any():
@@ -170,7 +171,7 @@ class TypeTable:
 
     @property
     def names(self) -> list[str]:
-        """One name per type: of its cell, numbered where a cell has several types."""
+        """Return a name for each type: that of its cell, numbered where a cell has several types."""
         total, seen, names = Counter(t.name for t in self.types), Counter[str](), []
         for t in self.types:
             seen[t.name] += 1
@@ -179,11 +180,10 @@ class TypeTable:
 
     @property
     def outlines(self) -> list[str]:
-        """A description of each type that is the same for models of other widths and in other processes."""
         return [t.outline for t in self.types]
 
     def arrays(self) -> TypeArrays:
-        """The properties of all present types, for loops; another thread may add types meanwhile."""
+        """Return the properties of all present types, for the core; another thread may add types meanwhile."""
         arrays = self._arrays
         if arrays is None or arrays.int_width.size < len(self.types):
             with self.growing.lock:
@@ -193,7 +193,6 @@ class TypeTable:
         return arrays
 
     def describe_range(self, r: int) -> str:
-        """Name the cell and the argument that range `r` limits."""
         flat = [(t.name, limited.name) for t in self.types for limited in index_ranges(t.program)]
         return "{} argument {!r}".format(*flat[r])
 
@@ -207,7 +206,7 @@ def _itself(x: Any) -> Any:
 
 
 def group_by_shape(types: Sequence[NodeType]) -> dict[int, int]:
-    """Give every type, by number, the first one from which it differs in nothing but shapes; that may be itself."""
+    """Map each type, by number, to the first type that differs from it in shapes only, or to itself."""
     alike: dict[Any, list[NodeType]] = defaultdict(list)
     for node_type in types:
         alike[node_type.name, node_type.outline, id(node_type.owner)].append(node_type)
@@ -219,7 +218,7 @@ def group_by_shape(types: Sequence[NodeType]) -> dict[int, int]:
 
 
 def name_group(names: Sequence[str]) -> str:
-    """The name that types of a group have in common, with their number; that of a single type is its own.
+    """Return the common name of a group of types, with their number; a single type keeps its name.
 
     >>> name_group(["merge#1", "merge#4"]), name_group(["merge#2"])
     ('merge, 2 shapes', 'merge#2')
@@ -261,13 +260,13 @@ def make_arrays(types: Sequence[NodeType]) -> TypeArrays:
 
 
 def _leading_ports(program: CellProgram) -> list[int]:
-    """Per port, the variadic group that it is the first port of; or -1."""
+    """Return, per port, the variadic group that it is the first port of, or -1."""
     groups = [program.vars[port].domain for port in program.ports]
     return [group if group != NODE and group not in groups[:k] else -1 for k, group in enumerate(groups)]
 
 
 def _parts_of(program: CellProgram) -> Iterator[tuple[int, RowSlice]]:
-    """The slices that derived groups are joined from, each with the group."""
+    """Return the slices that derived groups are joined from, each with the group."""
     return ((group, part) for group, parts in program.derived.items() for part in parts)
 
 
@@ -275,10 +274,11 @@ class Range(NamedTuple):
     """An int attribute that indexes something.
 
     Attributes:
-        data: the number of the data of any length that it is a column of; -1 if it is one of the node.
-        column: of the word; ignore: a number that may be outside, or 0.
-        size: of what it indexes; -1 - g for the rows that the node has of group g.
-        name: of the argument.
+        data: the number of the data of any length that it is a column of; -1 if it belongs to the node.
+        column: the column of its word.
+        size: the size of the indexed axis; -1 - g for the rows that the node has of group g.
+        ignore: a number that is allowed outside, or 0.
+        name: the name of the argument.
     """
 
     data: int
@@ -289,7 +289,7 @@ class Range(NamedTuple):
 
 
 def index_ranges(program: CellProgram) -> Iterator[Range]:
-    """The int attribute words that index something."""
+    """Yield the int attribute words that index something."""
     for i in program.instructions:
         source = program.vars[i].source
         if isinstance(source, Instruction) and (
@@ -308,7 +308,7 @@ def index_ranges(program: CellProgram) -> Iterator[Range]:
 
 
 def _columns(program: CellProgram, index: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The int attribute words of a view of an attribute, in its shape."""
+    """Return the int attribute words of a view of an attribute, in its shape."""
     var = program.vars[index]
     if isinstance(var.source, Instruction):
         shown: np.ndarray[Any, np.dtype[np.int64]]
@@ -319,7 +319,10 @@ def _columns(program: CellProgram, index: int) -> np.ndarray[Any, np.dtype[np.in
 
 
 def pass_through(program: CellProgram) -> Iterator[int]:
-    """For each output the port that it equals if that port has one edge, or -1; a sum of one value is that value."""
+    """Yield for each output the port that it equals if that port has one edge, or -1.
+
+    A sum of one value is that value.
+    """
     for output in program.outputs:
         var = program.vars[output]
         source, has_rows = var.source, var.domain >= 0
@@ -329,7 +332,7 @@ def pass_through(program: CellProgram) -> Iterator[int]:
 
 
 def is_random(program: CellProgram) -> bool:
-    """Whether what a program computes depends on random numbers."""
+    """Return whether the result of a program depends on random numbers."""
     return any(isinstance(var.source, Instruction) and var.source.op.random for var in program.vars)
 
 

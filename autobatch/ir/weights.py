@@ -1,4 +1,4 @@
-"""The parameters that a program reads."""
+"""The stacks of parameters that a program reads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from autobatch.params.stacks import Stack
 
 
 def stacks_in(vars: Iterable[Var]) -> Iterator[Stack]:
-    """The stacks that a program reads."""
+    """Yield the stacks that a program reads."""
     for var in vars:
         parameter = getattr(var.source, "parameter", None)
         if isinstance(parameter, Stack):

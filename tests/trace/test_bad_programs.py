@@ -206,17 +206,17 @@ MISUSED: dict[str, tuple[Function, type[Exception], tuple[str, ...]]] = {
     "None": (
         lambda m, w: m.leaf(w) == None,  # noqa: E711
         ab.GraphError,
-        ("in cell 'equal': equal computes with None (NoneType), which is no number",),
+        ("in cell 'equal': equal must compute with numbers, got None (NoneType)",),
     ),
     "a text": (
         lambda m, w: m.body(m.leaf(w), lambda x: x + "a"),
         ab.GraphError,
-        ("in cell 'body': body computes with 'a' (str), which is no number",),
+        ("in cell 'body': body must compute with numbers, got 'a' (str)",),
     ),
     "a value as index": (
         lambda m, w: m.leaf(w)[m.total(m.leaf(w))],
         ab.GraphError,
-        ("lookup takes ids that are int arguments of the cell, or constants",),
+        ("the ids of lookup must be int arguments of the cell",),
     ),
     "a list of values": (
         lambda m, w: ab.softmax([m.leaf(w), m.leaf(w)]),
@@ -285,17 +285,17 @@ MISUSED: dict[str, tuple[Function, type[Exception], tuple[str, ...]]] = {
     "computed id": (
         lambda m, w: m.body(w, lambda word: ab.lookup(m.table, word + 1)),
         ab.GraphError,
-        ("in cell 'body': lookup takes ids that are int arguments of the cell, or constants",),
+        ("in cell 'body': the ids of lookup must be int arguments of the cell",),
     ),
     "value as id": (
         lambda m, w: ab.lookup(m.table, m.total(m.leaf(w))),
         ab.GraphError,
-        ("lookup takes ids that are int arguments of the cell", "pass it to the cell"),
+        ("the ids of lookup must be int arguments of the cell", "pass them to the cell"),
     ),
     "float as id": (
         lambda m, w: m.leaf(1.0),  # type: ignore[arg-type]
         ab.GraphError,
-        ("lookup takes ids that are int arguments of the cell",),
+        ("the ids of lookup must be int arguments of the cell",),
     ),
     "constant id": (
         lambda m, w: m.body(m.leaf(w), lambda x: x + ab.lookup(m.table, 9)),

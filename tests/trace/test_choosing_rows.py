@@ -241,7 +241,7 @@ def test_no_rows_are_refused() -> None:
     "body, message",
     [
         (lambda m, x, k, heads: ab.lookup(m.table, ab.argmax(x @ m.query)), "positions among n rows"),
-        (lambda m, x, k, heads: x[x @ m.query], "takes ids that are int arguments of the cell"),
+        (lambda m, x, k, heads: x[x @ m.query], "must be int arguments of the cell"),
         (lambda m, x, k, heads: ab.cross_entropy(x @ m.query, heads), "n logits take the position of one of them"),
         (lambda m, x, k, heads: ab.top_k(x, 2)[0], "it takes a vector"),
     ],

@@ -107,13 +107,16 @@ class Nameless(FrontierPolicy):
 
 
 OPTIONS: dict[str, tuple[dict[str, Any], type[Exception], tuple[str, ...]]] = {
-    "policy": ({"policy": "best"}, ab.PolicyError, ("'best' is not known; the policies are unbatched, depth, agenda",)),
-    "policy object": ({"policy": 3}, ab.PolicyError, ("policy=3 is neither a name nor a Policy",)),
-    "policy class": ({"policy": Agenda}, ab.PolicyError, ("Agenda'> is neither a name nor a Policy",)),
+    "policy": ({"policy": "best"}, ab.PolicyError, ("got 'best'", "unbatched, depth, agenda")),
+    "policy object": ({"policy": 3}, ab.PolicyError, ("policy must be", "got 3")),
+    "policy class": ({"policy": Agenda}, ab.PolicyError, ("policy must be", "Agenda'>")),
     "policy without a name": (
         {"policy": Nameless()},
         ab.PolicyError,
-        ("a policy of class Nameless has no name for reports; give the class one, such as name = 'nameless'",),
+        (
+            "class Nameless",
+            "name = 'nameless'",
+        ),
     ),
     "backend": (
         {"backend": "tpu"},
@@ -121,11 +124,11 @@ OPTIONS: dict[str, tuple[dict[str, Any], type[Exception], tuple[str, ...]]] = {
         ("there is no backend 'tpu' in this version; there are reference",),
     ),
     "backend object": ({"backend": 3}, ab.BackendError, ("backend=3 is neither a name nor a Backend",)),
-    "rewrite": ({"rewrites": ("sum",)}, ab.GraphError, ("['sum'] are no passes; the passes are", "'sums'")),
+    "rewrite": ({"rewrites": ("sum",)}, ab.GraphError, ("unknown passes ['sum']", "'sums'")),
     "no rewrites": (
         {"rewrites": None},
         ab.GraphError,
-        ("None names no passes; give 'auto', 'all', or a list of ['forward'",),
+        ("passes must be 'auto', 'all', or a list of ['forward'", "got None"),
     ),
     "seed": ({"seed": "a"}, ab.DataError, ("seed must be an int of at least 0, got 'a'",)),
     "negative seed": ({"seed": -1}, ab.DataError, ("seed must be an int of at least 0, got -1",)),
@@ -169,14 +172,14 @@ def test_graphs_that_do_not_belong(model: Model) -> None:
 def test_a_graph_by_hand_with_a_cycle() -> None:
     with refused(ab.GraphError, "edge 2 ('b') -> 1 ('b') points backwards", "there is a cycle", "remove an edge of it"):
         make_graph(NamedTypes(("a", "b")), [0, 1, 1], [(0, 1), (1, 2), (2, 1)])
-    with refused(ab.GraphError, "points backwards, though there is no cycle; number the nodes in a topological order"):
+    with refused(ab.GraphError, "points backwards", "topological order"):
         make_graph(NamedTypes(("a", "b")), [0, 1], [(1, 0)])
 
 
 def test_a_graph_where_a_dag_is_wanted(model: Model) -> None:
     (graph,) = ab.batched(model.loss).record_all([0])
     for use in (reverse, Agenda().plan, beam_search):
-        with refused(ab.GraphError, "given a Graph; give it types and edges alone, autobatch.policies.to_dag(graph)."):
+        with refused(ab.GraphError, "got a Graph", "to_dag(graph)"):
             use(graph)  # type: ignore[arg-type]
         use(to_dag(graph))
 

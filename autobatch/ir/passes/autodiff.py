@@ -1,4 +1,4 @@
-"""The backward stages of a cell, derived by tracing the pullbacks of its ops in reverse.
+"""Derive the backward stages of a cell by tracing the pullbacks of its ops in reverse.
 
 Values of the forward program keep their numbers and new ones follow, so one list serves three stages:
 
@@ -8,7 +8,7 @@ Values of the forward program keep their numbers and new ones follow, so one lis
   over rows is not summed batch by batch: its operands are kept, so each weight costs one matrix product per step.
   The gradient of a parameter that only `lookup` reads is not an array: the derivative lists its rows and their ids.
 
-The saved values (residuals) are the values of one stage that a later one reads; views of them are computed again.
+The saved values (residuals) are the values of one stage that a later one reads; views of them are recomputed.
 Backward may also rematerialise values of the forward program instead of reading them
 (`autobatch.memplan.cell.rematerialisation`).
 """
@@ -43,7 +43,7 @@ def differentiate(program: CellProgram, kept: frozenset[int] = frozenset()) -> D
     Every port and every trainable parameter gets a gradient. Cost: linear in the instructions.
 
     Args:
-        program: of the cell.
+        program: the program of a cell.
         kept: values that lie in the inputs, which all stages can read, so that they need not be saved.
     """
     reverse = _Reverse(program)
@@ -61,7 +61,7 @@ def differentiate(program: CellProgram, kept: frozenset[int] = frozenset()) -> D
 
 
 def with_values(derivative: Derivative, vars: tuple[Var, ...], number: Mapping[int, int]) -> Derivative:
-    """The same derivative over other values, divided into stages again.
+    """Return the derivative over other values, divided into stages again.
 
     Args:
         derivative: its program's values keep their numbers.
@@ -83,9 +83,9 @@ def with_values(derivative: Derivative, vars: tuple[Var, ...], number: Mapping[i
 
 
 def compute_again(derivative: Derivative, again: Iterable[int]) -> Derivative:
-    """The same derivative with some values of the program rematerialised in the backward stage.
+    """Return the derivative with some values of the program rematerialised in the backward stage.
 
-    Their operands are saved unless backward has them in another way. Values that the weight stage reads stay saved.
+    Their operands are saved unless backward has them otherwise. Values that the weight stage reads stay saved.
     """
     return _divide(replace(derivative, again=frozenset(again)))
 
@@ -109,7 +109,7 @@ def _divide(derivative: Derivative) -> Derivative:
 
 
 def _scatters(vars: Sequence[Var], index: int) -> tuple[ScatteredRows, ...]:
-    """The scattered rows that add up to a gradient; none if it has other terms."""
+    """Return the scattered rows that add up to a gradient; none if it has other terms."""
     source = vars[index].source
     if not isinstance(source, Instruction):
         return ()
@@ -161,11 +161,14 @@ class Sweep:
         self.contributions[index].append(unbroadcast(part, self.builder.vars[index].shape))
 
     def gradient(self, index: int) -> int | None:
-        """The value that is the whole gradient of `index`; None if nothing depends on it."""
+        """Return the value that is the whole gradient of `index`; None if nothing depends on it."""
         return self._total(index) if index in self.contributions else None
 
     def _total(self, index: int) -> int:
-        """The sum of the parts of a gradient; parts of a node and of its edges may meet at a value that is shared."""
+        """Return the sum of the parts of a gradient.
+
+        Parts of a node and of its edges may meet at a shared value.
+        """
         parts = self.contributions[index]
         if self.builder.vars[index].domain == SHARED and len({part.var.domain for part in parts}) > 1:
             parts = [of_node(part) for part in parts]
@@ -173,7 +176,7 @@ class Sweep:
 
 
 class _Reverse(Sweep):
-    """The sweep over a whole program for its backward stages: gradients of what nodes share are sums over all rows."""
+    """The sweep over a whole program for its backward stages: gradients of shared values are sums over all rows."""
 
     def __init__(self, program: CellProgram) -> None:
         self.program = program
@@ -183,7 +186,7 @@ class _Reverse(Sweep):
         super().__init__(Builder(program.name, program.vars), (*program.ports, *self.weights))
 
     def check(self, op: Op) -> None:
-        """Take any op."""
+        """Accept any op."""
 
     def seed(self) -> tuple[int, ...]:
         """Add the gradients of the outputs as inputs of the backward stage."""
@@ -212,24 +215,24 @@ class _Reverse(Sweep):
 
 
 def incoming(builder: Builder, index: int, number: int) -> Traced:
-    """Add the gradient of a value, which is output `number`."""
+    """Append the gradient of a value, which is output `number`."""
     var = builder.vars[index]
     return builder.add(Incoming(number), var.shape, NODE if var.domain == SHARED else var.domain)
 
 
 def of_node(part: Traced) -> Traced:
-    """The sum over the edges of each node, of a value that has them."""
+    """Sum a value with rows of edges over the edges of each node; return others unchanged."""
     return part.builder.apply(OPS["sum_n"], (part,), {}) if part.var.domain >= 0 else part
 
 
 def pull_back(builder: Builder, gradients: Iterable[tuple[int, Traced]], wanted: Sequence[int]) -> list[Traced | None]:
-    """The gradients of some values, for one node: of what is computed from these and has the given gradients.
+    """Return the gradients of some values, for one node, from the gradients of values computed from them.
 
     Args:
-        builder: of all of them.
+        builder: the builder of all these values.
         gradients: values, each with its gradient.
-        wanted: the values whose gradients are wanted; one without any has None. That of a value that all nodes share is
-            what the node contributes, or what each of its edges does.
+        wanted: the values whose gradients are wanted; one without any gives None. The gradient of a shared value is the
+            contribution of the node, or of each of its edges.
     """
     sweep = Sweep(builder, wanted)
     for index, gradient in gradients:
@@ -243,15 +246,15 @@ def pull_back(builder: Builder, gradients: Iterable[tuple[int, Traced]], wanted:
 def push_forward(
     builder: Builder, tangents: Iterable[tuple[int, Traced]], outputs: Sequence[int]
 ) -> list[Traced | None]:
-    """The tangents of some values, for one node, when those that they are computed from have the given tangents.
+    """Return the tangents of some values, for one node, from the tangents of values that they are computed from.
 
-    A pullback is linear in the gradients that it is given; its own pullback, to these, is the derivative itself. So no
-    op needs another rule, and dead-code elimination leaves nothing of the gradients in between.
+    A pullback is linear in its gradients, so its own pullback, with respect to them, is the derivative itself. No op
+    needs another rule, and dead-code elimination leaves nothing of the gradients in between.
 
     Args:
-        builder: of all of them.
+        builder: the builder of all these values.
         tangents: values, each with its tangent.
-        outputs: the values whose tangents are wanted; one that depends on no tangent has None.
+        outputs: the values whose tangents are wanted; one that depends on no tangent gives None.
     """
     given = list(tangents)
     seeds = [incoming(builder, index, number) for number, index in enumerate(outputs)]
@@ -264,14 +267,14 @@ def push_forward(
 
 
 def _at(tangent: Traced, gradient: Traced) -> Traced:
-    """A tangent of a node at each of its edges, if that is where the gradient is: that of a value that nodes share."""
+    """Spread a node's tangent over its edges if the gradient has rows of edges, as for a shared value."""
     if gradient.var.domain < 0 or tangent.var.domain != NODE:
         return tangent
     return tangent.builder.apply(OPS["spread"], (tangent, gradient), {})
 
 
 def _forget_rows_of(builder: Builder, seeds: set[int]) -> None:
-    """Let ops that need no more of an argument than its rows read none that depends on these values."""
+    """Replace arguments that depend on these values in ops that need only the rows of the argument."""
     depending, first = set(seeds), dict[Any, int]()
     for index, var in enumerate(builder.vars):
         source = var.source
@@ -288,7 +291,7 @@ def _forget_rows_of(builder: Builder, seeds: set[int]) -> None:
 
 
 def _rows_like(var: Var) -> Any:
-    """Equal for values of the same rows: one per edge, or as many as the first axis of a value of a node is long."""
+    """Return a key that is equal for values of the same rows: of edges, or of a node value's first axis."""
     return var.domain if var.domain >= 0 else var.shape
 
 
@@ -328,13 +331,13 @@ ROW_SUM = Op("row_sum", shape=lambda x: x, kernel=_sum_rows, sums_rows=True)
 
 @cache
 def _row_sum_of(op: Op) -> Op:
-    """Return the op that adds the sums over rows of the result of `op` to `out`, without storing the result."""
+    """Return the op that adds the sum over all rows of `op`'s result to `out`, without storing the result."""
     assert op.row_sum is not None
     return Op(f"row_sum_{op.name}", shape=op.shape, kernel=op.row_sum, sums_rows=True)
 
 
 class _Stages:
-    """Divides the new instructions into the backward and the weight stage, and finds the values saved for them."""
+    """Divide the new instructions into the backward and the weight stage, and find the values saved for them."""
 
     def __init__(self, derivative: Derivative) -> None:
         self.vars, self.n_forward = derivative.vars, len(derivative.program.vars)
@@ -344,7 +347,7 @@ class _Stages:
         self.saved: set[int] = set()
 
     def need_for_weights(self, index: int) -> None:
-        """Give the weight stage value `index`: computed there if it has one row or is a view, else saved."""
+        """Provide value `index` to the weight stage: compute it there if it has one row or is a view, else save it."""
         source = self.vars[index].source
         if isinstance(source, Incoming):
             self.saved.add(index)
@@ -357,7 +360,7 @@ class _Stages:
                 self.saved.add(index)
 
     def need_for_backward(self, index: int) -> None:
-        """Give backward value `index`: computed there if new, cheap, a view or rematerialised, else saved."""
+        """Provide value `index` to backward: compute it there if new, cheap, a view or rematerialised, else save it."""
         source = self.vars[index].source
         if not isinstance(source, Instruction) or index in self.backward or index in self.kept:
             return

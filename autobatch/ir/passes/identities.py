@@ -30,24 +30,24 @@ class Values(Protocol):
 
     @property
     def vars(self) -> Sequence[Var]:
-        """The values so far."""
+        """Return the values so far."""
 
     def inner(self, index: int, op: Op) -> Instruction | None:
-        """The instruction that computes a value, if it applies this op and rules may look into it."""
+        """Return the instruction that computes a value, if it applies this op and rules may look into it."""
 
     def constant(self, data: Any) -> int:
-        """The number of a constant."""
+        """Return the number of a constant."""
 
     def view(self, op: Op, value: int, /, **static: Any) -> int:
-        """The number of a view of a value."""
+        """Return the number of a view of a value."""
 
     @property
     def drops(self) -> bool:
-        """Whether a rule may leave an argument without any reader."""
+        """Return whether a rule may leave an argument without any reader."""
 
     @property
     def differentiated(self) -> bool:
-        """Whether the gradients are derived already, so that `stop_gradient` has no effect any more."""
+        """Return whether the gradients are derived already, so that `stop_gradient` has no further effect."""
 
 
 Found: TypeAlias = int | Instruction | None
@@ -55,7 +55,7 @@ Rule: TypeAlias = Callable[[Values, Var, Instruction], Found]
 
 
 class Stretch(NamedTuple):
-    """Elements start, start + step, ... of an axis; `length` of them, or -1 where the axis is gone."""
+    """Elements start, start + step, ... of an axis; `length` of them, or -1 if the index removes the axis."""
 
     start: int
     step: int
@@ -63,7 +63,7 @@ class Stretch(NamedTuple):
 
 
 def number_at(values: Values, index: int) -> float | None:
-    """The number at every index of a constant, if all are equal; else None."""
+    """Return the number that all elements of a constant equal; None for other values."""
     source = values.vars[index].source
     if not isinstance(source, Constant):
         return None
@@ -76,12 +76,12 @@ def number_at(values: Values, index: int) -> float | None:
 
 
 def is_negative_zero(number: float) -> bool:
-    """Whether a number is -0."""
+    """Return whether a number is -0."""
     return number == 0.0 and math.copysign(1.0, number) < 0
 
 
 def never_negative_zero(values: Values, index: int) -> bool:
-    """Whether no element of a value can be -0, for any arguments."""
+    """Return whether no element of a value can be -0, for any arguments."""
     source = values.vars[index].source
     if not isinstance(source, Instruction):
         number = number_at(values, index)
@@ -157,7 +157,7 @@ def _reshape(values: Values, var: Var, source: Instruction) -> Found:
     return None if inner is None else Instruction(source.op, inner.args, source.static)
 
 
-_expand = _reshape  # as a chain of reshapes is the last of them, so is a chain of expansions
+_expand = _reshape  # a chain of expansions, like one of reshapes, equals its last one
 
 
 def _transpose(values: Values, var: Var, source: Instruction) -> Found:
@@ -207,7 +207,7 @@ def _slice(values: Values, var: Var, source: Instruction) -> Found:
 
 
 def _slice_of_concat(values: Values, joined: Instruction, here: list[Stretch], domain: int) -> Found:
-    """The part of a join that contains a slice along the join's axis, or a slice of that part; of the same domain."""
+    """Return the slice of a part that equals a slice of a join, if the part contains it and has the same domain."""
     axis = joined.static["axis"] % len(here)
     start, step, length = here[axis]
     first, last = sorted((start, start + step * (max(length, 1) - 1)))
@@ -240,7 +240,7 @@ def _concat(values: Values, var: Var, source: Instruction) -> Found:
 
 
 def _neighbours(values: Values, left: int, right: int, axis: int) -> int | None:
-    """The slice that covers two slices of one value, if they are neighbours along an axis."""
+    """Return the slice that covers two slices of one value, if they are neighbours along an axis."""
     sources = values.inner(left, slice_), values.inner(right, slice_)
     if sources[0] is None or sources[1] is None or sources[0].args != sources[1].args:
         return None
@@ -277,7 +277,7 @@ def _assemble(values: Values, var: Var, source: Instruction) -> Found:
 
 
 def stretches(shape: Shape, index: Any) -> list[Stretch] | None:
-    """A basic index as a stretch of each axis; None if it adds axes.
+    """Return a basic index as a stretch of each axis; None if it adds axes.
 
     >>> stretches((4, 6), (..., slice(2, 4)))
     [Stretch(start=0, step=1, length=4), Stretch(start=2, step=1, length=2)]
@@ -306,7 +306,7 @@ def _is_whole(found: Sequence[Stretch], shape: Shape) -> bool:
 
 
 def _after(before: Sequence[Stretch], here: Sequence[Stretch]) -> list[Stretch]:
-    """The stretches of a slice of a slice."""
+    """Return the stretches of a slice of a slice."""
     later = iter(here)
     found = []
     for stretch in before:

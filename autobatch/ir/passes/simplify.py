@@ -54,8 +54,8 @@ class Simplified(NamedTuple):
 
     Attributes:
         why: instructions are removed because they are computed already (`COMMON`), constant (`FOLDED`), equal to
-            another value (`KNOWN`), or without a reader (`UNUSED`). `SIMPLER` counts those with another op, or that
-            now read an argument of their argument.
+            another value (`KNOWN`), or without a reader (`UNUSED`). `SIMPLER` counts those with another op, or that now
+            read an argument of their argument.
     """
 
     program: CellProgram
@@ -68,7 +68,7 @@ def simplify(program: CellProgram) -> CellProgram:
 
 
 def simplify_why(program: CellProgram) -> Simplified:
-    """Simplify the program of a cell.
+    """Simplify the program of a cell, and count the changes.
 
     Args:
         program: as traced.
@@ -107,12 +107,12 @@ def simplify_why(program: CellProgram) -> Simplified:
 
 
 def simplify_derivative(derivative: Derivative) -> Derivative:
-    """Simplify the backward stages of a cell; the forward stage, which is simplified before differentiation, stays.
+    """Simplify the backward stages of a cell; the forward stage, simplified before differentiation, stays.
 
-    A value that forward computes is saved, unless computing it again is cheaper.
+    A value that forward computes is saved, unless recomputing it is cheaper.
 
     Args:
-        derivative: of a program.
+        derivative: the derivative of a program.
 
     Returns:
         A derivative with the same gradients, or the derivative itself.
@@ -144,12 +144,12 @@ def _n_leaves(vars: Iterable[Var]) -> int:
 
 
 class _Rewriting:
-    """Grows a list of values, each simplified when it is added; implements `Values` for the rules.
+    """Grow a list of values, simplifying each when it is added; implements `Values` for the rules.
 
     Args:
         start: values that stay unchanged; rules look into them only if they are views.
         drops: whether an identity may leave an argument without readers.
-        differentiated: whether gradients are stopped already.
+        differentiated: whether the gradients are derived already.
     """
 
     def __init__(self, start: Sequence[Var], drops: bool, differentiated: bool) -> None:
@@ -164,7 +164,7 @@ class _Rewriting:
                 self._known.setdefault(self._key(var), index)
 
     def extend(self, vars: Sequence[Var], first: int = 0) -> dict[int, int]:
-        """Append values, which are numbered from `first` on; return the new number of each."""
+        """Append values, numbered from `first` on; return the new number of each."""
         number = {i: i for i in range(first)}
         for index, var in enumerate(vars, start=first):
             source = var.source
@@ -185,21 +185,18 @@ class _Rewriting:
         if unused:
             self.why[UNUSED] += unused
 
-    # Called by rules.
+    # For rules, see `Values`.
 
     def inner(self, index: int, op: Op) -> Instruction | None:
-        """The instruction that computes a value, if it applies this op and rules may look into it."""
         source = self.vars[index].source
         if isinstance(source, Instruction) and source.op is op and (index >= self._n_fixed or op.view):
             return source
         return None
 
     def constant(self, data: Any) -> int:
-        """The number of a constant."""
         return self._append(Var(Constant(data), np.shape(data), SHARED))
 
     def view(self, op: Op, value: int, /, **static: Any) -> int:
-        """The number of a view of a value."""
         var = self.vars[value]
         return self._instruction(Var(Instruction(op, (value,), static), op.shape(var.shape, **static), var.domain))
 
@@ -227,14 +224,14 @@ class _Rewriting:
                 return self._append(var)
 
     def _can_replace(self, var: Var, source: Instruction, index: int) -> bool:
-        """Whether a value has the shape and the domain of an instruction's result, and is a float if that is one."""
+        """Return whether a value has the shape and domain of an instruction's result, and is a float where that is."""
         other = self.vars[index]
         if (var.shape, var.domain) != (other.shape, other.domain):
             return False
         return source.op.view or _is_float(self.vars, index)
 
     def _without_expansions(self, var: Var, source: Instruction) -> Instruction:
-        """An element-wise op without expansions of its arguments, since it broadcasts by itself."""
+        """Remove the expansions of arguments from an element-wise op, which broadcasts by itself."""
         if source.op.scalar is None or source.op.random:
             return source
         args = list(source.args)
@@ -248,7 +245,7 @@ class _Rewriting:
         return replace(source, args=tuple(args))
 
     def _folded(self, var: Var, source: Instruction) -> Any:
-        """The result of an op on constants; None if an argument is not constant, or if the result is large."""
+        """Return the result of an op on constants; None if an argument is not constant, or if the result is large."""
         op = source.op
         sources = [self.vars[arg].source for arg in source.args]
         data = [s.data for s in sources if isinstance(s, Constant)]
@@ -277,7 +274,7 @@ class _Rewriting:
         return len(self.vars) - 1
 
     def _key(self, var: Var) -> Hashable | None:
-        """A key that is equal for equal values; None for a value that equals no other."""
+        """Return a key that is equal for equal values; None for a value that equals no other."""
         match var.source:
             case Instruction(op, args, static) if not op.random:
                 ordered = tuple(sorted(args)) if op in COMMUTATIVE else args
@@ -293,7 +290,7 @@ class _Rewriting:
 
 
 def _is_float(vars: Sequence[Var], index: int) -> bool:
-    """Whether a value is a float of the model's type; data, constants and what cells compute may be ints."""
+    """Return whether a value is a float of the model's type; data, constants and computed values may be ints."""
     source = origin(vars, index).source
     if isinstance(source, Constant):
         return isinstance(source.data, float) or np.asarray(source.data).dtype.kind == "f"
