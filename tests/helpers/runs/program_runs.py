@@ -146,4 +146,4 @@ def _run(vars: Sequence[Var], indices: Iterable[int], env: dict[int, Any]) -> No
         if op.random:
             static["random"] = Randomness(key=np.arange(len(EDGES)))
         env[index] = np.zeros((n_rows(var.domain), *var.shape))
-        run_kernel(op, np, args, env[index], static)
+        run_kernel(op, np, [arg[None] for arg in args] if op.sums_rows else args, env[index], static)
