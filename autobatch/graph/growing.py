@@ -229,7 +229,7 @@ class GrowingGraph:
         self.use(np.flatnonzero(self.owner == place).astype(np.int32), False)
 
     def compact(self) -> tuple[IntArray, IntArray]:
-        """Drop the nodes that are done and whose values nothing can read; number all others anew.
+        """Drop the nodes that are done and whose values nothing can read; renumber all others.
 
         Returns:
             The new number of each node, and of each value; NOWHERE if it was dropped.

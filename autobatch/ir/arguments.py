@@ -67,8 +67,9 @@ class Fixed:
 def exact(x: Any) -> Hashable:
     """Return a key that is equal for two objects only if no program can distinguish them; valid while `x` lives.
 
-    In Python 1 == True and 0.0 == -0.0, also inside tuples, and NaN does not equal itself. Objects with
-    another meaning of == (arrays, tensors, parameters), and objects without a hash, are compared by identity.
+    Unlike ==, it distinguishes 1 from True and 0.0 from -0.0, also inside tuples, and takes NaN for equal to itself.
+    Objects with another meaning of == (arrays, tensors, parameters), and objects without a hash, are compared by
+    identity.
 
     >>> exact((1, 0.0)) == exact((True, 0.0)), exact(0.0) == exact(-0.0), exact(float("nan")) == exact(float("nan"))
     (False, False, True)
@@ -94,7 +95,7 @@ def exact(x: Any) -> Hashable:
 
 
 def is_hashable(x: Any) -> bool:
-    """Return whether `x` has a hash, which a part without one, such as a list in a tuple, prevents."""
+    """Return whether `x` has a hash; a part without one, such as a list in a tuple, rules that out."""
     try:
         hash(x)
     except TypeError:

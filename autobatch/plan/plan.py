@@ -2,12 +2,12 @@
 
 All floats of a mini-batch lie in one flat buffer, in training
 
-    [ inputs of every type | what the user asked for | gradients of both, at +mirror | saved values of every type ]
+    [ inputs of every type | requested outputs | gradients of both, at +mirror | saved values of every type ]
 
 where a type owns one *block* `[rows, width]` per domain: one row per node, and for each variadic group one row per
 edge; and in inference
 
-    [ what the user asked for | inputs of batches, each only from its first writer to its run ]
+    [ requested outputs | inputs of batches, each only from its first writer to its run ]
 
 Rows of a type are in schedule order, so a batch reads contiguous rows; ports are column ranges (`autobatch.ir.layout`).
 A node output has *destinations*: absolute offsets into the buffer where its readers (and the user) find it. Its

@@ -89,7 +89,7 @@ def choose_batches(steps: Steps) -> tuple[Batch, ...]:
 def _ready(
     left: dict[int, None], type_ids: list[int], sources: list[list[int]]
 ) -> tuple[dict[int, list[int]], dict[int, int]]:
-    """Return, per type, the nodes whose inputs are finished, and the number of nodes that wait for no other of it."""
+    """Return, per type, the nodes whose inputs are finished, and how many nodes do not wait for others of the type."""
     ready: dict[int, list[int]] = {}
     could: dict[int, int] = {}
     awaited: dict[int, set[int]] = {}  # per unfinished node, the types of the unfinished nodes it depends on

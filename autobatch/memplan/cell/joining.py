@@ -1,7 +1,7 @@
 """Rewrite sums of products as one product: W x + U h becomes [W U] times the concatenation of x and h.
 
-It takes one launch, and no separate addition. With adjacent ports the concatenation is a view, and the matrices are
-adjacent in one stacked parameter. A sum is joined if
+The product takes one launch, and no addition follows. With adjacent ports the concatenation is a view, and the matrices
+are adjacent in one stacked parameter. A sum is joined if
 - its products are of whole matrices by different vectors, all of the nodes or all of the edges of one group; nothing
   else reads the products or the matrices, so that no matrix is needed in two stacks, one of them a copy;
 - every vector is computed as a whole, or is part of a port: a view of a computed value would be copied into the join;

@@ -110,7 +110,7 @@ class PQTree:
 
         Returns:
             Whether all of them can be consecutive at once. If not, the tree does not change; `conflict` names the
-                reason.
+            reason.
 
         Raises:
             PlanError: as for `reduce`; the tree does not change.
@@ -140,7 +140,7 @@ class PQTree:
 
         Returns:
             Ascending positions in `subsets`; none if all fit. A single position means that the tree itself forbids that
-                subset.
+            subset.
 
         Raises:
             PlanError: as for `reduce`.

@@ -67,7 +67,7 @@ class MemoryReport:
 
     def _movement_lines(self) -> Iterator[str]:
         """Yield a line per edge between types, in both directions if there are gradients, and one per copy inside."""
-        yield "what moves (float32), and how; launches that do nothing else"
+        yield "movements in float32, by kind, and launches that only move"
         width = max((len(f"{m.source} -> {m.target}") for m in self.movements), default=0)
         for m in self.movements:
             way = f"{m.target} -> {m.source}" if m.backward else f"{m.source} -> {m.target}"
@@ -76,7 +76,7 @@ class MemoryReport:
     def _area_lines(self) -> Iterator[str]:
         for how, launches, n_bytes in self.totals():
             yield f"{how}: {n_bytes:,} bytes" + (f", {launches} launches" if how != "by kernel" else "")
-        yield f"of what goes forward, written again for further readers of a value: {self.written_again:,} bytes"
+        yield f"forward, written again for further readers of a value: {self.written_again:,} bytes"
         yield "buffer: " + ", ".join(f"{what} {n_bytes:,} bytes" for what, n_bytes in self.areas)
 
     def totals(self) -> list[tuple[str, int, int]]:
@@ -146,10 +146,10 @@ def report_memory(plan: Plan, cells: PlannedTypes) -> MemoryReport:
 def _areas(plan: Plan, cells: PlannedTypes) -> tuple[tuple[str, int], ...]:
     asked = int((plan.slot_rows * cells.layout.slot_width).sum())
     if not cells.training:
-        return ("asked for", FLOAT_BYTES * asked), ("inputs, used again", FLOAT_BYTES * (plan.size - asked))
+        return ("requested", FLOAT_BYTES * asked), ("inputs, reused", FLOAT_BYTES * (plan.size - asked))
     return (
         ("inputs", FLOAT_BYTES * (plan.mirror - asked)),
-        ("asked for", FLOAT_BYTES * asked),
+        ("requested", FLOAT_BYTES * asked),
         ("gradients", FLOAT_BYTES * plan.mirror),
         ("saved", FLOAT_BYTES * (plan.size - 2 * plan.mirror)),
     )
@@ -175,7 +175,7 @@ def _describe_cell(name: str, cell: PlannedCell) -> CellMemory:
     first = [(layout.saved[value], _name(vars, value)) for value in sorted(layout.taken)]
     areas = [("inputs", inputs, layout.input_width), ("saved", saved, layout.saved_width)]
     rows = []
-    for what, places, widths in (*areas, ("saved, until it is written over,", first, layout.saved_width)):
+    for what, places, widths in (*areas, ("saved, then overwritten,", first, layout.saved_width)):
         for domain, width in enumerate(widths, start=NODE):
             each = "node" if domain == NODE else f"edge of group {domain}"
             items = sorted((p.column, p.column + p.width, n) for p, n in places if p.domain == domain and p.width)

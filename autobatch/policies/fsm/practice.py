@@ -1,7 +1,7 @@
 """Play the episodes of Q-learning: one after the other on the CPU, or many at once on a GPU.
 
 On the CPU the table changes within an episode. On a GPU all episodes of a call of `learn` are played with one table;
-then the CPU learns from them one by one, in order and by the same rule. So a seed determines the table, whatever the
+then the CPU learns from them one by one, in order and by the same rule. So one seed leads to the same table on every
 GPU.
 """
 

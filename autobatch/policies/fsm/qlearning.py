@@ -44,7 +44,7 @@ class QLearning:
         learning_rate: the fraction of the way that a value moves towards a return.
         discount: the discount of rewards, per batch.
         epsilon, epsilon_decay, epsilon_min: the probability of a random choice, its factor per episode, and its
-            minimum; on a GPU, episodes played at once have probabilities from the first to the last.
+            minimum; on a GPU, episodes played at once have probabilities from `epsilon` to `epsilon_min`.
         n_steps: the number of rewards in a return.
         evaluate_every: episodes between rollouts without exploration; a GPU plays them at once.
         tolerance: learning stops when the batches are within this fraction of the chain bound.

@@ -27,7 +27,7 @@ from autobatch.policies.sequences.embedding import finishes
 from autobatch.release import pip_install
 
 MAX_STATES = 400_000
-"""The states of all projections together; takes one or two seconds."""
+"""The most states of all projections together; they take one or two seconds."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Bound:
     """A proven lower bound and its origin.
 
     Attributes:
-        value: the least possible cost of a sequence; batches, if all types cost 1.
+        value: a lower bound on the cost of all sequences; batches, if all types cost 1.
         chain: the chain bound.
         parts: for each set of types examined, a lower bound on the cost of its batches.
         n_states: states created by the searches.

@@ -2,8 +2,8 @@
 
 A rule comes first: if its sequence has as few batches as the chain bound, that is proven optimal, and most graphs need
 no more. Otherwise the search works on the reduced graph, a smaller graph that the same sequences of types finish. Rules
-in both directions and a beam search give starting sequences. Local search improves each for its share of the steps,
-then the best result for as many steps again, and stops at the bound.
+in both directions and a beam search find starting sequences. Local search spends half of the steps on these, in equal
+shares, and the rest on the best result; it stops at the bound.
 """
 
 from __future__ import annotations
