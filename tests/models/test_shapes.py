@@ -150,10 +150,10 @@ def test_the_folded_form_is_what_folding_makes_of_the_model() -> None:
 @pytest.mark.parametrize(
     ("kind", "inputs", "said"),
     [
-        (2, [], "node 1 is of type 2, but there are 2 types"),
-        (-1, [], "node 1 is of type -1, but there are 2 types"),
-        (0, [1], "node 1 reads node 1, which is not among those before it"),
-        (0, [0, -1], "node 1 reads node -1, which is not among those before it"),
+        (2, [], "node 1 must lie in 0..1, got 2"),
+        (-1, [], "node 1 must lie in 0..1, got -1"),
+        (0, [1], "node 1 must read earlier nodes, got 1"),
+        (0, [0, -1], "node 1 must read earlier nodes, got -1"),
     ],
 )
 def test_a_sketch_that_is_no_graph_is_refused(kind: int, inputs: list[int], said: str) -> None:
@@ -167,5 +167,5 @@ def test_a_sketch_that_is_no_graph_is_refused(kind: int, inputs: list[int], said
 def test_types_need_a_name_each() -> None:
     make = partial(to_graph, Sketch(2).to_dag())
     assert make().types.names == ("0", "1")
-    with pytest.raises(GraphError, match=r"it has 2 types, but there are 1 names \['a'\]"):
+    with pytest.raises(GraphError, match=r"each of its 2 types, got \['a'\]"):
         make(["a"])

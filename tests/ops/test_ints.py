@@ -166,7 +166,7 @@ def test_ids_out_of_range_are_refused_when_a_cell_is_traced() -> None:
     refuse(
         ShapeError, "cross_entropy takes ids in 0..2", lambda x, t: ab.cross_entropy(t[:, 0], ab.argmax(x)), x, table
     )
-    refuse(GraphError, "or made by ab.argmax, ab.top_k or ab.categorical",
+    refuse(GraphError, "results of ab.argmax, ab.top_k or ab.categorical",
            lambda x, t: ab.lookup(t, ab.argmax(x) + 1), x, table)  # fmt: skip
 
 

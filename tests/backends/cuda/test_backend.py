@@ -278,7 +278,7 @@ def test_libraries_multiply_in_lower_precision() -> None:
         for precision in ("float32", "tf32")
     )
     assert 0 < np.abs(exact - rounded).max() < 1e-2 * np.abs(exact).max()
-    with pytest.raises(BackendError, match="'cpu' cannot"):
+    with pytest.raises(BackendError, match="must be \"cuda\", got 'cpu'"):
         ab.batched(model.loss, backend="cpu", precision="tf32")
 
 
