@@ -123,7 +123,7 @@ def _check_content(text: str, doing: str) -> dict[str, Any]:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise PolicyError(f"{doing}: the text is truncated or not JSON ({error}); {ADVICE}.") from error
+        raise PolicyError(f"{doing}: the file is truncated or not JSON ({error}); {ADVICE}.") from error
     if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
         raise PolicyError(f"{doing}: it is JSON but not a policy; {ADVICE}.")
     version = content.pop("version", None)

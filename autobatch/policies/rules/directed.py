@@ -66,7 +66,8 @@ class Directed(BasePolicy):
         """Write the learned policy to a JSON file, which `autobatch.policies.load` reads.
 
         Raises:
-            PolicyError: nothing was learned, or the file cannot be written; an existing file then stays unchanged.
+            PolicyError: nothing was learned, or the file cannot be written; an existing file at `path` then stays
+                unchanged.
         """
         save_policy(self, path)
 
