@@ -1,1 +1,1 @@
-"""Devices: the memory of the processor or of a GPU, and the kernels, products and copies of a GPU."""
+"""Devices: the memory of the CPU or a GPU, and the kernels, matrix products and copies of a GPU."""

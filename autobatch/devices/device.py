@@ -1,7 +1,7 @@
-"""What the cuda backend asks of a device: memory, copies, kernels and matrix products, in the order of one stream.
+"""The device interface of the cuda backend: memory, copies, kernels and matrix products, ordered on one stream.
 
-`autobatch.devices.gpu` runs on an NVIDIA GPU through CuPy. The tests have another device, `tests/host_device`, which
-runs the same kernels on the processor, built by `g++`.
+`autobatch.devices.gpu` implements it for NVIDIA GPUs with CuPy. `tests/host_device` implements it on the CPU, with the
+same kernels compiled by `g++`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from autobatch.devices.store import Store
 
 
 class Launch(NamedTuple):
-    """The threads of a launch, and the arguments of its kernel.
+    """The threads of a kernel launch, and the kernel's arguments.
 
     Attributes:
-        grid: the number of blocks. All of them run at the same time, so that they may wait for each other.
-        threads: per block.
+        grid: number of blocks. All run at the same time, so they may wait for each other.
+        threads: threads per block.
         shared_bytes: dynamic shared memory per block.
-        args: the three 64-bit ints that every kernel takes.
+        args: the three int64 arguments that every kernel takes.
     """
 
     grid: int
@@ -33,14 +33,14 @@ class Launch(NamedTuple):
 
 
 class DeviceGemm(NamedTuple):
-    """out = a @ b, or out += a @ b, for matrices at addresses of the device, with rows `*_step` elements apart.
+    """A product out = a @ b, or out += a @ b, of matrices at device addresses, with rows `*_step` elements apart.
 
     Attributes:
         dtype: float32 or float64.
         precision: see `autobatch.ir.precision`.
         n_rows, n, inner: a is [n_rows, inner], b is [inner, n] and out is [n_rows, n].
-        b_flipped: b is the transpose of the [n, inner] matrix that is stored at `b`.
-        accumulate: add to `out`.
+        b_flipped: whether b is the transpose of the [n, inner] matrix stored at `b`.
+        accumulate: whether to add to `out` instead of overwriting it.
     """
 
     dtype: np.dtype[Any]
@@ -60,14 +60,14 @@ class DeviceGemm(NamedTuple):
 
 @dataclass
 class Traffic:
-    """What a device was asked to do so far.
+    """Counts of a device's operations so far.
 
     Attributes:
-        launches: launches of kernels.
+        launches: kernel launches.
         products: matrix products by a library.
-        uploads, uploaded_bytes: copies from the host, and their bytes.
-        downloads, downloaded_bytes: copies to the host, and their bytes.
-        waits: how often the host waited for the device.
+        uploads, uploaded_bytes: copies from the host, and their size.
+        downloads, downloaded_bytes: copies to the host, and their size.
+        waits: number of times that the host waited for the device.
     """
 
     launches: int = 0
@@ -80,14 +80,14 @@ class Traffic:
 
 
 class Device(Store, Protocol):
-    """A device: a store of arrays that also runs kernels.
+    """Device memory that can also run kernels. Operations are asynchronous and run in the order of the calls.
 
     Attributes:
-        name: of the device, for people.
-        n_processors: streaming multiprocessors.
-        most_shared_bytes: the dynamic shared memory that a block may have.
-        traffic: the counts so far.
-        out_of_memory: what is raised where it has no room for an array.
+        name: product name, for messages.
+        n_processors: number of streaming multiprocessors.
+        most_shared_bytes: limit on the dynamic shared memory of a block.
+        traffic: counts of operations so far.
+        out_of_memory: class of the error raised when an array does not fit.
     """
 
     name: str
@@ -97,44 +97,44 @@ class Device(Store, Protocol):
     out_of_memory: type[Exception]
 
     def pinned(self, n_bytes: int) -> NDArray[np.uint8]:
-        """Memory of the host that the device can copy from while the host goes on."""
+        """Allocate page-locked host memory, which the device can read asynchronously."""
 
     def mark(self) -> Any:
-        """Remember the work that was asked for so far."""
+        """Return a marker of the work submitted so far, for `copy_in`."""
 
     def copy_in(self, host: NDArray[np.uint8], array: Any, after: Any) -> Callable[[], None]:
-        """Begin to copy pinned memory to an array of the device of as many bytes, beside other work.
+        """Start to copy pinned memory to a device array of the same size, concurrently with other work.
 
-        Work that is asked for later finds the copy.
+        Work submitted later sees the copied data.
 
         Args:
-            after: the work that comes first, from `mark`; None if there is none.
+            after: a marker from `mark` of work that must finish first, or None.
 
         Returns:
-            Waits until the copy is done; before that, the host must leave its memory as it is.
+            A function that waits for the copy; until then, `host` must not change.
         """
 
     def load(self, source: str, names: Sequence[str], about: str) -> dict[str, Any]:
-        """Compile a module and return its kernels by name. Compiled modules are kept in the user's cache.
+        """Compile a module, or load it from the user's cache, and return its kernels by name.
 
         Args:
-            source: CUDA C++ that defines `extern "C" __global__ void NAME(int64, int64, int64)` for each name; the
-                text of `autobatch/compiler/cuda/support.cuh` comes first in it.
-            about: what is compiled, for messages: "cell 'leaf' (forward)".
+            source: CUDA C++ that defines `extern "C" __global__ void NAME(int64, int64, int64)` for each name; it
+                begins with the text of `autobatch/compiler/cuda/support.cuh`.
+            about: subject of error messages, such as "cell 'leaf' (forward)".
 
         Raises:
-            BackendError: it cannot be compiled; names `about` and what the compiler says first.
+            BackendError: the compilation failed; the message has `about` and the compiler's first error.
         """
 
     def launch(self, kernel: Any, launch: Launch) -> None:
-        """Run a kernel, after all work that was asked for before.
+        """Run a kernel after all work submitted before.
 
         Raises:
-            BackendError: so many blocks cannot run at the same time.
+            BackendError: the blocks cannot all run at the same time.
         """
 
     def multiply(self, product: DeviceGemm) -> None:
-        """Multiply matrices, after all work that was asked for before."""
+        """Multiply matrices after all work submitted before."""
 
     def synchronize(self) -> None:
-        """Wait for all work that was asked for."""
+        """Wait for all submitted work."""

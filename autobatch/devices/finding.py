@@ -1,6 +1,6 @@
-"""Find the device of the cuda backend: a GPU, or the tests' stand-in for one. A process has one of each.
+"""Find the device of the cuda backend: a GPU, or the CPU device of the tests. A process has at most one of each.
 
-AUTOBATCH_CUDA=host     in a checkout, the cuda backend runs on the processor, to try programs without a GPU
+AUTOBATCH_CUDA=host     run the cuda backend on the CPU, to try programs without a GPU; needs a checkout
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ if TYPE_CHECKING:
     from autobatch.devices.device import Device
 
 VARIABLE = "AUTOBATCH_CUDA"
-LEAST_CAPABILITY = 70  # threads of a warp run independently from here on
+LEAST_CAPABILITY = 70  # Volta, the first with independent scheduling of the threads of a warp
 NO_DEVICE = "cudaErrorNoDevice"
 HOST_DEVICE, TESTS = "host_device", Path(__file__).parents[2] / "tests"  # a package of a checkout's tests
 
 
 def find_store(name: str) -> Store:
-    """Give the memory of a device by its name: "cpu" or "cuda".
+    """Return the memory of the device `name`, "cpu" or "cuda".
 
     Raises:
-        BackendError: there is no such device, or it cannot be used.
+        BackendError: the name is unknown, or the device cannot be used.
     """
     if name not in ("cpu", "cuda"):
-        raise BackendError(f"there is no device {name!r}; there are cpu and cuda.")
+        raise BackendError(f"device must be 'cpu' or 'cuda', got {name!r}.")
     return HOST if name == "cpu" else find_device()
 
 
-_devices: dict[str, Device] = {}  # those made so far
+_devices: dict[str, Device] = {}  # by the value of AUTOBATCH_CUDA
 
 
 def find_store_of(array: Any) -> Store:
-    """Give the memory that an array of any library lies in: that of a device in use, else the processor's."""
+    """Return the device memory that holds an array of any library; `HOST` unless a device in use holds it."""
     return next((device for device in _devices.values() if device.adopt(array) is not None), HOST)
 
 
 def find_device() -> Device:
-    """Give the device that `AUTOBATCH_CUDA` names: a GPU if it is not set, the processor if it is "host".
+    """Return the device chosen by `AUTOBATCH_CUDA`: a GPU if unset, the CPU if "host".
 
     Raises:
-        BackendError: it cannot be used; says what to install, or to set.
+        BackendError: the device cannot be used; the message says what to install or set.
     """
     chosen = os.environ.get(VARIABLE, "")
     if chosen not in _devices:
@@ -60,9 +60,7 @@ def _make_device(chosen: str) -> Device:
     if chosen == "host":
         return make_host_device()
     if chosen:
-        raise BackendError(
-            f"{VARIABLE}={chosen!r}: set it to host, to run on the processor, or leave it unset for a GPU."
-        )
+        raise BackendError(f"{VARIABLE} must be host (to run on the CPU) or unset (for a GPU), got {chosen!r}.")
     _check_gpu(_import_cupy())
     from autobatch.devices.gpu import GpuDevice
 
@@ -70,17 +68,17 @@ def _make_device(chosen: str) -> Device:
 
 
 def make_host_device() -> Device:
-    """Make a device that runs kernels on the processor; a checkout has it, in its tests.
+    """Make a device that runs kernels on the CPU, from the tests of a checkout.
 
     Raises:
-        BackendError: this is no checkout, or there is no `g++`.
+        BackendError: autobatch does not run from a checkout, or `g++` is missing.
     """
     if HOST_DEVICE not in sys.modules:
         spec = PathFinder.find_spec(HOST_DEVICE, [str(TESTS)])
         if spec is None or spec.loader is None:
             raise BackendError(
-                f"{VARIABLE}=host is for checkouts, whose tests run the cuda backend on the processor: there is no "
-                f"folder {str(TESTS / HOST_DEVICE)!r}; leave it unset for a GPU, or choose another backend."
+                f"{VARIABLE}=host works only in a checkout: {str(TESTS / HOST_DEVICE)!r} is missing. Leave it unset "
+                f"for a GPU, or choose another backend."
             )
         module = sys.modules[HOST_DEVICE] = module_from_spec(spec)
         spec.loader.exec_module(module)
@@ -94,7 +92,7 @@ def _import_cupy() -> Any:
     except ModuleNotFoundError as error:
         raise BackendError(
             f"the cuda backend needs CuPy, which is not installed: {pip_install('cuda12')} if nvidia-smi shows "
-            f"CUDA 12, {pip_install('cuda13')} from CUDA 13 on."
+            f"CUDA 12, {pip_install('cuda13')} for CUDA 13 or later."
         ) from error
     except ImportError as error:
         raise BackendError(f"the cuda backend needs CuPy, which cannot be imported: {_first_line(error)}.") from error
@@ -102,14 +100,14 @@ def _import_cupy() -> Any:
 
 
 def _check_gpu(cupy: Any) -> None:
-    """Raise a BackendError if CuPy finds no GPU that the backend runs on."""
+    """Raise a BackendError unless CuPy finds a supported GPU, a matching driver and CUDA's libraries."""
     runtime = cupy.cuda.runtime
     major, driver_major = runtime.runtimeGetVersion() // 1000, runtime.driverGetVersion() // 1000
     if driver_major == 0:
-        raise BackendError("the cuda backend finds no NVIDIA driver: install one, or choose another backend.")
+        raise BackendError("the cuda backend cannot find an NVIDIA driver: install one, or choose another backend.")
     if driver_major < major:
         raise BackendError(
-            f"CuPy is that of CUDA {major} and the NVIDIA driver runs CUDA up to {driver_major}: "
+            f"CuPy was built for CUDA {major}, but the NVIDIA driver supports only CUDA {driver_major}: "
             f"pip uninstall cupy-cuda{major}x, then {pip_install(f'cuda{driver_major}')}; or update the driver."
         )
     try:
@@ -120,14 +118,14 @@ def _check_gpu(cupy: Any) -> None:
         found = 0
     if not found:
         raise BackendError(
-            "the cuda backend finds a driver but no NVIDIA GPU: look at what nvidia-smi lists and at "
+            "the cuda backend found a driver but no NVIDIA GPU: check the output of nvidia-smi and "
             f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '')!r}."
         )
     capability = int(cupy.cuda.Device().compute_capability)
     if capability < LEAST_CAPABILITY:
         raise BackendError(
-            f"the cuda backend needs a GPU of compute capability {LEAST_CAPABILITY / 10} (Volta, 2017) or later and "
-            f"this one has {capability / 10}: choose another backend."
+            f"the cuda backend needs a GPU of compute capability {LEAST_CAPABILITY / 10} (Volta, 2017) or later, "
+            f"got {capability / 10}: choose another backend."
         )
     try:
         from cupy_backends.cuda.libs import cublas, nvrtc  # noqa: F401
@@ -135,7 +133,7 @@ def _check_gpu(cupy: Any) -> None:
         nvrtc.getVersion()  # loads it
     except (ImportError, RuntimeError) as error:
         raise BackendError(
-            f"CuPy finds no cuBLAS or no NVRTC of CUDA {major}: {pip_install(f'cuda{major}')} ({_first_line(error)})."
+            f"CuPy cannot load cuBLAS or NVRTC of CUDA {major} ({_first_line(error)}): {pip_install(f'cuda{major}')}."
         ) from error
 
 

@@ -1,9 +1,9 @@
-"""The cuda backend on an NVIDIA GPU: memory, kernels and products through CuPy, 13 or 14.
+"""NVIDIA GPUs for the cuda backend: memory, kernels and matrix products with CuPy 13 or 14.
 
-All work goes to CuPy's current stream, in order, except the uploads of mini-batches, which have a stream of their own.
-CuPy keeps compiled modules in its own folder of the user (`CUPY_CACHE_DIR`). Products call `cublasGemmEx` by addresses:
-a product of rows, as CuPy and NumPy lay them out, is for cuBLAS, which expects columns, the transposed product with the
-operands exchanged. CuPy compiles all kernels with `-ftz=true`: a float32 below the smallest normal one, 1.2e-38, is 0.
+All work runs in order on CuPy's current stream, except uploads of mini-batches, which have their own stream. CuPy
+caches compiled modules in `CUPY_CACHE_DIR`. Products call `cublasGemmEx` with addresses. cuBLAS expects column-major
+matrices and ours are row-major, so it is given the transposed product with the operands exchanged. CuPy compiles all
+kernels with `-ftz=true`: float32 numbers below the smallest normal one, 1.2e-38, become 0.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from autobatch.devices.device import DeviceGemm, Launch, Traffic
 from autobatch.errors import BackendError
 
 OPTIONS = ("--std=c++17",)
-REAL32, REAL64, BF16 = 0, 1, 14  # `cudaDataType`; CuPy 13 does not name the last
-ON_CUDA = 2  # as DLPack numbers devices
-BF16_CAPABILITY = 80  # of the first GPUs that multiply bf16 and tf32
-ALIGNED = 8  # bf16 numbers, which are 16 bytes: rows that begin there are read fastest
+REAL32, REAL64, BF16 = 0, 1, 14  # `cudaDataType`; CuPy 13 has no name for the last
+ON_CUDA = 2  # DLPack's device type of CUDA
+BF16_CAPABILITY = 80  # Ampere, the first with products of bf16 and tf32
+ALIGNED = 8  # bf16 numbers, 16 bytes: rows with this alignment are read fastest
 
 TO_BF16 = r"""
 // Round a matrix to bf16, to nearest and ties to even; the rows of `out` are `out_step` apart. NaN stays.
@@ -38,7 +38,7 @@ THREADS = 256  # per block of `to_bf16`
 
 
 class GpuDevice:
-    """A GPU as a device of the cuda backend: the current one of CuPy; see `Device`."""
+    """CuPy's current GPU as a `Device`."""
 
     kind = "cuda"
 
@@ -59,15 +59,13 @@ class GpuDevice:
         self._scalars = {np.dtype(t): (np.zeros(1, t), np.ones(1, t)) for t in (np.float32, np.float64)}
         self._to_bf16 = cupy.RawKernel(TO_BF16, "to_bf16", OPTIONS)
         self._uploading = cupy.cuda.Stream(non_blocking=True)
-        self._copies_out: list[tuple[Any, NDArray[np.uint8]]] = []  # memory that may still be written to
+        self._copies_out: list[tuple[Any, NDArray[np.uint8]]] = []  # keeps memory alive until its copy is done
         self._rounded = [cupy.empty(0, np.uint16), cupy.empty(0, np.uint16)]
 
     def empty(self, size: int, dtype: np.dtype[Any]) -> Any:
-        """See `Store`."""
         return self.xp.empty(size, dtype)
 
     def put(self, array: Any) -> Any:
-        """See `Store`."""
         if isinstance(array, self.xp.ndarray):
             return array
         array = np.asarray(array)
@@ -76,7 +74,6 @@ class GpuDevice:
         return self.xp.asarray(array, order="C")
 
     def get(self, array: Any) -> NDArray[Any]:
-        """See `Store`."""
         if isinstance(array, np.ndarray):
             return array
         self.traffic.downloads += 1
@@ -86,7 +83,6 @@ class GpuDevice:
         return found
 
     def copy_out(self, array: Any) -> Callable[[], NDArray[Any]]:
-        """See `Store`."""
         self.traffic.downloads += 1
         self.traffic.downloaded_bytes += array.nbytes
         host = self.pinned(array.nbytes)
@@ -104,7 +100,6 @@ class GpuDevice:
         return wait
 
     def adopt(self, values: Any) -> Any | None:
-        """See `Store`."""
         if isinstance(values, self.xp.ndarray):
             return values
         tensor = values.detach() if hasattr(values, "detach") else values
@@ -115,22 +110,18 @@ class GpuDevice:
         return self
 
     def address(self, array: Any) -> int:
-        """See `Store`."""
         address: int = array.data.ptr
         return address
 
     def pinned(self, n_bytes: int) -> NDArray[np.uint8]:
-        """See `Device`."""
         return np.frombuffer(self.xp.cuda.alloc_pinned_memory(max(n_bytes, 1)), np.uint8)[:n_bytes]
 
     def mark(self) -> Any:
-        """See `Device`."""
         event = self.xp.cuda.Event(disable_timing=True)
         event.record()
         return event
 
     def copy_in(self, host: NDArray[np.uint8], array: Any, after: Any) -> Callable[[], None]:
-        """See `Device`."""
         self.traffic.uploads += 1
         self.traffic.uploaded_bytes += host.nbytes
         event = self.xp.cuda.Event(disable_timing=True)
@@ -143,7 +134,6 @@ class GpuDevice:
         return wait
 
     def load(self, source: str, names: Sequence[str], about: str) -> dict[str, Any]:
-        """See `Device`."""
         module = self.xp.RawModule(code=source, options=OPTIONS, backend="nvrtc")
         try:
             kernels = {name: module.get_function(name) for name in names}
@@ -151,18 +141,16 @@ class GpuDevice:
                 kernel.max_dynamic_shared_size_bytes = self.most_shared_bytes - kernel.shared_size_bytes
         except self.xp.cuda.compiler.CompileException as error:
             lines = error.get_message().splitlines()
-            first = next((line for line in lines if "error" in line), lines[0] if lines else "no reason is given")
-            raise BackendError(f"{about}: NVRTC cannot compile its kernels: {first}.") from error
+            first = next((line for line in lines if "error" in line), lines[0] if lines else "no reason given")
+            raise BackendError(f"{about}: NVRTC failed to compile its kernels: {first}.") from error
         return kernels
 
     def launch(self, kernel: Any, launch: Launch) -> None:
-        """See `Device`."""
         grid, threads, shared_bytes, args = launch
         self.traffic.launches += 1
         kernel.kernel((grid,), (threads,), tuple(map(np.int64, args)), shared_bytes, enable_cooperative_groups=True)
 
     def multiply(self, product: DeviceGemm) -> None:
-        """See `Device`."""
         self.traffic.products += 1
         n_rows, n, inner = product.n_rows, product.n, product.inner
         if not n_rows or not n:
@@ -191,12 +179,11 @@ class GpuDevice:
         )
 
     def synchronize(self) -> None:
-        """See `Device`."""
         self.traffic.waits += 1
         self.xp.cuda.get_current_stream().synchronize()
 
     def _round(self, place: int, address: int, step: int, n_rows: int, width: int) -> tuple[int, int]:
-        """Round a matrix to bf16; return where, and how many elements its rows are apart."""
+        """Round a matrix to bf16; return the address of the result, and its row step in elements."""
         kept_step = -(-max(width, 1) // ALIGNED) * ALIGNED
         if self._rounded[place].size < n_rows * kept_step:
             self._rounded[place] = self.xp.empty(n_rows * kept_step, np.uint16)
@@ -209,6 +196,6 @@ class GpuDevice:
     def _check_capability(self, precision: str) -> None:
         if self._capability < BF16_CAPABILITY:
             raise BackendError(
-                f'multiplying with precision="{precision}": {self.name} has compute capability '
-                f"{self._capability / 10} and this needs 8.0; leave precision out."
+                f'precision="{precision}" needs a GPU of compute capability 8.0 or later, got {self.name} with '
+                f"{self._capability / 10}; leave precision out."
             )

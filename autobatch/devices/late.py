@@ -1,7 +1,7 @@
-"""Numbers that a device computes and that the host reads late, when they are needed.
+"""Numbers that a device computes, and that the host reads only when they are needed.
 
-A training step gives a loss and a norm long before the GPU has computed them. Waiting for them would stop the host from
-preparing the next step, so a step gives a `Late` and goes on; printing or comparing it waits.
+A training step returns its loss and norm long before the GPU has computed them. Waiting for them would stop the host
+from preparing the next step, so the step returns a `Late`; printing or comparing it waits.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from numpy.typing import DTypeLike, NDArray
 
 
 class Late(NDArrayOperatorsMixin):
-    """A number that waits for the device when it is first read, and behaves as a scalar of NumPy.
+    """A number that waits for the device when it is first read, and behaves like a NumPy scalar.
 
-    Arithmetic and comparisons read it and give plain numbers. Copies and pickles are the scalar itself.
+    Arithmetic and comparisons read it and return plain numbers. Copies and pickles are the scalar itself.
 
     Args:
-        read: waits, and returns the scalar; called when the number is first needed, and again each time if it raised.
+        read: waits for the scalar and returns it. Called at the first use; after an error, at the next use again.
 
     >>> import numpy as np
     >>> loss = Late(lambda: np.float32(0.5))
@@ -37,36 +37,33 @@ class Late(NDArrayOperatorsMixin):
         self._number: Any = None
 
     def get(self) -> Any:
-        """The scalar; waits for it if it was not read yet, and raises what reading it raises."""
+        """Return the scalar, after waiting for it at the first call; errors of `read` propagate."""
         read = self._read
         if read is not None:
             self._number = read()
-            self._read = None  # only now: another thread may be here
+            self._read = None  # after `_number`, which another thread would return at once
         return self._number
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """That of the scalar."""
+        """Return the dtype of the scalar."""
         dtype: np.dtype[Any] = self.get().dtype
         return dtype
 
     @property
     def shape(self) -> tuple[()]:
-        """That of a scalar."""
         return ()
 
     @property
     def ndim(self) -> int:
-        """That of a scalar."""
         return 0
 
     @property
     def size(self) -> int:
-        """That of a scalar."""
         return 1
 
     def item(self) -> Any:
-        """The scalar as a number of Python."""
+        """Return the scalar as a Python number."""
         return self.get().item()
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:

@@ -1,6 +1,7 @@
-"""Upload ahead: memory of the host to fill, and the memory of a device to which it is copied, twice.
+"""Uploads to a device with double buffering.
 
-The two take turns: one is filled and copied while the device still reads the other.
+Each of two buffers is a piece of pinned host memory and its copy on the device. The host fills and uploads one while
+the device still reads the other.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from autobatch.devices.device import Device
 
 
 class Staging:
-    """What is uploaded for one launch after another."""
+    """Two upload buffers, used in turn by one launch after another."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -23,21 +24,25 @@ class Staging:
 
     @property
     def pinned(self) -> NDArray[np.uint8]:
-        """The memory of the host whose turn it is, to fill."""
+        """Return the host memory of the current buffer, to be filled."""
         return self._current.pinned
 
     @property
     def held(self) -> Any:
-        """Its copy on the device, as bytes; perhaps larger."""
+        """Return the device memory of the current buffer, as bytes; at least as large as `pinned`."""
         return self._current.held
 
     @property
     def n_bytes(self) -> int:
-        """Bytes held on the device."""
+        """Return the device memory of both buffers, in bytes."""
         return int(self._current.held.nbytes + self._other.held.nbytes)
 
     def turn(self, n_bytes: int) -> bool:
-        """Give the other memory its turn, with so much room, when its last copy is done; return whether it grew."""
+        """Make the other buffer current, with room for `n_bytes`, once its last upload is done.
+
+        Returns:
+            Whether the buffer was enlarged, and so has new addresses.
+        """
         device = self._device
         self._current.used = device.mark()
         self._current, self._other = buffer, _ = self._other, self._current
@@ -51,20 +56,20 @@ class Staging:
         return grows
 
     def send(self, first: int, end: int) -> None:
-        """Begin to copy some bytes to the same place on the device; work that is asked for later finds them there."""
+        """Start to upload bytes `first` to `end` of the current buffer; work submitted later sees them."""
         buffer = self._current
         if first < end:
             buffer.wait = self._device.copy_in(buffer.pinned[first:end], buffer.held[first:end], buffer.used)
 
 
 class _StagingBuffer:
-    """Memory of the host, and its copy.
+    """Host memory and its copy on the device.
 
     Attributes:
-        whole, pinned: of the host; and as much of it as is used.
-        held: of the device.
-        wait: waits until the last copy is done.
-        used: the work on the device after which `held` may change.
+        whole, pinned: the host memory, and the part in use.
+        held: the device memory.
+        wait: waits for the last upload.
+        used: marker of the last work that reads `held`.
     """
 
     def __init__(self, device: Device) -> None:

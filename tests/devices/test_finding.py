@@ -50,13 +50,13 @@ def test_the_processor_is_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_processor_is_in_checkouts_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delitem(sys.modules, "host_device")
     monkeypatch.setattr(finding, "TESTS", tmp_path)
-    with pytest.raises(BackendError, match=r"=host is for checkouts, .* there is no folder '.*host_device'"):
+    with pytest.raises(BackendError, match=r"=host works only in a checkout: '.*host_device'"):
         finding.make_host_device()
 
 
 def test_another_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTOBATCH_CUDA", "cpu")
-    with pytest.raises(BackendError, match=r"AUTOBATCH_CUDA='cpu': set it to host, .* or leave it unset for a GPU"):
+    with pytest.raises(BackendError, match=r"AUTOBATCH_CUDA must be .*, got 'cpu'"):
         find_device()
 
 
@@ -65,14 +65,14 @@ def test_what_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     cases: dict[str, Any] = {
         r"needs CuPy, which is not installed: pip install 'autobatch-nn\[cuda12\]' .* 'autobatch-nn\[cuda13\]'": None,
-        r"finds no NVIDIA driver: install one": fake_cupy(driver=0),
-        r"CuPy is that of CUDA 13 and the NVIDIA driver runs CUDA up to 12: .* pip install 'autobatch-nn\[cuda12\]'":
+        r"cannot find an NVIDIA driver: install one": fake_cupy(driver=0),
+        r"CuPy was built for CUDA 13, .* CUDA 12: .* pip install 'autobatch-nn\[cuda12\]'":
             fake_cupy(built=13),
-        r"finds a driver but no NVIDIA GPU: .* CUDA_VISIBLE_DEVICES='7'": fake_cupy(error="cudaErrorNoDevice: none"),
-        r"finds a driver but no NVIDIA GPU": fake_cupy(devices=0),
+        r"found a driver but no NVIDIA GPU: .* CUDA_VISIBLE_DEVICES='7'": fake_cupy(error="cudaErrorNoDevice: none"),
+        r"found a driver but no NVIDIA GPU": fake_cupy(devices=0),
         r"cannot use the NVIDIA driver: cudaErrorUnknown: bad luck": fake_cupy(error="cudaErrorUnknown: bad luck"),
-        r"needs a GPU of compute capability 7.0 .* and this one has 6.1": fake_cupy(capability="61"),
-        r"CuPy finds no cuBLAS or no NVRTC of CUDA 12: pip install 'autobatch-nn\[cuda12\]'": fake_cupy(driver=13),
+        r"needs a GPU of compute capability 7.0 .*, got 6.1": fake_cupy(capability="61"),
+        r"CuPy cannot load cuBLAS or NVRTC of CUDA 12 .*: pip install 'autobatch-nn\[cuda12\]'": fake_cupy(driver=13),
     }  # fmt: skip
     monkeypatch.setitem(sys.modules, "cupy_backends", None)
     for message, cupy in cases.items():
@@ -90,5 +90,5 @@ def test_a_missing_compiler_of_the_gpu_is_told(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("AUTOBATCH_CUDA", raising=False)
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy())
     monkeypatch.setitem(sys.modules, "cupy_backends.cuda.libs", libraries)
-    with pytest.raises(BackendError, match=r"no NVRTC of CUDA 12: .* \(CuPy failed to load libnvrtc.so.12\)"):
+    with pytest.raises(BackendError, match=r"NVRTC of CUDA 12 \(CuPy failed to load libnvrtc.so.12\)"):
         find_device()

@@ -342,7 +342,7 @@ def _find_or_build(library: Path, text: str, about: str, level: str) -> Path:
         except OSError as error:
             why = error.strerror or error
             warnings.warn(
-                f"cannot keep compiled kernels in {str(kept.parent)!r} ({why}); going on without.", stacklevel=5
+                f"cannot keep compiled kernels in {str(kept.parent)!r} ({why}); continuing without.", stacklevel=5
             )
     return library
 
