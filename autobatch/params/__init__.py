@@ -1,1 +1,1 @@
-"""Parameters and the modules that hold them; stacks of parameters, gradients, sparse gradients of tables, files."""
+"""Parameters and modules, stacks of parameters, dense and sparse gradients, and checkpoint files."""

@@ -1,8 +1,8 @@
-"""Checkpoint files: arrays and JSON values in one safetensors file, written whole or not at all.
+"""Checkpoint files: arrays and JSON values in one safetensors file, written atomically.
 
-A file is written under another name in the same folder, synced and renamed, and the folder is synced. A reader, or a
-process after a crash, therefore finds the old content or the new, never a part. A file holds no code, so it is safe to
-read files from untrusted sources. The JSON is in the header of the safetensors file; other readers ignore it.
+The content is written to a temporary file in the same folder, synced and renamed, and the folder is synced. A reader,
+or a process after a crash, finds either the old content or the new. Files hold no code, so files from untrusted sources
+are safe to read. The JSON is in the header of the safetensors file, where other readers ignore it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FORMAT = "autobatch checkpoint"
 VERSION = 2
 CHECKSUM = "checksum"
 UNCHECKED = {(FORMAT, "1")}
-"""Formats whose files had no checksum yet, each with the version."""
+"""(format, version) of files written before checksums were introduced."""
 _UNFINISHED = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 _HEADER_LENGTH_BYTES = 8  # a safetensors file: the header's length, the header in JSON, the numbers
 
@@ -40,10 +40,10 @@ class Checkpoint(NamedTuple):
 def save_checkpoint(
     path: str | os.PathLike[str], arrays: Mapping[str, npt.NDArray[Any]], state: Mapping[str, Any]
 ) -> None:
-    """Write arrays and state to one file; an existing file is replaced only once all is written.
+    """Write arrays and state to one file, atomically replacing an existing one.
 
-    Unfinished files of an earlier process that was killed while writing are removed from the folder: a folder of
-    checkpoints has one writer at a time.
+    Also remove the temporary files of processes killed while writing from the folder, so a folder of checkpoints must
+    have one writer at a time.
 
     Args:
         path: in an existing folder.
@@ -51,22 +51,22 @@ def save_checkpoint(
         state: any JSON value.
 
     Raises:
-        CheckpointError: the state is not JSON, or the file cannot be written; what was at `path` is still there.
+        CheckpointError: the state is not JSON, or the file cannot be written; `path` is unchanged.
     """
     doing = f"cannot save {os.fspath(path)!r}"
     try:
         described = json.dumps(state, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise CheckpointError(
-            f"{doing}: its state is not JSON ({error}); give arrays, and numbers that are not finite, among the arrays."
+            f"{doing}: state must be a JSON value ({error}); pass arrays and non-finite numbers in the arrays."
         ) from error
-    with contextlib.suppress(OSError):  # writing meets it, too
+    with contextlib.suppress(OSError):  # writing reports the same error
         _remove_unfinished(path)
     write_arrays(path, arrays, {"format": FORMAT, "version": str(VERSION), "state": described}, doing)
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Read what `save_checkpoint` wrote, in this version of autobatch or an earlier one.
+    """Read a file that `save_checkpoint` wrote, in this version of autobatch or an earlier one.
 
     Raises:
         CheckpointError: the file is missing, unreadable, cut short, damaged, of another format or of a later version.
@@ -82,8 +82,8 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         state = json.loads(metadata["state"])
     except (KeyError, ValueError, RecursionError) as error:
         raise CheckpointError(
-            f"cannot load {os.fspath(path)!r}: its state is missing, or is no JSON that can be read; give a file "
-            f"that save_checkpoint wrote."
+            f"cannot load {os.fspath(path)!r}: its state is missing or is not valid JSON; pass a file written by "
+            f"save_checkpoint."
         ) from error
     return Checkpoint(arrays, state)
 
@@ -91,10 +91,13 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 def write_arrays(
     path: str | os.PathLike[str], arrays: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str], doing: str
 ) -> None:
-    """Write a safetensors file with a checksum of its content among the metadata; see `save_checkpoint`.
+    """Write a safetensors file atomically, with a checksum of its content in the metadata.
 
     Args:
-        doing: begins error messages.
+        doing: start of error messages.
+
+    Raises:
+        CheckpointError: the file cannot be written; `path` is unchanged.
     """
     import safetensors.numpy
 
@@ -104,36 +107,36 @@ def write_arrays(
         write_whole(path, safetensors.numpy.save(contiguous, checked))
     except OSError as error:
         raise CheckpointError(
-            f"{doing}: {error.strerror}; give a file in a folder that exists, can be written and has room."
+            f"{doing}: {error.strerror}; choose an existing, writable folder with free space."
         ) from error
 
 
 def read_arrays(
     path: str | os.PathLike[str], writer: str, kind: str, version: int
 ) -> tuple[dict[str, npt.NDArray[Any]], Mapping[str, str]]:
-    """Read what `write_arrays` wrote, if its metadata names a format, and this version or an earlier one.
+    """Read a file that `write_arrays` wrote with metadata "format" `kind` and "version" at most `version`.
 
     Raises:
-        CheckpointError: as for `read_safetensors`; or it is of another format, or of a later version.
+        CheckpointError: as for `read_safetensors`; or the format differs, or the version is later.
     """
     arrays, metadata = read_safetensors(path, writer)
     doing = f"cannot load {os.fspath(path)!r}"
     if metadata.get("format") != kind:
-        what = kind.removeprefix("autobatch ")
-        raise CheckpointError(f"{doing}: it holds arrays but is no {what}; give a file that {writer} wrote.")
+        noun = kind.removeprefix("autobatch ")
+        raise CheckpointError(f"{doing}: it holds arrays but not a {noun}; pass a file written by {writer}.")
     found = metadata.get("version", "")
     if found not in map(str, range(1, version + 1)):
         raise CheckpointError(
-            f"{doing}: its format has version {found!r} and this autobatch reads {version}; "
-            "use the autobatch that wrote it, or a newer one."
+            f"{doing}: format version must be at most {version}, got {found!r}; "
+            "use the version of autobatch that wrote it, or a newer one."
         )
     if CHECKSUM not in metadata and (kind, found) not in UNCHECKED:
-        raise CheckpointError(f"{doing}: its checksum is missing, so it is damaged; give a file that {writer} wrote.")
+        raise CheckpointError(f"{doing}: damaged, its checksum is missing; pass a file written by {writer}.")
     return arrays, metadata
 
 
 def checksum_of(arrays: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str]) -> str:
-    """The SHA-256 of arrays, with their names, dtypes and shapes, and of all metadata but a checksum, in hex."""
+    """Return the hex SHA-256 of arrays with their names, dtypes and shapes, and of the metadata but the checksum."""
     found = hashlib.sha256()
     for name, array in sorted(arrays.items()):
         found.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
@@ -147,11 +150,14 @@ def checksum_of(arrays: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, s
 def read_safetensors(
     path: str | os.PathLike[str], writer: str
 ) -> tuple[dict[str, npt.NDArray[Any]], Mapping[str, str]]:
-    """Read the arrays and the metadata of a safetensors file; messages say that `writer` writes such files.
+    """Read the arrays and the metadata of a safetensors file, and verify its checksum if it has one.
+
+    Args:
+        writer: function that writes such files, for error messages.
 
     Raises:
-        CheckpointError: the file is missing, unreadable, cut short, of another format, or of a dtype that NumPy lacks;
-            or it has a checksum, and another content.
+        CheckpointError: the file is missing, unreadable, truncated, damaged, of another format, or holds a dtype that
+            NumPy lacks.
     """
     import safetensors.numpy
 
@@ -161,21 +167,20 @@ def read_safetensors(
             content = file.read()
         arrays = safetensors.numpy.load(content)
     except OSError as error:
-        raise CheckpointError(f"{doing}: {error.strerror}; give a file that {writer} wrote.") from error
+        raise CheckpointError(f"{doing}: {error.strerror}; pass a file written by {writer}.") from error
     except safetensors.SafetensorError as error:
         raise CheckpointError(
-            f"{doing}: it is cut short or no safetensors file ({error}); give a file that {writer} wrote."
+            f"{doing}: it is truncated or not a safetensors file ({error}); pass a file written by {writer}."
         ) from error
     except KeyError as error:
         raise CheckpointError(
-            f"{doing}: it holds numbers of type {error}, which NumPy lacks; store it as float32 or float64."
+            f"{doing}: it holds numbers of type {error}, which NumPy lacks; store them as float32 or float64."
         ) from error
     header_end = _HEADER_LENGTH_BYTES + int.from_bytes(content[:_HEADER_LENGTH_BYTES], "little")
     metadata = json.loads(content[_HEADER_LENGTH_BYTES:header_end]).get("__metadata__") or {}
     if metadata.get(CHECKSUM, expected := checksum_of(arrays, metadata)) != expected:
         raise CheckpointError(
-            f"{doing}: its content is not what was written, for its checksum is another; it is damaged, so give "
-            f"another copy."
+            f"{doing}: damaged, its checksum does not match its content; use another copy of the file."
         )
     return arrays, metadata
 

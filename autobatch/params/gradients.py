@@ -1,8 +1,8 @@
-"""Gradient buffers: the gradients of each step reuse the memory of the step before.
+"""Gradient buffers: each step reuses the memory of the previous step's gradients.
 
-They lie on the device of the parameters. They are allocated again when a parameter was moved, cast, made trainable or
-left out, or when its gradient changes between an array and `Rows`. Otherwise they are cleared: adjacent arrays in one
-operation, `Rows` by dropping their rows. The gradients that a call returns are valid until then.
+Gradients are on the device of their parameters. They are reallocated when a parameter is moved, cast, frozen or
+unfrozen, or when its gradient changes between an array and `Rows`. Otherwise they are cleared: adjacent arrays in one
+operation, `Rows` by dropping their rows. The gradients that a call returns are valid until the next call.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ ARRAY = attrgetter("array")
 
 
 class Gradients(dict[str, Any]):
-    """Gradients by the names of parameters: arrays, or `Rows`.
+    """A dict of gradients by parameter name: arrays, or `Rows`.
 
     Attributes:
-        finite: on a device, an array of one bool: whether all losses, and their gradients where these were clipped, are
-            finite; if not, the step of an optimizer changes nothing. None on the host, which knows before there are
-            gradients.
-        check: raises the error that was found in the gradients on a device, unless it has been read; None if they are
-            not checked. The next step of an optimizer calls it.
-        norms: where `value_and_grad` has clipped the gradient of each instance, their norms before: float64 (B,).
+        finite: on a device, an array of one bool: whether all losses, and all clipped gradients, are finite. If not,
+            an optimizer step changes nothing. None on the host, which checks earlier.
+        check: raises the pending error of gradients on a device, unless it has been raised already; None if they are
+            not checked. Called by the next optimizer step.
+        norms: norms of the B instances' gradients before clipping, float64 (B,), if `value_and_grad` clipped each
+            instance; else None.
     """
 
     finite: Any = None
@@ -35,7 +35,7 @@ class Gradients(dict[str, Any]):
     norms: Any = None
 
     def copy(self) -> Gradients:
-        """Another dict of the same gradients, of which the same is known."""
+        """Return a shallow copy with the same attributes."""
         found = Gradients(self)
         found.finite, found.check, found.norms = self.finite, self.check, self.norms
         return found
@@ -47,7 +47,7 @@ class Gradients(dict[str, Any]):
 
 
 class GradientBuffers:
-    """Memory for gradients that every step reuses.
+    """Gradient memory that is reused by every step.
 
     >>> import autobatch as ab
     >>> parameters, buffers = {"bias": ab.Parameter([1.0, 2.0])}, GradientBuffers()
@@ -66,11 +66,11 @@ class GradientBuffers:
         self._wholes: list[FloatArray] = []
 
     def zeros(self, parameters: Mapping[str, Parameter], rows: frozenset[int]) -> Gradients:
-        """Zeros for the gradient of each parameter.
+        """Return a zero gradient for each parameter; invalidates the gradients returned before.
 
         Args:
             parameters: by name.
-            rows: the `id`s of those whose gradient is `Rows`.
+            rows: `id`s of the parameters whose gradient is `Rows`.
         """
         arrays = [*map(ARRAY, parameters.values())]
         if not (

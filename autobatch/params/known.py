@@ -1,4 +1,4 @@
-"""The parameters and modules under a module, found by a walk that is repeated only where something was assigned."""
+"""Cached walks over a module: its parameters and submodules, found again only after an assignment."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ ARRAY, TRAINABLE = attrgetter("array"), attrgetter("trainable")
 
 
 class ParameterState(NamedTuple):
-    """The parameters of a module as they are now.
+    """The current parameters of a module.
 
     Attributes:
-        all: by name.
-        trainable: those that have gradients, by name; names: their names.
-        dtype: float type of all values: that of the parameters; float32 without a module.
-        store: the memory of the device on which they are.
+        all: parameters by name.
+        trainable: trainable parameters by name.
+        names: names of the trainable parameters.
+        dtype: common dtype of the parameters, and so of all values; float32 without a module.
+        store: device memory that holds the parameters.
     """
 
     all: dict[str, Parameter]
@@ -37,10 +38,10 @@ NO_PARAMETERS = ParameterState({}, {}, frozenset(), FLOAT32, HOST)
 
 
 class KnownModule:
-    """Knows what is under a module.
+    """A module with a cache of its parameters and submodules.
 
-    A walk visits modules, lists, tuples and dicts. As long as each of them holds the same objects under the same names,
-    another walk would find the same. A module that finds its parameters in a way of its own is always asked.
+    A walk visits modules, lists, tuples and dicts. Its result is reused while each of them holds the same objects under
+    the same names. Nothing is cached for a class that overrides `parameters`.
     """
 
     def __init__(self, module: Module) -> None:
@@ -49,22 +50,22 @@ class KnownModule:
         self._state, self._arrays, self._flags = NO_PARAMETERS, list[Any](), list[bool]()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles know the copy of the module."""
+        """Make copies and pickles refer to the copied module."""
         return type(self), (self.module,)
 
     def parameters(self) -> dict[str, Parameter]:
-        """The same as `Module.parameters`; the same dict until something has changed.
+        """Return `Module.parameters()`; the same dict object until something changes.
 
         Raises:
-            GraphError: as there.
+            GraphError: as for `Module.parameters`.
         """
         return self._look()[2] if self._is_own else self.module.parameters()
 
     def state(self) -> ParameterState:
-        """The state of the parameters; the same object until something has changed. One thread asks at a time.
+        """Return the state of the parameters; the same object until something changes. Not thread-safe.
 
         Raises:
-            GraphError: as `Module.parameters`; or they differ in type, or are on several devices.
+            GraphError: as for `Module.parameters`; or the parameters differ in dtype or device.
         """
         known = self._known
         found = known[2] if known is not None and self._is_own and known[0].holds() else self.parameters()
@@ -86,11 +87,11 @@ class KnownModule:
         return self._state
 
     def modules(self) -> list[Module]:
-        """The module and all under it, each once, in the order of definition."""
+        """Return the module and all its submodules, each once, in the order of definition."""
         return self._look()[1]
 
     def _look(self) -> tuple[Snapshot, list[Module], dict[str, Parameter]]:
-        """The modules and parameters, and when they were found; several threads may look at a time."""
+        """Return a snapshot of the holders, the modules and the parameters. Thread-safe."""
         known = self._known
         if known is None or not known[0].holds():
             holders = holders_in(self.module)

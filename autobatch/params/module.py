@@ -1,14 +1,12 @@
 """Modules: objects that hold parameters, and the naming, saving and loading of these parameters.
 
-A module is any object that holds parameters: in attributes, in lists, tuples and dicts, or in other modules. A walk
-over these finds the parameters in the order of definition and visits each object once, so a parameter that is reached
-twice has one name, the first, and cycles are allowed. A name is the path of attributes, indices and keys, joined by
-dots (`layers.0.weight`), as in torch. Nothing is registered: attribute access stays Python's own, and
-`super().__init__()` is never needed. Other things that a module holds (arrays, numbers, functions) are not parameters.
-The names of a module's own methods are refused at assignment.
+A module holds parameters in attributes, in lists, tuples and dicts, or in other modules. A walk over these finds the
+parameters in the order of definition and visits each object once, so a shared parameter has one name, the first, and
+cycles are allowed. A name is the path of attributes, indices and keys, joined by dots (`layers.0.weight`), as in torch.
+Nothing is registered: attribute access is Python's own, and `super().__init__()` is never needed. Other attributes
+(arrays, numbers, functions) are not parameters. Assigning to the name of a module's method raises an error.
 
-Loading state checks every name and shape before the first number changes. Saving writes a second file in the same
-folder and renames it. Either happens entirely or not at all.
+Loading checks all names and shapes before it changes the first number, and saving writes atomically.
 """
 
 from __future__ import annotations
@@ -34,11 +32,11 @@ NAMES_IN_A_MESSAGE = 5
 
 
 class LoadedNames(NamedTuple):
-    """The names in which a state dict and a module differ, as torch calls them.
+    """The names in which a state dict and a module differ, with torch's field names.
 
     Attributes:
-        missing_keys: parameters that the state dict does not have.
-        unexpected_keys: entries that are no parameters.
+        missing_keys: parameters that are not in the state dict.
+        unexpected_keys: entries of the state dict that match no parameter.
     """
 
     missing_keys: list[str]
@@ -49,7 +47,7 @@ class Module:
     """A holder of parameters, the base class of every model and layer.
 
     Attributes:
-        other_names: of a class: names that its parameters may have in a state dict, and the attributes that these are.
+        other_names: class attribute: alternative names of parameters in state dicts, to the attribute names.
         training: whether dropout is on; see `train`.
 
     >>> import numpy as np
@@ -66,12 +64,12 @@ class Module:
     """
 
     def parameters(self) -> dict[str, Parameter]:
-        """Find every parameter, trainable or not, under its first name in the order of definition.
+        """Find all parameters, trainable or not, in the order of definition, each under its first name.
 
         Raises:
             GraphError: two parameters have one name, such as those under the dict keys 1 and "1".
 
-        Cost: a walk over all attributes, lists, tuples and dicts; keep the result where it is needed often.
+        Cost: a walk over all attributes, lists, tuples and dicts on each call.
         """
         found: dict[str, Parameter] = {}
         for name, parameter in _walk(self):
@@ -88,19 +86,19 @@ class Module:
     other_names: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Refuse a class whose attributes take the names of methods."""
+        """Raise a GraphError if an attribute of the class has the name of a `Module` method."""
         super().__init_subclass__(**options)
         for name in OWN_NAMES:
             _check_name(cls, name, getattr_static(cls, name), in_class=True)
 
-    if not TYPE_CHECKING:  # type checkers would take any attribute for one that may be assigned
+    if not TYPE_CHECKING:  # with a visible __setattr__, type checkers would allow assigning any attribute
 
         def __setattr__(self, name: str, value: Any) -> None:
             if name in OWN_NAMES:
                 _check_name(type(self), name, value, in_class=False)
             super().__setattr__(name, value)
 
-    # What modules of other libraries replace.
+    # Overridden by wrappers of other libraries' modules.
 
     _adopt: Callable[[Any], Any] | None = None
     _switch_mode: Callable[[Any], Any] | None = None  # see `autobatch.trace.driving.Program`
@@ -108,35 +106,35 @@ class Module:
 
     @property
     def _kind(self) -> type:
-        """Return the class of the module as users know it."""
+        """Return the class that messages name; a wrapper returns the class of the wrapped module."""
         return type(self)
 
     def _owners(self) -> Sequence[Any]:
-        """Return the modules whose methods may be cells: this one and all below it; of a foreign module, that one."""
+        """Return the modules whose methods may be cells: this one and its submodules, or the wrapped module."""
         return modules_in(self)
 
     def _patches(self) -> Sequence[Any]:
-        """Return the attributes that functions replace while it is recorded."""
+        """Return the attributes to replace by functions during a recording."""
         return ()
 
     def _outline(self) -> Any:
-        """Return a key that is equal as long as the same foreign modules are in the same places outside cells."""
+        """Return a key that changes when a foreign module outside cells is replaced."""
         return None
 
     def _value_methods(self) -> tuple[type, ...]:
-        """Classes whose methods the values have that its functions record."""
+        """Return classes whose methods recorded values must have."""
         return ()
 
     def _while_recording(self) -> AbstractContextManager[Any]:
-        """The context in which functions of it are recorded, beside that of every recording."""
+        """Return an additional context for recordings of this module."""
         return nullcontext()
 
     def _named_parts(self) -> Iterator[tuple[str, Any]]:
-        """Find this module, the modules and the parameters under it, each once, under its first name."""
+        """Yield this module, its submodules and its parameters, each once, under its first name."""
         return ((name, x) for name, x in _walk(self) if isinstance(x, (Module, Parameter)))
 
     def _shared_parts(self) -> Iterator[tuple[str, str]]:
-        """Find further names of the modules and parameters under this module, each with the first."""
+        """Yield each further name of shared submodules and parameters, with the first name."""
         first = {id(x): name for name, x in _walk(self)}
         for name, x in _walk(self):
             for key, child in () if isinstance(x, Parameter) else _children(x):
@@ -145,11 +143,11 @@ class Module:
                     yield other, first[id(child)]
 
     def __repr__(self) -> str:
-        """A tree of what is under the module: modules, parameters with their shapes, and where something is shared."""
+        """Draw the tree of submodules, parameters with their shapes, and shared parts."""
         return draw_tree(self)
 
     def __getstate__(self) -> Any:
-        """The attributes that copies and pickles contain: all but the functions that replace cells during recording."""
+        """Return the state for copies and pickles, without the functions that replace cells during a recording."""
         state: Any = super().__getstate__()
         own, *slots = state if isinstance(state, tuple) else (state,)
         own = {name: value for name, value in dict(own or {}).items() if not _stands_in(value)}
@@ -157,18 +155,18 @@ class Module:
 
     @checked()
     def train(self, mode: bool = True) -> Self:
-        """Turn dropout on (or off, with `mode=False`) in this module and all under it, and return the module."""
+        """Turn dropout on (or off, with `mode=False`) in this module and its submodules; return the module."""
         for module in modules_in(self):
             module.training = bool(mode)
         return self
 
     def eval(self) -> Self:
-        """Turn dropout off in this module and all under it, and return the module."""
+        """Turn dropout off in this module and its submodules; return the module."""
         return self.train(False)
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of all parameters: float32 or float64; float32 if there are none.
+        """Return the dtype of all parameters, float32 or float64; float32 without parameters.
 
         Raises:
             GraphError: parameters differ in dtype; the message names two.
@@ -178,7 +176,7 @@ class Module:
 
     @checked()
     def to(self, device: str | Store) -> Self:
-        """Move all parameters to a device in place, and return the module; they train and run where they are.
+        """Move all parameters to a device in place, and return the module. Training and inference run there.
 
         Optimizers move their state at their next step.
 
@@ -186,7 +184,7 @@ class Module:
             device: "cpu", "cuda", or a device's `Store`.
 
         Raises:
-            BackendError: there is no such device, or it cannot be used; nothing has moved.
+            BackendError: the device is unknown or cannot be used; nothing has moved.
 
         >>> import numpy as np
         >>> import autobatch as ab
@@ -215,25 +213,25 @@ class Module:
         return self
 
     def state_dict(self) -> dict[str, FloatArray]:
-        """Copy the array of every parameter to the host, each once, under the name that `parameters` gives it."""
+        """Copy every parameter to a NumPy array on the host, under its name in `parameters()`."""
         with run_lock():
             return {name: np.array(p.store.get(p.array)) for name, p in self.parameters().items()}
 
     @checked()
     def load_state_dict(self, state: Mapping[str, npt.ArrayLike], strict: bool = True) -> LoadedNames:
-        """Copy arrays into the parameters, after checking that all of them fit.
+        """Copy arrays into the parameters, cast to their dtypes, after checking that all of them fit.
 
         Args:
-            state: name to array or torch tensor for every parameter. A shared parameter may come under any of its
-                names or, as torch gives it, under all; numbers are cast to the parameter's dtype.
-            strict: refuse missing and unexpected names; else missing parameters stay as they are.
+            state: parameter name to array or torch tensor. A shared parameter may have any of its names, or all, as in
+                torch.
+            strict: whether missing and unexpected names are errors; otherwise missing parameters are unchanged.
 
         Returns:
             The missing and the unexpected names.
 
         Raises:
-            CheckpointError: names are missing or unexpected, shapes differ, two names of one parameter disagree or an
-                entry is not an array of numbers; no parameter has changed.
+            CheckpointError: names are missing or unexpected, shapes differ, two names of one parameter have different
+                numbers, or an entry is not an array of numbers; no parameter has changed.
 
         >>> import numpy as np
         >>> import autobatch as ab
@@ -245,10 +243,10 @@ class Module:
 
     @checked()
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write `state_dict()` to a safetensors file, replacing one that is there only once all is written.
+        """Write `state_dict()` to a safetensors file, atomically replacing an existing one.
 
         Raises:
-            CheckpointError: the file cannot be written; what was at `path` is still there.
+            CheckpointError: the file cannot be written; `path` is unchanged.
         """
         doing = f"cannot save the parameters of {type(self).__name__} to {os.fspath(path)!r}"
         write_arrays(path, self.state_dict(), {}, doing)
@@ -258,26 +256,26 @@ class Module:
         """Read a safetensors file into the parameters, as `load_state_dict` does.
 
         Args:
-            path: of the file, which `save` or another library has written.
+            path: a file written by `save` or by another library.
             strict: as for `load_state_dict`.
 
         Raises:
-            CheckpointError: the file is missing, unreadable, cut short or of another format, or does not fit the
+            CheckpointError: the file is missing, unreadable, truncated or of another format, or does not fit the
                 module; no parameter has changed.
         """
         arrays, _ = read_safetensors(path, "Module.save")
         return _load(self, arrays, repr(os.fspath(path)), strict)
 
 
-VALUES = {"training": bool, "other_names": Mapping}  # the attributes of modules that are no methods, and their types
+VALUES = {"training": bool, "other_names": Mapping}  # data attributes of modules, and their types
 OWN_NAMES = frozenset(name for name in vars(Module) if not name.startswith("__"))
 
 
 def _check_name(owner: type, name: str, value: Any, in_class: bool) -> None:
-    """Refuse an attribute of a module that takes the name of one that each module has.
+    """Raise a GraphError if an attribute hides one of `Module`'s own.
 
     Args:
-        in_class: whether it is an attribute of the class, where methods may be replaced by methods.
+        in_class: whether it is a class attribute, where a method may override a method.
     """
     own = vars(Module)[name]
     if name in VALUES:
@@ -290,8 +288,8 @@ def _check_name(owner: type, name: str, value: Any, in_class: bool) -> None:
         )
     if is_taken:
         raise GraphError(
-            f"{owner.__name__}.{name} cannot be of type {type(value).__name__}, because every ab.Module has {what} of "
-            f"this name; give it another name."
+            f"{owner.__name__}.{name} cannot be of type {type(value).__name__}: every ab.Module has {what} of "
+            f"this name. Rename it."
         )
 
 
@@ -303,29 +301,29 @@ def check_entries(doing: str, given: Mapping[str, Shape], expected: Mapping[str,
     """Check that stored arrays have exactly the expected names and shapes.
 
     Args:
-        doing: the beginning of the message: "cannot load x into Y".
+        doing: start of the error message, such as "cannot load x into Y".
         given: name to shape of the stored arrays.
-        expected: name to shape of the needed arrays.
+        expected: name to shape of the required arrays.
 
     Raises:
-        CheckpointError: one sentence with every kind of disagreement, and the first few names of each.
+        CheckpointError: names or shapes differ; the message lists the first few of each kind.
     """
     troubles = {
         "missing": [repr(name) for name in expected if name not in given],
         "unexpected": [repr(name) for name in given if name not in expected],
         "of another shape": [
-            f"{name!r} ({given[name]} where {shape} is needed)"
+            f"{name!r} ({given[name]} instead of {shape})"
             for name, shape in expected.items()
             if name in given and given[name] != shape
         ],
     }
     listed = [f"{trouble}: {_list_some(names)}" for trouble, names in troubles.items() if names]
     if listed:
-        raise CheckpointError(f"{doing}: {'; '.join(listed)}; build everything as it was when this was stored.")
+        raise CheckpointError(f"{doing}: {'; '.join(listed)}; build the model as it was when this was saved.")
 
 
 def shared_dtype(module: Module) -> np.dtype[Any] | None:
-    """The dtype of all parameters, None if there are none; GraphError as for `Module.dtype`."""
+    """Return the dtype of all parameters, or None without parameters; raise a GraphError as `Module.dtype` does."""
     parameters = module.parameters()
     first = next(iter(parameters), "")
     for name, parameter in parameters.items():
@@ -338,7 +336,7 @@ def shared_dtype(module: Module) -> np.dtype[Any] | None:
 
 
 def shared_store(module: Module) -> Store:
-    """The memory of the device that holds all parameters; that of the processor if there are none.
+    """Return the device memory that holds all parameters; `HOST` without parameters.
 
     Raises:
         GraphError: parameters are on different devices; the message names two.
@@ -355,7 +353,7 @@ def shared_store(module: Module) -> Store:
 
 
 def modules_in(module: Module) -> list[Module]:
-    """Find a module and every module under it, each once, in the order of definition."""
+    """List a module and all its submodules, each once, in the order of definition."""
     return [found for _, found in _walk(module) if isinstance(found, Module)]
 
 
@@ -365,7 +363,7 @@ def _list_some(names: list[str]) -> str:
 
 
 def draw_tree(module: Module) -> str:
-    """What is under a module, a line each, as torch prints modules; one with nothing but parameters is one line."""
+    """Draw the tree under a module as torch prints it, one line per part; a module of parameters alone is one line."""
     lines, names = list[str](), dict[int, str]()
     pending: list[tuple[str, str, str, Any]] = [("", "", "", module)]
     while pending:
@@ -377,7 +375,7 @@ def draw_tree(module: Module) -> str:
         name = names.setdefault(id(value), path)
         parts: list[tuple[str, Any]] = [(key, x) for key, x in _children(value) if _holds(x)]
         if is_known:
-            lines.append(f"{indent}{label}{kind}, the same as {name or 'the whole'}")
+            lines.append(f"{indent}{label}{kind}, the same as {name or 'the root'}")
         elif isinstance(value, Parameter):
             lines.append(f"{indent}{label}{value!r}")
         elif all(isinstance(x, Parameter) and id(x) not in names for _, x in parts):
@@ -393,25 +391,25 @@ def draw_tree(module: Module) -> str:
 
 
 def _holds(value: Any) -> bool:
-    """Whether something is a module or parameter, or a container of one."""
+    """Return whether a child is a module or parameter, or a container of one."""
     if isinstance(value, dict | list | tuple):
         return any(isinstance(x, Module | Parameter) for _, x in _walk(value))
     return True
 
 
 def _numbers_of(value: object) -> list[str]:
-    """The numbers and texts among a module's attributes, as they are printed."""
+    """List a module's public numbers and strings as `name=value`."""
     own = vars(value) if isinstance(value, Module) else {}
     return [f"{key}={x!r}" for key, x in own.items() if type(x) in (int, float, str) and not key.startswith("_")]
 
 
 def holders_in(module: Module) -> list[Any]:
-    """List what a walk looks into, each once: modules, lists, tuples and dicts."""
+    """List the modules, lists, tuples and dicts that a walk visits, each once."""
     return [found for _, found in _walk(module) if not isinstance(found, Parameter)]
 
 
 def _walk(module: object) -> Iterator[tuple[str, Any]]:
-    """Yield all that holds parameters or is one, once, with its first name, depth first in the order of definition."""
+    """Yield parameters and their holders with their first names, each once, depth first in the order of definition."""
     visited: set[int] = set()
     pending: list[tuple[str, object]] = [("", module)]
     while pending:
@@ -425,7 +423,7 @@ def _walk(module: object) -> Iterator[tuple[str, Any]]:
 
 
 def _children(value: object) -> list[tuple[str, object]]:
-    """List the named children of a module, list, tuple or dict that may be or hold parameters."""
+    """List the children of a module, list, tuple or dict that are parameters or may hold some, with their names."""
     items: list[tuple[object, object]] = []
     if isinstance(value, Module):
         items = list(vars(value).items())
@@ -438,7 +436,7 @@ def _children(value: object) -> list[tuple[str, object]]:
 
 
 def _find(value: object, name: str) -> Parameter | None:
-    """Follow any dotted name of a parameter to the parameter; None if there is none."""
+    """Return the parameter of a dotted name, which need not be its first, or None."""
     if isinstance(value, Module):
         name = value.other_names.get(name, name)
     for key, child in _children(value):
@@ -464,8 +462,8 @@ def _load(module: Module, state: Mapping[str, npt.ArrayLike], source: str, stric
         first_name = first_names[id(parameter)]
         if first_name in arrays and not np.array_equal(arrays[first_name], array, equal_nan=True):
             raise CheckpointError(
-                f"{doing}: {first_name!r} and {name!r} are one parameter of the model and differ in what was stored; "
-                "store one of them."
+                f"{doing}: {first_name!r} and {name!r} are one parameter of the model but have different numbers; "
+                "remove one of them."
             )
         arrays[first_name] = array
     names = LoadedNames([n for n in parameters if n not in arrays], [n for n, p in found.items() if p is None])

@@ -1,4 +1,4 @@
-"""Parameters: arrays that are learned or held fixed, and that can be used in arithmetic like any value."""
+"""Parameters: arrays that are learned or frozen, and that can be used in arithmetic like any value."""
 
 from __future__ import annotations
 
@@ -30,28 +30,27 @@ FLOAT32 = np.dtype(np.float32)
 FLOAT64 = np.dtype(np.float64)
 
 
-_lending = threading.Lock()  # all threads that have `data` of a parameter have the same array
+_lending = threading.Lock()  # so that all threads get the same `data` array of a parameter
 
 
 class Parameter(Operators):
-    """An array that is learned or held fixed, and that can be used in arithmetic like any value.
+    """An array that is learned or frozen, and that can be used in arithmetic like any value.
 
     Compare parameters with `is`: hashes go by identity, and `==` is an op. Optimizers change `data` in place. Planning
     a cell, `astype` and `to` move the numbers to another array: read `data` again after any of them.
 
-    What is computed from the numbers, such as a transpose, may be kept as long as `version` is the same. A holder
-    of `data`, or of a view of it, may write there at any time. So `data` gives an array object of its own, which is
-    not that of `array`, and as long as that object or a view of it is alive, each look at `version` finds another one.
+    Results derived from the numbers, such as a transpose, may be cached while `version` is unchanged. A holder of
+    `data`, or of a view of it, may write to it at any time. `data` is therefore an array object distinct from `array`,
+    and while it or a view of it is alive, every read of `version` returns a new number.
 
     Args:
-        data: numbers of any shape, or a tensor of torch; copied, and stored as float32 until `Module.astype` says
-            otherwise.
+        data: numbers of any shape, or a torch tensor; copied, and stored as float32 until `Module.astype` changes it.
         trainable: whether gradients are computed for it and optimizers change it.
 
     Attributes:
         array: the numbers, for readers and for writers that call `note_change`; the same array until they are moved.
         is_gone: whether it was removed from its model for good and will not be used again.
-        n_bound: how often it was rebound to another tensor.
+        n_bound: number of times it was rebound to another tensor.
 
     Raises:
         DataError: `data` holds something other than real numbers, or is ragged.
@@ -72,20 +71,20 @@ class Parameter(Operators):
 
     array: FloatArray
     _store: Store = HOST
-    _lent: Callable[[], FloatArray | None] | None = None  # gives what `data` gave, until it is known to be gone
+    _lent: Callable[[], FloatArray | None] | None = None  # returns the last `data`; None once that was freed
     _version = 0
     is_gone = False
     n_bound = 0
-    buffer: Any = None  # the buffer that it shares with other parameters, see `autobatch.params.stacks`
+    buffer: Any = None  # the `SharedBuffer` of `autobatch.params.stacks` that holds it, if any
 
     @cached_property
     def stacks(self) -> dict[tuple[tuple[int, ...], ...], Any]:
-        """The stacks that begin with this parameter, by the `id`s of their parts, row by row."""
+        """Return the stacks whose first part is this parameter, by the `id`s of all parts, row by row."""
         return {}
 
     @property
     def data(self) -> FloatArray:
-        """The array itself, on its device; assigning copies the numbers into it, from any device.
+        """Return the array itself, on its device; assigning copies numbers into it, from any device.
 
         Raises:
             ShapeError: the assigned array has another shape; nothing is broadcast.
@@ -102,13 +101,13 @@ class Parameter(Operators):
         if floats.shape != self.shape:
             raise ShapeError(
                 f"cannot assign an array of shape {floats.shape} to a Parameter of shape {self.shape}; "
-                "assign one of the same shape, or make a new Parameter."
+                "assign an array of the same shape, or make a new Parameter."
             )
         self.array[...] = self.store.put(floats)
         self.note_change()
 
     def _lend(self) -> FloatArray:
-        """An array of the numbers that is known for as long as it, or a view of it, is referred to."""
+        """Make the array that `data` returns, and track its lifetime and that of its views."""
         with _lending:
             lent = None if self._lent is None else self._lent()
             if lent is not None:  # another thread was faster
@@ -116,42 +115,44 @@ class Parameter(Operators):
             self._version += 1
             if self._store is not HOST:
                 array = self.array
-                self._lent = lambda: array  # what refers to an array of a device is not known
+                self._lent = lambda: array  # the lifetime of views on a device cannot be tracked
                 return array
-            lent = np.asarray(self.array.data)  # views of it refer to it, because what it refers to is no array
+            # NumPy collapses chains of array bases, so a view of a view of `array` would refer to `array`. The base of
+            # this array is a memoryview, which stops the collapse: views of `lent` refer to `lent` and keep it alive.
+            lent = np.asarray(self.array.data)
             self._lent = weakref.ref(lent)
             return lent
 
     def note_change(self) -> None:
-        """Take note that numbers of `array` were changed."""
+        """Record that numbers of `array` have changed, which changes `version`."""
         self._version += 1
 
     @property
     def version(self) -> int:
-        """Another number whenever the numbers or their place may have changed since the last look."""
+        """Return a number that changes whenever the numbers or their place may have changed since the last read."""
         lent = self._lent
         if lent is not None:
             self._version += 1
-            if lent() is None and self._lent is lent:  # else another thread has `data` since
+            if lent() is None and self._lent is lent:  # unless another thread has called `data` since
                 self._lent = None
         return self._version
 
     checked_version = version
-    """The same; subclasses that miss some changes compare the numbers."""
+    """The version that also covers changes missed by `version`; subclasses that miss some compare the numbers."""
 
     @property
     def store(self) -> Store:
-        """The memory of the device on which the numbers are."""
+        """Return the device memory that holds the numbers."""
         return self._store
 
     @property
     def shape(self) -> Shape:
-        """Length of each axis; () for a single number."""
+        """Return the length of each axis; () for a single number."""
         return self.array.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """float32 or float64."""
+        """Return the dtype of the numbers, float32 or float64."""
         return self.array.dtype
 
     def astype(self, dtype: npt.DTypeLike) -> Self:
@@ -174,23 +175,23 @@ class Parameter(Operators):
         return self
 
     def move_to(self, array: FloatArray) -> None:
-        """Copy the numbers into an array of the same shape and device, and keep them there from now on."""
+        """Copy the numbers into an array of the same shape and device, and make it the parameter's `array`."""
         array[...] = self.array
         self._keep(array)
 
     def _keep(self, array: FloatArray) -> None:
-        """Keep the numbers in this array from now on; arrays that `data` gave are no longer the parameter's."""
+        """Make this the parameter's array; arrays returned by `data` before are no longer connected to it."""
         if array is not self.array:
             self.array, self._lent = array, None
             self.note_change()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copy and pickle only the numbers of this parameter, on the host, not the buffer that it shares."""
+        """Return the state for copies and pickles: this parameter's numbers, on the host, without the shared buffer."""
         own = ("buffer", "stacks", "_store", "_lent")
         return {**{name: x for name, x in vars(self).items() if name not in own}, "array": self.store.get(self.array)}
 
     def __copy__(self) -> Self:
-        """A parameter with numbers of its own: those of this one are known to change by its own `data`."""
+        """Return a deep copy, because `version` tracks writes through one parameter only."""
         return self.__deepcopy__({})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -201,8 +202,8 @@ class Parameter(Operators):
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         raise GraphError(
-            f"cannot make a NumPy array of a Parameter of shape {self.shape}, for its gradient would be lost unseen; "
-            "use an op of autobatch, or the array parameter.data where no gradient is meant."
+            f"cannot convert a Parameter of shape {self.shape} to a NumPy array, because its gradient would be lost; "
+            "use an op of autobatch, or parameter.data if no gradient is needed."
         )
 
     def __repr__(self) -> str:
@@ -211,11 +212,11 @@ class Parameter(Operators):
 
 
 def versions_of(followed: Iterable[Parameter], others: Iterable[Parameter]) -> list[int]:
-    """The versions of parameters, of all in one call.
+    """Return the versions of many parameters in one call.
 
     Args:
-        followed: whose numbers are compared where changes may be missed; see `Parameter.checked_version`.
-        others: whose `version` is enough.
+        followed: parameters to read `checked_version` of.
+        others: parameters to read `version` of.
     """
     seen = list[int]()
     for p in followed:
@@ -226,24 +227,27 @@ def versions_of(followed: Iterable[Parameter], others: Iterable[Parameter]) -> l
 
 
 def to_floats(values: npt.ArrayLike, dtype: np.dtype[Any], doing: str, error: type[AutobatchError]) -> FloatArray:
-    """Convert to an array of `dtype`, without a copy if `values` is one already; raise `error` if that fails.
+    """Convert to a NumPy array of `dtype`, without a copy if `values` is one already.
 
     Args:
-        values: anything that NumPy takes, a tensor of torch on any device, or an array of CuPy.
+        values: anything that NumPy converts, a torch tensor on any device, or a CuPy array.
+        doing: operation named in the error message, such as "make a Parameter".
+        error: class of the error raised if the values are not real numbers.
     """
     try:
         array = np.asarray(_to_host(values))
     except (TypeError, ValueError, RuntimeError) as cause:
-        raise error(f"cannot {doing}: no array can be made of it ({cause}); give an array of real numbers.") from cause
+        raise error(f"cannot {doing}: it is not an array ({cause}); give an array of real numbers.") from cause
     if array.dtype.kind not in "fiub":
         raise error(f"cannot {doing}: it holds {array.dtype}, not real numbers; give an array of real numbers.")
     return array.astype(dtype, order="C", copy=False)
 
 
 def _to_host(values: Any) -> Any:
-    """A tensor of torch or an array of CuPy, known by its methods, as one that NumPy reads; anything else as it is.
+    """Convert a torch tensor or a CuPy array, recognised by its methods, to host values that NumPy reads.
 
-    A tensor loses its history. Floats of at most 16 bits become float32, which holds them exactly; NumPy lacks bf16.
+    Tensors are detached. Floats of at most 16 bits become float32, which is exact; NumPy lacks bf16. Return other
+    values unchanged.
     """
     if hasattr(values, "__cuda_array_interface__") and hasattr(values, "get"):
         return values.get()
@@ -254,11 +258,11 @@ def _to_host(values: Any) -> Any:
 
 
 def float_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
-    """float32 or float64 by any of its names; DataError for another dtype."""
+    """Parse any name of float32 or float64; raise a DataError for another dtype."""
     try:
         parsed = np.dtype(dtype)
     except TypeError:
         parsed = np.dtype(object)
     if dtype is None or parsed not in (FLOAT32, FLOAT64):  # np.dtype(None) is float64
-        raise DataError(f"cannot convert parameters to {show(dtype)}; give 'float32' or 'float64'.")
+        raise DataError(f"dtype of parameters must be 'float32' or 'float64', got {show(dtype)}.")
     return parsed

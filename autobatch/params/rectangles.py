@@ -1,7 +1,7 @@
-"""Arrays as rectangles of one matrix: their positions and views, and a test whether arrays are such views already.
+"""Rectangles of a matrix that hold other arrays without a copy.
 
-An array of any shape counts as a matrix with as many rows as its first axis is long. A view of a rectangle has the
-row stride of the whole matrix, so nothing is copied.
+An array of any shape is treated as a matrix whose rows are indexed by its first axis. A view of a rectangle has the
+row stride of the whole matrix.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Rectangle(NamedTuple):
     width: int
 
     def of(self, matrix: FloatArray, shape: Shape) -> FloatArray:
-        """The view of this part of a matrix, in a shape with the same number of rows and elements."""
+        """Return a view of this part of a matrix, in a shape with the same number of rows and elements."""
         part = matrix[self.row : self.row + self.height, self.column : self.column + self.width]
         return part.reshape(shape)
 
@@ -38,15 +38,18 @@ class Rectangle(NamedTuple):
         return matrices[:, self.row : self.row + self.height, self.column : self.column + self.width]
 
     def moved(self, rows: int, columns: int) -> Rectangle:
-        """The rectangle shifted by this many rows and columns."""
+        """Return the rectangle shifted by `rows` and `columns`."""
         return self._replace(row=self.row + rows, column=self.column + columns)
 
 
 def tile(rows: Sequence[Sequence[Shape]]) -> tuple[Rectangle, ...]:
-    """The rectangles of arrays that lie side by side in each row, one row below the other.
+    """Place arrays side by side in rows, one row below the other.
 
     Args:
-        rows: the shapes of the arrays; the first axes agree within a row, and the widths of rows are equal.
+        rows: shapes of the arrays; first axes are equal within a row, and all rows have the same width.
+
+    Returns:
+        The rectangles of the arrays, in order.
 
     >>> tile([[(2, 3), (2, 1)], [(1, 4)]])[2]
     Rectangle(row=2, column=0, height=1, width=4)
@@ -63,15 +66,18 @@ def tile(rows: Sequence[Sequence[Shape]]) -> tuple[Rectangle, ...]:
 
 
 def bounds(rectangles: Sequence[Rectangle]) -> tuple[int, int]:
-    """Height and width of the matrix that holds rectangles."""
+    """Return the height and width of the smallest matrix that holds the rectangles."""
     return max(r.row + r.height for r in rectangles), max(r.column + r.width for r in rectangles)
 
 
 def find_whole(arrays: Sequence[FloatArray], rectangles: Sequence[Rectangle], store: Store = HOST) -> FloatArray | None:
-    """The matrix, as a view, of which the arrays are these rectangles; None if they are not.
+    """Find the matrix of which the arrays are exactly these rectangles.
 
     Args:
-        store: the memory in which all of them are.
+        store: device memory that holds the arrays.
+
+    Returns:
+        A view of the bounding box of the rectangles, or None if the arrays do not lie in one matrix like this.
 
     >>> matrix = np.zeros((3, 4))
     >>> left, right = Rectangle(0, 0, 2, 1), Rectangle(0, 1, 2, 2)

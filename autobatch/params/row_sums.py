@@ -1,4 +1,4 @@
-"""Add up rows of a table by their ids: on the host after a radix sort, on a device by a kernel."""
+"""Sum rows of a table by row id: after a radix sort on the host, with a kernel on a GPU."""
 
 from __future__ import annotations
 
@@ -23,27 +23,26 @@ Found: TypeAlias = tuple[IntArray, FloatArray]
 
 
 class RowSums(Protocol):
-    """Adds rows to others."""
+    """Sums rows by id."""
 
     def add(self, held: Found, ids: IntArray, values: FloatArray, first: int, step: int | None) -> Found:
-        """Give the sums of the rows held and of others, by id; see `autobatch.params.sparse_rows.Rows.add`."""
+        """Add rows to `held` and return the sums by id; see `autobatch.params.sparse_rows.Rows.add`."""
 
 
 def make_row_sums(shape: Shape, dtype: npt.DTypeLike, store: Store) -> RowSums:
-    """Make what adds up rows of an array of this shape in the memory of a device."""
+    """Make the `RowSums` for arrays of this shape and dtype in a device's memory."""
     if store is HOST:
         return HostRowSums(shape, dtype)
     return KernelRowSums(shape, cast(Device, store)) if store.kind == "cuda" else ArrayRowSums(shape, store)
 
 
 class HostRowSums:
-    """Adds rows to others on the host, in memory that is kept."""
+    """`RowSums` on the host, in memory that is reused."""
 
     def __init__(self, shape: Shape, dtype: npt.DTypeLike) -> None:
         self._held, self._added = Room(shape, dtype), Room(shape, dtype)
 
     def add(self, held: Found, ids: IntArray, values: FloatArray, first: int, step: int | None) -> Found:
-        """See `RowSums`."""
         room, n_held = self._held, held[0].size
         if n_held and held[1].base is not room.values:
             room.hold(*held)
@@ -55,13 +54,12 @@ class HostRowSums:
 
 
 class ArrayRowSums:
-    """Adds rows to others on a device by its array functions; the host sorts the ids, and waits for nothing."""
+    """`RowSums` on a device through its array functions. The host sorts the ids and never waits."""
 
     def __init__(self, shape: Shape, store: Store) -> None:
         self._shape, self._width, self._store = shape, math.prod(shape[1:]), store
 
     def add(self, held: Found, ids: IntArray, values: FloatArray, first: int, step: int | None) -> Found:
-        """See `RowSums`."""
         check_ids(ids, self._shape)
         if not ids.size:
             return held
@@ -76,20 +74,20 @@ class ArrayRowSums:
         return ordered[starts].astype(np.int64), sums.reshape(starts.size, *self._shape[1:])
 
     def _rows(self, values: FloatArray, n: int, step: int) -> FloatArray:
-        """The rows that begin `step` numbers apart."""
+        """Return a view of n rows that start `step` numbers apart."""
         strides = step * values.itemsize, values.itemsize
         rows: FloatArray = self._store.xp.lib.stride_tricks.as_strided(values, (n, self._width), strides)
         return rows
 
     def _sum(self, rows: FloatArray, order: LongArray, starts: LongArray) -> FloatArray:
-        """Sums of the rows order[starts[k]:starts[k + 1]]."""
+        """Sum the rows order[starts[k]:starts[k + 1]] for each k."""
         put = self._store.put
         sums: FloatArray = self._store.xp.add.reduceat(rows[put(order)], put(starts), axis=0)
         return sums
 
 
 class KernelRowSums(ArrayRowSums):
-    """Adds rows to others on a GPU, in one launch."""
+    """`RowSums` on a GPU in one launch."""
 
     def __init__(self, shape: Shape, device: Device) -> None:
         super().__init__(shape, device)
@@ -106,13 +104,13 @@ class KernelRowSums(ArrayRowSums):
         return sums
 
 
-THREADS, BLOCKS = 256, 4  # threads of a block, and blocks of a processor
-ABOUT = "the kernel that adds up rows of tables"
+THREADS, BLOCKS = 256, 4  # threads per block, and blocks per multiprocessor
+ABOUT = "the kernel for row sums of tables"
 _kernels: dict[Device, Any] = {}
 
 
 def _kernel(device: Device) -> Any:
-    """The kernel, compiled once for each device."""
+    """Return the kernel, compiled once per device."""
     if device not in _kernels:
         with compiling(ABOUT):
             text = (Path(__file__).parent / "row_sums.cuh").read_text(encoding="utf-8")
@@ -121,15 +119,15 @@ def _kernel(device: Device) -> Any:
 
 
 def check_ids(ids: IntArray, shape: Shape) -> None:
-    """Raise a DataError if an id is not that of a row of an array of this shape."""
+    """Raise a DataError if an id is outside the rows of an array of this shape."""
     smallest, largest = (int(ids.min()), int(ids.max())) if ids.size else (0, 0)
     if smallest < 0 or largest >= max(shape[0], 1):
         wrong = smallest if smallest < 0 else largest
-        raise DataError(f"cannot add to row {wrong} of Rows; the array has rows 0 to {shape[0] - 1}.")
+        raise DataError(f"row id of Rows must be between 0 and {shape[0] - 1}, got {wrong}.")
 
 
 class Room:
-    """Memory for rows of an array of some shape, which grows by at least a quarter.
+    """Memory for rows of an array of some shape; grows by at least 25%.
 
     Attributes:
         ids, values: with capacity for more rows than are in use.
@@ -143,7 +141,7 @@ class Room:
         self._work = np.empty((4, 0), np.int64)
 
     def reserve(self, n: int, held: int) -> None:
-        """Make room for n rows; the first `held` rows stay."""
+        """Make room for n rows, keeping the first `held` rows."""
         if n <= self.ids.size:
             return
         ids, values, n = self.ids, self.values, max(n, self.ids.size * 5 // 4)
@@ -151,12 +149,12 @@ class Room:
         self.ids[:held], self.values[:held] = ids[:held], values[:held]
 
     def hold(self, ids: IntArray, values: FloatArray) -> None:
-        """Copy rows here."""
+        """Copy rows to the start of this memory."""
         self.reserve(ids.size, 0)
         self.ids[: ids.size], self.values[: ids.size] = ids, values
 
     def sum_up(self, ids: IntArray, values: FloatArray, first: int, step: int) -> int:
-        """Store the sums of rows by id, see `Rows.add`; return the number of ids."""
+        """Store the sums of rows by id, as in `Rows.add`; return the number of distinct ids."""
         n = ids.size
         self.reserve(n, 0)
         if self._work.shape[1] < n:
@@ -167,7 +165,7 @@ class Room:
         return sum_rows(n, self._work, values, first, step, self.width, self.ids, self.values.reshape(-1))
 
     def merge(self, held: int, other: Room, n: int) -> int:
-        """Add the n rows of another room to those held here; return the number of ids."""
+        """Add the first n rows of `other` to the first `held` rows here; return the number of distinct ids."""
         self.reserve(held + n, held)
         values, more = self.values.reshape(-1), other.values.reshape(-1)
         return merge_rows(held, self.ids, values, n, other.ids, more, self.width)

@@ -1,9 +1,8 @@
-"""Sparse gradients of tables of which a mini-batch reads few rows.
+"""Sparse gradients of tables, such as word embeddings.
 
-A table of word embeddings has a row for every word, a mini-batch reads some hundred of them, and all other rows have
-gradient zero. `Rows` holds the rows that were read; NumPy can read it as the whole array. Rows in any order are sorted
-by id, and rows of one id are added in the order in which they come (`autobatch.params.row_sums`). `Rows` that are
-cleared and added to in every step keep their memory.
+A mini-batch reads a few hundred rows of an embedding table; all other rows have gradient zero. `Rows` holds the rows
+that were read, and NumPy can read it as the dense array. Added rows are sorted by id, and rows with equal ids are
+summed in their given order (`autobatch.params.row_sums`). Clearing `Rows` keeps their memory for the next step.
 """
 
 from __future__ import annotations
@@ -24,19 +23,18 @@ from autobatch.params.row_sums import IntArray, RowSums, make_row_sums
 class Rows:
     """An array that is zero except in some rows.
 
-    NumPy's functions convert it to the dense array (`np.asarray(rows)`, `array + rows`), which takes memory for the
-    whole; its own methods take memory for the rows alone. Adding an array to it gives an array.
+    NumPy's functions convert it to the dense array (`np.asarray(rows)`, `array + rows`) and allocate all of it; its own
+    methods allocate only the rows. Adding a dense array gives a dense array.
 
     Args:
-        ids: of the n rows, int (n,), strictly increasing; see `summed` for other ids. They stay on the host.
-        values: those rows, float32 or float64 (n, *shape[1:]); the array itself is kept, and changed by `*=`.
-        shape: of the whole array.
-        store: the memory of the device on which the values are.
+        ids: row ids, int (n,), strictly increasing; see `summed` for other ids. They stay on the host.
+        values: the rows, float32 or float64 (n, *shape[1:]); not copied, and changed by `*=`.
+        shape: shape of the dense array.
+        store: device memory that holds the values.
 
     Raises:
-        ShapeError: the shapes of ids, values and the whole do not fit together.
-        DataError: ids are not ints, not increasing, or not rows of the array; or values are neither float32 nor
-            float64.
+        ShapeError: the shapes of `ids` and `values` do not fit `shape`.
+        DataError: ids are not ints, not increasing, or out of range; or values are neither float32 nor float64.
 
     >>> import numpy as np
     >>> import autobatch as ab
@@ -65,18 +63,18 @@ class Rows:
         if descents.size:
             place = int(descents[0])
             raise DataError(
-                f"cannot make Rows: id {self.ids[place]} is followed by {self.ids[place + 1]}; give increasing ids, "
-                "each once, or use Rows.summed."
+                f"ids of Rows must be strictly increasing, got {self.ids[place]} before {self.ids[place + 1]}; sort "
+                "them, or use Rows.summed."
             )
 
     @classmethod
     def summed(cls, ids: npt.ArrayLike, values: npt.ArrayLike, shape: Shape, store: Store = HOST) -> Self:
-        """Make Rows of ids in any order and any number of times, adding the values of equal ids in the order given.
+        """Make Rows from ids in any order, with duplicates; values of equal ids are summed in the given order.
 
         Args:
             ids: int (n,).
             values: float32 or float64 (n, *shape[1:]); only read.
-            shape: of the whole array.
+            shape: shape of the dense array.
             store: as for the class.
 
         Raises:
@@ -97,7 +95,7 @@ class Rows:
 
     @classmethod
     def zeros(cls, shape: Shape, dtype: npt.DTypeLike = FLOAT32, store: Store = HOST) -> Self:
-        """Make an array of zeros, with no rows yet; `shape` is that of the whole, with values of `dtype` on `store`."""
+        """Make Rows without any row, for a dense array of `shape`, with values of `dtype` on `store`."""
         refuse_arguments(Rows.__init__, (cls.__new__(cls), (), (), shape, store), {})
         try:
             values = store.xp.zeros((0, *shape[1:]), dtype)
@@ -107,16 +105,16 @@ class Rows:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of the values."""
+        """Return the dtype of the values."""
         return self.values.dtype
 
     @property
     def nbytes(self) -> int:
-        """Bytes of ids and values."""
+        """Return the size of ids and values in bytes."""
         return int(self.ids.nbytes + self.values.nbytes)
 
     def copy(self) -> Rows:
-        """The same rows in arrays of their own."""
+        """Return a deep copy."""
         return Rows(self.ids.copy(), self.values.copy(), self.shape, self.store)
 
     def add_to(self, dense: FloatArray) -> None:
@@ -132,22 +130,22 @@ class Rows:
         dense[self.store.put(self.ids)] += self.values
 
     def clear(self) -> None:
-        """Drop all rows, and keep the memory for rows that are added later."""
+        """Drop all rows, keeping the memory for rows added later."""
         self.ids, self.values = self.ids[:0], self.values[:0]
 
     def add(self, ids: IntArray, values: FloatArray, first: int = 0, step: int | None = None) -> None:
-        """Add rows of ids in any order and any number of times; rows of one id are first added up in this order.
+        """Add rows with ids in any order, with duplicates; rows with equal ids are first summed in the given order.
 
         Args:
             ids: int (n,).
             values: flat, of the dtype of these rows; only read.
-            first: index of the first row's first number in `values`.
-            step: numbers from one row's beginning to the next; by default rows are contiguous.
+            first: index in `values` of the first row's first number.
+            step: distance between the starts of rows, in numbers; by default rows are contiguous.
 
         Raises:
             DataError: an id is not a row of the array.
 
-        Cost: some passes over the ids and one over the rows; allocates only for more rows than ever before.
+        Cost: some passes over the ids and one over the rows; allocates only when there are more rows than ever before.
         """
         if self._sums is None:
             self._sums = make_row_sums(self.shape, self.dtype, self.store)
@@ -168,13 +166,13 @@ class Rows:
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy is False:
-            raise ValueError("Rows become an array by a copy only; leave copy=False out.")
+            raise ValueError("Rows can only be converted to an array by a copy; leave copy=False out.")
         dense = np.zeros(self.shape, self.dtype if dtype is None else dtype)
         dense[self.ids] = self.store.get(self.values)
         return dense
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles are on the host."""
+        """Make copies and pickles on the host."""
         return type(self), (self.ids.copy(), self.store.get(self.values).copy(), self.shape)
 
     def __repr__(self) -> str:
@@ -182,11 +180,11 @@ class Rows:
 
 
 Gradient: TypeAlias = FloatArray | Rows
-"""The gradient of a parameter: an array of its shape, or `Rows` of one."""
+"""The gradient of a parameter: an array of its shape, or `Rows` of that shape."""
 
 
 def _check(ids: npt.ArrayLike, values: npt.ArrayLike, shape: Shape, store: Store) -> tuple[IntArray, FloatArray, Shape]:
-    """Return arrays that fit together, with ids in range; raise as `Rows` says."""
+    """Return ids, values and shape that fit together; raise the errors of `Rows`."""
     try:
         return _checked(ids, values, shape, store)
     except RAW as error:
@@ -203,15 +201,16 @@ def _checked(
     rows = rows if rows.size else rows.astype(np.int64)  # an empty list makes an array of floats
     if rows.dtype.kind not in "iu" or numbers.dtype not in (FLOAT32, FLOAT64):
         raise DataError(
-            f"cannot make Rows of ids of {rows.dtype} and values of {numbers.dtype}; give ints, and float32 or float64."
+            f"Rows must have int ids and float32 or float64 values, got ids of {rows.dtype} and values of "
+            f"{numbers.dtype}."
         )
     shape = tuple(shape)
     if rows.ndim != 1 or not shape or numbers.shape != (rows.size, *shape[1:]):
         raise ShapeError(
             f"cannot make Rows of an array of shape {show(shape)} from ids of shape {rows.shape} and values of shape "
-            f"{numbers.shape}; give n ids and n rows of the array."
+            f"{numbers.shape}; give n ids and n rows."
         )
     if rows.size and not 0 <= rows.min() <= rows.max() < shape[0]:
         wrong = rows.min() if rows.min() < 0 else rows.max()
-        raise DataError(f"cannot make Rows with id {wrong}; the array has rows 0 to {shape[0] - 1}.")
+        raise DataError(f"row id of Rows must be between 0 and {shape[0] - 1}, got {wrong}.")
     return rows, numbers, shape

@@ -1,12 +1,11 @@
-"""Stacks: parameters that lie together in memory, so that one matrix product reads them all.
+"""Stacks: parameters that are adjacent in memory, so that one matrix product reads them all.
 
 A program reads a `Stack` as one parameter: rows of parameters side by side, `[[W_i, U_i], [W_f, U_f]]`. The memory of
 the stack holds the parameters themselves: the `data` of each is a view, a rectangle, of one `SharedBuffer`. State
 dicts, optimizers and checkpoints therefore see separate named arrays, and nothing is copied per step. A parameter is
-moved into the first buffer that it is assigned to; any later buffer holds a copy, which `refresh` updates once per run,
-counting the bytes. The gradients of parameters that lie together are also allocated together, so that the gradient of a
-stack is added to all of them in place. The gradients of other parts of stacks are added from a temporary array
-(`Targets`).
+moved into the first buffer that it is assigned to. Any later buffer holds a copy, which `refresh` updates once per run.
+Gradients of adjacent parameters are adjacent as well, so the gradient of a stack is added to them in place. If the
+parts of a stack are not adjacent, its gradient goes to a temporary array first (`Targets`).
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ Row: TypeAlias = tuple[Parameter, ...]  # side by side, with equal first axes
 
 
 class SharedBuffer:
-    """One buffer with the numbers of several parameters, in rows of parameters side by side.
+    """A buffer that holds several parameters, in rows of parameters side by side.
 
     Attributes:
-        parts: the parameters, each once; those without a buffer get this one.
-        rectangles: the position of each.
+        parts: the parameters, each once. Those without a buffer are moved into this one; the others are copied.
+        rectangles: the position of each part.
     """
 
     def __init__(self, rows: Sequence[Row]) -> None:
@@ -48,11 +47,15 @@ class SharedBuffer:
 
     @property
     def owned(self) -> dict[int, Rectangle]:
-        """The rectangles of the parameters that lie here, and not as copies, by their `id`s."""
+        """Return the rectangles of the parameters moved here, by `id`; copies are left out."""
         return {id(self.parts[place]): self.rectangles[place] for place in self._owned}
 
     def find(self, stack: Stack) -> tuple[int, Rectangle] | None:
-        """How many parts of a stack are copies here, and the rectangle in which all lie in its order; else None."""
+        """Find the rectangle that holds the parts of a stack in the order of the stack.
+
+        Returns:
+            The number of parts that are copies, and the rectangle; None if there is no such rectangle.
+        """
         places = [self._place.get(id(part)) for part in stack.parts]
         known = [place for place in places if place is not None]
         if len(known) < len(places):
@@ -64,7 +67,7 @@ class SharedBuffer:
         return sum(place in self._copies for place in known), Rectangle(row, column, *bounds(stack.rectangles))
 
     def view(self, where: Rectangle, shape: Shape) -> FloatArray:
-        """The numbers of a rectangle, as an array of this shape; packed again if a parameter was moved elsewhere."""
+        """Return a view of a rectangle in this shape, after packing again if a parameter was moved elsewhere."""
         if self._is_stale():
             self._pack()
         if (where, shape) not in self._seen:
@@ -92,14 +95,14 @@ class SharedBuffer:
         return any(x.dtype != self._buffer.dtype or x.store is not self._store for x in copies)
 
     def _pack(self) -> None:
-        """Move the parameters into a new buffer."""
+        """Allocate the buffer, move the owned parameters into it and copy the others."""
         parts = [part for part in self.parts if not part.is_gone]
         dtype, self._store = parts[0].dtype, parts[0].store
         for part in parts:
             if part.dtype != dtype or part.store is not self._store:
-                what, remedy = ("dtype", "astype()") if part.dtype != dtype else ("device", "to()")
+                trait, remedy = ("dtype", "astype()") if part.dtype != dtype else ("device", "to()")
                 raise GraphError(
-                    f"cannot stack {parts[0]!r} and {part!r}, which differ in {what}; call {remedy} on the whole model."
+                    f"cannot stack {parts[0]!r} and {part!r}: their {trait}s differ; call {remedy} on the whole model."
                 )
         self._buffer = self._store.xp.empty(self.shape, dtype)
         self._views = [
@@ -115,9 +118,9 @@ class SharedBuffer:
 
 
 class Stack(Parameter):
-    """Parameters read by programs as one: rows of parameters side by side, one row below the other.
+    """Parameters that programs read as one: rows of parameters side by side, one row below the other.
 
-    Use `make_stack` and `make_row` to make one.
+    Make one with `make_stack` or `make_row`.
     """
 
     def __init__(self, rows: Sequence[Row]) -> None:
@@ -129,7 +132,7 @@ class Stack(Parameter):
 
     @property
     def data(self) -> FloatArray:
-        """All numbers, read-only on the host; assigning copies the numbers into the parts."""
+        """Return all numbers, read-only on the host; assigning copies numbers into the parts."""
         data = self.array.view()
         if self.store is HOST:
             data.flags.writeable = False
@@ -143,7 +146,7 @@ class Stack(Parameter):
 
     @property
     def array(self) -> FloatArray:  # type: ignore[override]
-        """All numbers; the same array until a part is moved elsewhere."""
+        """Return all numbers; the same array until a part is moved elsewhere."""
         if self.buffer is None:
             settle([self])
         assert self.buffer is not None
@@ -152,27 +155,27 @@ class Stack(Parameter):
 
     @property
     def version(self) -> int:
-        """Another number whenever those of a part may have changed."""
+        """Return a number that changes whenever the numbers of a part may have changed."""
         return sum(part.version for part in self.parts)
 
     @property
     def shape(self) -> Shape:
-        """The sum of the rows' first axes, then the other axes, or the columns of one row."""
+        """Return the shape: all rows, then the other axes of the parts, or the columns of a row of several parts."""
         return self._shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """That of the parts."""
+        """Return the dtype of the parts."""
         return self.parts[0].dtype
 
     @property
     def store(self) -> Store:
-        """That of the parts."""
+        """Return the device memory that holds the parts."""
         return self.parts[0].store
 
     @property
     def trainable(self) -> bool:
-        """Whether the parts are trainable: all or none of them."""
+        """Return whether the parts are trainable; all are, or none."""
         return self.parts[0].trainable
 
     @trainable.setter
@@ -187,18 +190,18 @@ class Stack(Parameter):
         return self
 
     def lie_in(self, buffer: SharedBuffer, where: Rectangle) -> None:
-        """Read the numbers from this rectangle of a buffer."""
+        """Set the buffer and the rectangle that hold the numbers."""
         self.buffer, self._where = buffer, where
 
 
 def make_stack(parts: Sequence[Parameter]) -> Stack:
-    """Make the stack of these parameters, one below the other; the same parameters always give the same stack.
+    """Stack parameters one below the other; the same parameters always give the same stack.
+
+    Memory is assigned by `settle`, or when the numbers are first read.
 
     Args:
-        parts: two or more different ones, whose shapes differ in the first axis at most, and that are either all
-            trainable or all not; a part may be a row of others.
-
-    The stack gets memory when `settle` is called, or when its numbers are first read.
+        parts: two or more distinct parameters or rows (`make_row`), with shapes that differ at most in the first axis;
+            all trainable or all frozen.
 
     >>> import autobatch as ab
     >>> weight, other = ab.Parameter([[1.0, 2.0]]), ab.Parameter([[3.0, 4.0]])
@@ -214,10 +217,10 @@ def make_stack(parts: Sequence[Parameter]) -> Stack:
 
 
 def make_row(parts: Sequence[Parameter]) -> Stack:
-    """Make the stack of these matrices, side by side; the same matrices always give the same stack.
+    """Stack matrices side by side; the same matrices always give the same stack.
 
     Args:
-        parts: two or more different matrices with equally many rows, either all trainable or all not.
+        parts: two or more distinct matrices with the same number of rows, all trainable or all frozen.
 
     >>> import autobatch as ab
     >>> left, right = ab.Parameter([[1.0, 2.0], [3.0, 4.0]]), ab.Parameter([[5.0], [6.0]])
@@ -234,11 +237,11 @@ def make_row(parts: Sequence[Parameter]) -> Stack:
 
 
 def settle(stacks: Iterable[Stack], order: Sequence[Parameter] = ()) -> None:
-    """Assign memory to stacks: existing memory if their parts lie in the right order already, else a new buffer.
+    """Assign memory to stacks: an existing buffer that holds their parts in order, else a new one.
 
     Args:
         stacks: those with memory keep it.
-        order: stacks that share rows get one buffer with the rows in this order, in which the rows of each stack are
+        order: order of the rows in the common buffer of stacks that share rows; it must keep the rows of each stack
             consecutive.
     """
     place = {id(part): at for at, parameter in enumerate(order) for part in parts_of(parameter)}
@@ -252,12 +255,12 @@ def settle(stacks: Iterable[Stack], order: Sequence[Parameter] = ()) -> None:
 
 
 def parts_of(parameter: Parameter) -> Row:
-    """The parameters that a parameter of a program stands for: its parts if it is a stack, else itself."""
+    """Return the parts of a stack, or a plain parameter as a tuple of one."""
     return parameter.parts if isinstance(parameter, Stack) else (parameter,)
 
 
 def pieces_of(parameter: Parameter, array: FloatArray) -> Iterator[tuple[Parameter, FloatArray]]:
-    """The parts of a parameter, each with its view of an array of the shape of the whole."""
+    """Yield the parts of a parameter, each with its view of `array`, which has the shape of the whole."""
     if not isinstance(parameter, Stack):
         yield parameter, array
         return
@@ -267,9 +270,9 @@ def pieces_of(parameter: Parameter, array: FloatArray) -> Iterator[tuple[Paramet
 
 
 def refresh(stacks: Iterable[Stack]) -> int:
-    """Update all copies that stacks read, before a run; return the bytes copied.
+    """Update all copies in the buffers of stacks, before a run; return the bytes copied.
 
-    Cost: a comparison per part, and a copy of each part that lies in another buffer.
+    Cost: a comparison per part, and a copy of each part that belongs to another buffer.
     """
     n_bytes = 0
     for buffer in dict.fromkeys(map(BUFFER, stacks)):
@@ -278,11 +281,11 @@ def refresh(stacks: Iterable[Stack]) -> int:
 
 
 class ZeroGradients(NamedTuple):
-    """Gradients that are zero.
+    """Newly allocated gradients.
 
     Attributes:
         of: the gradient of each parameter, by name.
-        wholes: the arrays of which those that are no `Rows` are views, each once.
+        wholes: the arrays that hold all dense gradients as views, each once.
     """
 
     of: dict[str, Gradient]
@@ -290,11 +293,11 @@ class ZeroGradients(NamedTuple):
 
 
 def make_gradients(parameters: Mapping[str, Parameter], rows: Collection[int]) -> ZeroGradients:
-    """Zeros for the gradient of each parameter; gradients of parameters in one buffer lie together in the same way.
+    """Allocate a zero gradient for each parameter; gradients of one buffer's parameters have its layout.
 
     Args:
         parameters: by name.
-        rows: the `id`s of those whose gradient is `Rows`.
+        rows: `id`s of the parameters whose gradient is `Rows`.
     """
     made: dict[str, Gradient] = {}
     wholes: dict[SharedBuffer | str, FloatArray] = {}
@@ -313,15 +316,15 @@ def make_gradients(parameters: Mapping[str, Parameter], rows: Collection[int]) -
 
 
 class Targets:
-    """The arrays that a backend adds gradients to, those of stacks included.
+    """The arrays that a backend adds gradients to, including those of stacks.
 
     Attributes:
         arrays: by `id` of the parameter or stack.
-        apart: stacks of which a part lies elsewhere, with the arrays that take their gradients; see `finish`.
+        apart: stacks whose parts' gradients are not adjacent, with temporary arrays for their gradients; see `finish`.
 
     Args:
         gradients: by `id` of each trainable parameter.
-        stacks: those that the programs read.
+        stacks: the stacks that the programs read.
     """
 
     def __init__(self, gradients: Mapping[int, Gradient], stacks: Sequence[Stack]) -> None:
@@ -331,9 +334,9 @@ class Targets:
         self._stacks = stacks
         for stack in dict.fromkeys(stack for stack in stacks if stack.trainable):
             if not all(id(part) in gradients for part in stack.parts):
-                continue  # a type of before reads it, and its parameters were replaced since
+                continue  # only outdated types read this stack: its parameters have been replaced since
             parts = [array for part in stack.parts if not isinstance(array := gradients[id(part)], Rows)]
-            assert len(parts) == len(stack.parts), "the gradient of a parameter in a stack is no Rows"
+            assert len(parts) == len(stack.parts), "the gradient of a parameter in a stack must be dense"
             together = find_whole(parts, stack.rectangles, stack.store)
             if together is None:
                 together = stack.store.xp.zeros(stack.shape, stack.dtype)
@@ -341,9 +344,11 @@ class Targets:
             self.arrays[id(stack)] = together.reshape(stack.shape)
 
     def restart(self, gradients: Mapping[int, Gradient], stacks: Sequence[Stack]) -> bool:
-        """Prepare for another run, if it has the same gradient objects and the same list of stacks.
+        """Clear the temporary arrays for another run with the same gradient objects and list of stacks.
 
-        As trainable parameters are those that have gradients, the same stacks are trainable.
+        Returns:
+            False if the gradients or stacks differ, so that new `Targets` are needed. Equal gradients imply equal
+            trainable parameters, so trainability is not compared.
         """
         known = self._gradients
         if stacks is not self._stacks or gradients.keys() != known.keys():
@@ -355,7 +360,7 @@ class Targets:
         return True
 
     def finish(self) -> int:
-        """Add the gradients of stacks to those of parts that lie elsewhere, once per run; return the bytes moved."""
+        """Add the temporary arrays to the gradients of the parts, once per run; return the bytes moved."""
         for stack, together in self.apart:
             for part, piece in pieces_of(stack, together):
                 array = self._gradients[id(part)]
@@ -365,7 +370,7 @@ class Targets:
 
 
 def _parts(rows: Sequence[Row]) -> tuple[Row, tuple[Rectangle, ...]]:
-    """The parameters in rows, and the rectangle of each."""
+    """Return the parameters in rows, and their rectangles."""
     return tuple(part for row in rows for part in row), tile([[part.shape for part in row] for row in rows])
 
 
@@ -386,7 +391,7 @@ def _stack_of(rows: Sequence[Row]) -> Stack:
 
 
 def _find_buffer(stack: Stack) -> bool:
-    """Place a stack in the buffer that has its parts in order, with the fewest copies; return whether there is one."""
+    """Place a stack in the buffer that holds its parts in order with the fewest copies; return whether one exists."""
     buffers = {id(part.buffer): part.buffer for part in stack.parts}.values()
     found = [(*place, buffer) for buffer in buffers if buffer is not None and (place := buffer.find(stack)) is not None]
     if found:
@@ -396,7 +401,7 @@ def _find_buffer(stack: Stack) -> bool:
 
 
 def _overlapping(stacks: Sequence[Stack]) -> list[list[Stack]]:
-    """The stacks in groups that share rows, directly or through others."""
+    """Group the stacks that share rows, directly or through others."""
     groups: list[tuple[set[tuple[int, ...]], list[Stack]]] = []
     for stack in stacks:
         rows, members = {_key(row) for row in stack.rows}, [stack]

@@ -88,7 +88,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
     content = (tmp_path / "whole").read_bytes()
     for length in range(len(content)):
         (tmp_path / "part").write_bytes(content[:length])
-        with pytest.raises(CheckpointError, match=r"it is cut short or no safetensors file"):
+        with pytest.raises(CheckpointError, match=r"it is truncated or not a safetensors file"):
             load_checkpoint(tmp_path / "part")
 
 
@@ -97,17 +97,17 @@ def stored_as(**metadata: str) -> bytes:
 
 
 FOREIGN = {
-    "pickle": (pickle.dumps({"weight": 1}), "it is cut short or no safetensors file"),
-    "arrays": (stored_as(), r"it holds arrays but is no checkpoint; give a file that save_checkpoint wrote\."),
-    "other": (stored_as(format="pt"), "it holds arrays but is no checkpoint"),
+    "pickle": (pickle.dumps({"weight": 1}), "it is truncated or not a safetensors file"),
+    "arrays": (stored_as(), r"it holds arrays but not a checkpoint; .*save_checkpoint"),
+    "other": (stored_as(format="pt"), "it holds arrays but not a checkpoint"),
     "newer": (
         stored_as(format=FORMAT, version=str(VERSION + 1), state="{}"),
-        r"its format has version '3' and this autobatch reads 2; use the autobatch that wrote it, or a newer one\.",
+        r"format version must be at most 2, got '3'",
     ),
-    "no version": (stored_as(format=FORMAT, state="{}"), "its format has version ''"),
+    "no version": (stored_as(format=FORMAT, state="{}"), "format version must be at most 2, got ''"),
     "no checksum": (stored_as(format=FORMAT, version=str(VERSION), state="{}"), "its checksum is missing"),
-    "no state": (stored_as(format=FORMAT, version="1"), "its state is missing, or is no JSON"),
-    "no JSON": (stored_as(format=FORMAT, version="1", state="{"), "its state is missing, or is no JSON"),
+    "no state": (stored_as(format=FORMAT, version="1"), "its state is missing or is not valid JSON"),
+    "no JSON": (stored_as(format=FORMAT, version="1", state="{"), "its state is missing or is not valid JSON"),
 }
 
 
@@ -122,7 +122,7 @@ def test_a_foreign_or_newer_file_is_refused(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("state", [{"array": np.ones(2)}, {"loss": float("nan")}])
 def test_a_state_that_is_not_json_is_refused(tmp_path: Path, state: dict[str, Any]) -> None:
-    with pytest.raises(CheckpointError, match=r"its state is not JSON .*; give arrays, and .* among the arrays\."):
+    with pytest.raises(CheckpointError, match=r"state must be a JSON value "):
         save_checkpoint(tmp_path / "last", {}, state)
     assert os.listdir(tmp_path) == []
 
@@ -135,7 +135,7 @@ def test_a_disk_that_fails_keeps_the_old_file(tmp_path: Path, monkeypatch: pytes
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, broken, fail)
-    with pytest.raises(CheckpointError, match=r"cannot save '.*last': No space left on device; give a file"):
+    with pytest.raises(CheckpointError, match=r"cannot save '.*last': No space left on device"):
         save_checkpoint(tmp_path / "last", {}, {"epoch": 2})
     assert load_checkpoint(tmp_path / "last").state == {"epoch": 1}
     assert os.listdir(tmp_path) == ["last"]
@@ -150,7 +150,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next_save(tmp_path: Path) 
 
 
 def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"No such file or directory; give a file in a folder that exists"):
+    with pytest.raises(CheckpointError, match="No such file or directory"):
         save_checkpoint(tmp_path / "no" / "last", {}, {})
 
 
@@ -158,7 +158,7 @@ def test_what_module_save_wrote_is_no_checkpoint(tmp_path: Path) -> None:
     module = Module()
     module.weight = Parameter([1.0])  # type: ignore[attr-defined]
     module.save(tmp_path / "model")
-    with pytest.raises(CheckpointError, match="is no checkpoint"):
+    with pytest.raises(CheckpointError, match="it holds arrays but not a checkpoint"):
         load_checkpoint(tmp_path / "model")
 
 

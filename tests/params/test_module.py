@@ -51,9 +51,7 @@ def test_assigning_data_copies_in_place() -> None:
 @pytest.mark.parametrize("values", [1.0, [1.0], [[1.0, 2.0]], [1.0, 2.0, 3.0]])
 def test_assigning_another_shape_is_refused(values: Any) -> None:
     parameter = Parameter([1.0, 2.0])
-    with pytest.raises(
-        ShapeError, match=r"cannot assign .* to a Parameter of shape \(2,\); assign one of the same shape"
-    ):
+    with pytest.raises(ShapeError, match=r"cannot assign .* to a Parameter of shape \(2,\)"):
         parameter.data = values
     assert parameter.data.tolist() == [1.0, 2.0]
 
@@ -65,7 +63,7 @@ def test_what_holds_no_real_numbers_is_no_parameter(data: Any) -> None:
 
 
 def test_a_parameter_is_no_array() -> None:
-    with pytest.raises(GraphError, match=r"NumPy array of a Parameter of shape \(2,\), .* use an op of autobatch"):
+    with pytest.raises(GraphError, match=r"Parameter of shape \(2,\) to a NumPy array"):
         np.asarray(Parameter([1.0, 2.0]))
 
 
@@ -164,7 +162,7 @@ def test_astype_reaches_every_parameter_and_returns_the_module() -> None:
 @pytest.mark.parametrize("dtype", ["float16", "int32", "no such type", None, ">f4"])
 def test_other_dtypes_are_refused(dtype: Any) -> None:
     model = Model()
-    with pytest.raises(DataError, match=r"cannot convert parameters to .*; give 'float32' or 'float64'\."):
+    with pytest.raises(DataError, match=r"dtype of parameters must be 'float32' or 'float64', got "):
         model.astype(dtype)
     assert model.dtype == np.float32
 
@@ -222,19 +220,19 @@ def test_a_shared_parameter_that_was_stored_twice_differently_is_refused() -> No
 
 def broken_states() -> dict[str, tuple[Callable[[dict[str, Any]], object], str]]:
     return {
-        "missing": (lambda state: state.pop("frozen"), r"missing: 'frozen'; build everything as it was"),
+        "missing": (lambda state: state.pop("frozen"), r"missing: 'frozen'; build"),
         "unexpected": (lambda state: state.update(other=np.ones(2)), r"unexpected: 'other'; build"),
         "module": (lambda state: state.update(pair=np.ones(2)), r"unexpected: 'pair'; build"),
         "below": (lambda state: state.update({"table.x": np.ones(2)}), r"unexpected: 'table\.x'; build"),
         "shape": (
             lambda state: state.update(frozen=np.ones((1, 2))),
-            r"of another shape: 'frozen' \(\(1, 2\) where \(2,\) is needed\); build",
+            r"of another shape: 'frozen' \(\(1, 2\) instead of \(2,\)\); build",
         ),
         "text": (
             lambda state: state.update(frozen=["a", "b"]),
             r"cannot load 'frozen' from the state dict: it holds <U1, not real numbers; give an array",
         ),
-        "ragged": (lambda state: state.update(frozen=[[1], [1, 2]]), r"no array can be made of it .*; give an array"),
+        "ragged": (lambda state: state.update(frozen=[[1], [1, 2]]), r"cannot load 'frozen' .* not an array"),
         "all": (
             lambda state: (state.pop("table"), state.update(other=np.ones(2), frozen=np.ones(3))),
             r"cannot load the state dict into Model: missing: 'table'; unexpected: 'other'; of another shape: 'frozen'",
@@ -297,7 +295,7 @@ def test_tensors_without_real_numbers_are_refused() -> None:
     head = Head()
     with pytest.raises(CheckpointError, match="it holds complex64, not real numbers; give an array of real numbers"):
         head.load_state_dict({"scale": torch.ones(3, dtype=torch.complex64)})
-    with pytest.raises(CheckpointError, match="cannot load 'scale' from the state dict: no array can be made of it"):
+    with pytest.raises(CheckpointError, match="cannot load 'scale' from the state dict: it is not an array"):
         head.load_state_dict({"scale": torch.ones(3).to_sparse()})
     assert head.scale.data.tolist() == [0.0] * 3
 
@@ -315,7 +313,7 @@ def test_what_does_not_fit_may_be_left_out() -> None:
     assert found._fields == theirs._fields
     assert theirs == (["scale"], ["other"])
     assert model.load_state_dict(model.state_dict()) == ([], [])
-    with pytest.raises(CheckpointError, match=r"Model: of another shape: 'frozen' \(\(3,\) where \(2,\) is needed\);"):
+    with pytest.raises(CheckpointError, match=r"Model: of another shape: 'frozen' \(\(3,\) instead of \(2,\)\);"):
         model.load_state_dict({"frozen": np.ones(3), "other": np.ones(1)}, strict=False)
     assert values_of(model) == {**before, "frozen": [5.0, 6.0]}
 
@@ -384,7 +382,7 @@ def test_a_list_of_layers_has_any_name_but_those_of_methods(name: str) -> None:
 
 @pytest.mark.parametrize("name", TAKEN)
 def test_the_names_of_methods_are_refused_at_assignment(name: str) -> None:
-    with pytest.raises(GraphError, match=rf"^Held\.{name} cannot be of type list, because .*; give it another name\.$"):
+    with pytest.raises(GraphError, match=rf"^Held\.{name} cannot be of type list: "):
         Held(name)
     with pytest.raises(GraphError, match=rf"^Made\.{name} cannot be of type list"):
         type("Made", (ab.Module,), {name: [1, 2]})
@@ -455,7 +453,7 @@ Shared(
     (a): LayerNorm(weight=(3,), bias=(3,), eps=1e-05)
   )
   (again): Linear, the same as layers.0
-  (whole): Shared, the same as the whole
+  (whole): Shared, the same as the root
   (tied): Linear(
     (weight): Parameter, the same as layers.0.weight
     (bias): Parameter(shape=(8,), dtype=float32)

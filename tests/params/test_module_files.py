@@ -47,10 +47,10 @@ def bfloat16_file() -> bytes:
 
 
 FOREIGN = {
-    "empty": (b"", r"it is cut short or no safetensors file \(.*\); give a file that Module\.save wrote\."),
-    "text": (b"not a model\n" * 100, r"it is cut short or no safetensors file"),
-    "pickle": (pickle.dumps({"scale": np.ones(3)}), r"it is cut short or no safetensors file"),
-    "bfloat16": (bfloat16_file(), r"numbers of type 'BF16', which NumPy lacks; store it as float32 or float64\."),
+    "empty": (b"", r"it is truncated or not a safetensors file \(.*\); .* Module\.save\."),
+    "text": (b"not a model\n" * 100, r"it is truncated or not a safetensors file"),
+    "pickle": (pickle.dumps({"scale": np.ones(3)}), r"it is truncated or not a safetensors file"),
+    "bfloat16": (bfloat16_file(), r"numbers of type 'BF16', which NumPy lacks"),
 }
 
 
@@ -70,7 +70,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
     head = Head(2.0)
     for length in range(len(content)):
         (tmp_path / "part").write_bytes(content[:length])
-        with pytest.raises(CheckpointError, match=r"it is cut short or no safetensors file"):
+        with pytest.raises(CheckpointError, match=r"it is truncated or not a safetensors file"):
             head.load(tmp_path / "part")
     assert head.scale.data.tolist() == [2.0] * 3
 
@@ -86,9 +86,9 @@ def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"^cannot load '.*missing': No such file or directory; give a file"):
+    with pytest.raises(CheckpointError, match=r"^cannot load '.*missing': No such file or directory"):
         Head().load(tmp_path / "missing")
-    with pytest.raises(CheckpointError, match=r"Is a directory; give a file"):
+    with pytest.raises(CheckpointError, match="Is a directory"):
         Head().load(tmp_path)
 
 
@@ -96,9 +96,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 def test_an_impossible_place_is_refused(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").write_bytes(b"old")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(
-        CheckpointError, match=r"^cannot save the parameters of Head to '.*': .*; give a file in a folder"
-    ):
+    with pytest.raises(CheckpointError, match=r"^cannot save the parameters of Head to '.*': .*; choose .* folder"):
         Head().save(tmp_path / place)
     assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
     assert os.listdir(tmp_path / "folder") == []
@@ -106,14 +104,14 @@ def test_an_impossible_place_is_refused(tmp_path: Path, place: str) -> None:
 
 
 def test_a_device_is_not_replaced_by_a_file() -> None:
-    with pytest.raises(CheckpointError, match=r"it is there and is no regular file; give a file"):
+    with pytest.raises(CheckpointError, match=r"it exists and is not a regular file"):
         Head().save(os.devnull)
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="the superuser may write anywhere")
 def test_a_folder_without_permission_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    with pytest.raises(CheckpointError, match=r"Permission denied; give a file"):
+    with pytest.raises(CheckpointError, match=r"Permission denied"):
         Head().save(tmp_path / "model")
     assert os.listdir(tmp_path) == []
 
@@ -126,7 +124,7 @@ def test_a_disk_that_fails_keeps_the_old_file(tmp_path: Path, monkeypatch: pytes
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, broken, fail)
-    with pytest.raises(CheckpointError, match=r"No space left on device; give a file in a folder that .* has room\."):
+    with pytest.raises(CheckpointError, match="No space left on device"):
         Head(2.0).save(tmp_path / "model")
     head = Head()
     head.load(tmp_path / "model")

@@ -138,7 +138,7 @@ def test_a_copy_has_its_own_arrays() -> None:
 def test_an_array_is_made_in_the_dtype_asked_for() -> None:
     rows = Rows([1], np.array([0.5]), (2,))
     assert np.asarray(rows, np.float32).dtype == np.float32
-    with pytest.raises(ValueError, match="by a copy only"):
+    with pytest.raises(ValueError, match="only be converted to an array by a copy"):
         np.array(rows, copy=False)
 
 
@@ -149,13 +149,13 @@ def test_bytes_are_those_of_the_rows() -> None:
 @each(
     "ids, values, shape, error, message",
     [
-        ([1, 1], np.ones(2), (4,), DataError, r"id 1 is followed by 1; give increasing ids, each once"),
-        ([2, 0], np.ones(2), (4,), DataError, r"id 2 is followed by 0;"),
-        ([0, 4], np.ones(2), (4,), DataError, r"with id 4; the array has rows 0 to 3"),
-        ([-1, 2], np.ones(2), (4,), DataError, r"with id -1;"),
-        ([0.0], np.ones(1), (4,), DataError, r"ids of float64 and values of float64; give ints, and float32"),
+        ([1, 1], np.ones(2), (4,), DataError, r"strictly increasing, got 1 before 1;"),
+        ([2, 0], np.ones(2), (4,), DataError, r"strictly increasing, got 2 before 0;"),
+        ([0, 4], np.ones(2), (4,), DataError, r"between 0 and 3, got 4"),
+        ([-1, 2], np.ones(2), (4,), DataError, r"between 0 and 3, got -1"),
+        ([0.0], np.ones(1), (4,), DataError, r"got ids of float64 and values of float64"),
         ([0], [1], (4,), DataError, r"ids of int64 and values of int64"),
-        ([0], np.ones(1, np.float16), (4,), DataError, r"values of float16; give ints, and float32 or float64"),
+        ([0], np.ones(1, np.float16), (4,), DataError, r"float32 or float64 values, got .* values of float16"),
         ([0], np.ones(2), (4,), ShapeError, r"shape \(4,\) from ids of shape \(1,\) and values of shape \(2,\)"),
         ([0], np.ones((1, 2)), (4, 3), ShapeError, r"values of shape \(1, 2\); give n ids and n rows"),
         ([[0]], np.ones((1, 1)), (4, 1), ShapeError, r"ids of shape \(1, 1\)"),
@@ -165,7 +165,7 @@ def test_bytes_are_those_of_the_rows() -> None:
 def test_what_does_not_fit_is_refused(
     ids: Any, values: Any, shape: tuple[int, ...], error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=rf"^cannot make Rows .*{message}|^cannot make Rows: {message}"):
+    with pytest.raises(error, match=rf"Rows .*{message}"):
         Rows(ids, values, shape)
 
 

@@ -167,7 +167,7 @@ def test_a_stack_packs_again_after_astype() -> None:
 def test_parts_of_two_dtypes_are_refused_and_nothing_is_moved() -> None:
     a, b = parameters((2,), (2,))
     before = a.data
-    with pytest.raises(GraphError, match="differ in dtype; call astype"):
+    with pytest.raises(GraphError, match="dtypes differ; call astype"):
         settled([a, b.astype("float32")])
     assert (a.buffer, b.buffer) == (None, None)
     assert a.data is before
