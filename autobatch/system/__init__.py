@@ -1,1 +1,1 @@
-"""The machine and the user's folders: where caches lie, what processor this is, whose turn it is to run."""
+"""The machine and the process: cache folders, files, the processor, locks and background compilation."""

@@ -1,9 +1,9 @@
-"""Compile in a thread: a mini-batch that needs new code waits a moment for it, and is interpreted otherwise.
+"""Compile in a background thread: a mini-batch waits a moment for its code, and is interpreted if that takes longer.
 
-    AUTOBATCH_COMPILE_WAIT=seconds     how long a mini-batch waits for new code: 0.3 by default, `inf` without limit
+    AUTOBATCH_COMPILE_WAIT=seconds     time that a mini-batch waits for new code; 0.3 by default, `inf` for no limit
 
-The thread does one job after the other. LLVM runs without the interpreter's lock, so other threads go on. A process
-that forks waits for the job that is being done; the child does what is left by itself.
+The thread runs one job at a time. LLVM releases the GIL, so other threads go on. A fork waits for the running job; the
+child runs the pending jobs itself.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ T = TypeVar("T")
 
 VARIABLE = "AUTOBATCH_COMPILE_WAIT"
 PATIENCE_S = 0.3
-SECONDS_UNTOLD = 2.0  # of compiling, before a line on standard error tells of it
+SECONDS_UNTOLD = 2.0  # of compiling, before a line on standard error reports it
 
 
 class Job(Generic[T]):
-    """A call that the thread makes, and its result.
+    """A call for the background thread, and its result.
 
     Args:
-        run: is called without arguments.
+        run: called without arguments.
 
     Attributes:
-        asked: when it was asked for, on the monotonic clock.
+        asked: time of creation on the monotonic clock, in seconds.
     """
 
     def __init__(self, run: Callable[[], T]) -> None:
@@ -46,43 +46,43 @@ class Job(Generic[T]):
 
     @property
     def is_done(self) -> bool:
-        """Whether it has been done, or has failed."""
+        """Return whether the call has returned or failed."""
         return self._done.is_set()
 
     def wait(self, seconds: float) -> bool:
-        """Wait until this long after the job was asked for; return whether it is done."""
+        """Wait until `seconds` after the job's creation; return whether it is done."""
         if self.is_done:
             return True
         left = self.asked + seconds - monotonic()
         return self._done.wait(None if left > threading.TIMEOUT_MAX else max(left, 0.0))
 
     def result(self) -> T:
-        """Wait for the result; raise what the call raised."""
+        """Wait for the result; errors of the call propagate."""
         self._done.wait()
         if self._error is not None:
             raise self._error
         return self._result
 
     def do(self) -> None:
-        """Make the call, and forget what it was."""
+        """Make the call and keep its result or error."""
         try:
             self._result = self._run()
             del self._run
-        except Exception as error:  # is raised where the result is asked for
+        except Exception as error:  # raised by `result`
             self._error = error
         self._done.set()
 
     def renew(self) -> None:
-        """Forget threads of the parent process that waited, in a child."""
+        """Replace the event in a forked child, where the parent's waiting threads do not exist."""
         self._done = threading.Event()
 
 
 class _Worker:
-    """The thread, started when there is a job."""
+    """The background thread, started with the first job."""
 
     def __init__(self) -> None:
         self.waiting: dict[Job[Any], None] = {}
-        self._turn, self._busy = threading.Lock(), threading.Lock()  # to begin a job, and while it is done
+        self._turn, self._busy = threading.Lock(), threading.Lock()  # held to start a job, and while one runs
         self.n_done, self.is_stopped, self.has_told = 0, False, False
         self._jobs: SimpleQueue[Job[Any]] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -90,7 +90,6 @@ class _Worker:
         self._notice: threading.Timer | None = None
 
     def submit(self, job: Job[Any]) -> None:
-        """Let the thread do a job."""
         with self._lock:
             self.waiting[job] = None
             if self._thread is None:
@@ -104,19 +103,18 @@ class _Worker:
             self._jobs.put(job)
 
     def pause(self) -> None:
-        """Wait for the job that is being done, and let the thread begin no other one."""
+        """Wait for the running job, and keep the thread from starting another."""
         if not self.is_stopped:
             self._turn.acquire()
             self._busy.acquire()
 
     def resume(self) -> None:
-        """Let the thread go on."""
         if not self.is_stopped:
             self._busy.release()
             self._turn.release()
 
     def stop(self) -> None:
-        """Let the thread never go on."""
+        """Pause for good."""
         self.pause()
         self.is_stopped = True
 
@@ -135,18 +133,18 @@ class _Worker:
                         self._notice = None
             finally:
                 self._busy.release()
-            del job  # what it made may be freed while the thread sleeps
+            del job  # so that its result can be freed while the thread sleeps
 
     def _tell(self) -> None:
         if _quiet or self.has_told or not self.waiting:
             return
         self.has_told = True
-        later = "" if cache_folder() is None else ", which later runs find in the cache"
+        later = "" if cache_folder() is None else "; cached for later runs"
         until = "" if _patience() == float("inf") else (
             f"; until then mini-batches are interpreted, with results equal up to rounding ({VARIABLE}=inf waits)"
         )  # fmt: skip
         n = self.n_done + len(self.waiting)
-        sys.stderr.write(f"autobatch: compiling cells, {self.n_done} of {n} parts so far{later}{until}.\n")
+        sys.stderr.write(f"autobatch: compiling cells, {self.n_done} of {n} parts done{later}{until}.\n")
 
 
 _worker = _Worker()
@@ -154,7 +152,7 @@ _quiet: list[None] = []
 
 
 class _Thread(threading.local):
-    """Whether a thread waits for what it needs, whatever the variable says."""
+    """Whether the current thread waits for its code without limit."""
 
     waits = False
 
@@ -163,26 +161,26 @@ _THREAD = _Thread()
 
 
 def submit(job: Job[Any]) -> None:
-    """Let the thread do a job, after those that were submitted before."""
+    """Queue a job for the background thread."""
     _worker.submit(job)
 
 
 def n_waiting() -> int:
-    """How many jobs are neither done nor failed: while there are any, times say little."""
+    """Count the pending compilations; timings are unreliable until it is 0."""
     return len(_worker.waiting)
 
 
 def wait_for_all() -> None:
-    """Wait until all jobs are done, or have failed: before something is measured."""
+    """Wait until all jobs are done or have failed, so that timings are reliable."""
     for job in tuple(_worker.waiting):
         job.wait(float("inf"))
 
 
 def patience() -> float:
-    """The seconds that this thread waits for the code of a mini-batch.
+    """Return the time in seconds that the current thread waits for the code of a mini-batch.
 
     Raises:
-        BackendError: the variable is not a number of seconds.
+        BackendError: AUTOBATCH_COMPILE_WAIT is not a number of at least 0.
     """
     return float("inf") if _THREAD.waits else _patience()
 
@@ -200,7 +198,7 @@ def _patience() -> float:
 
 @contextmanager
 def waiting_for_code() -> Iterator[None]:
-    """Let this thread wait in the block for all code that it needs: for measurements."""
+    """Make the current thread wait for all code that it needs in the block, for measurements."""
     before, _THREAD.waits = _THREAD.waits, True
     try:
         yield
@@ -210,7 +208,7 @@ def waiting_for_code() -> Iterator[None]:
 
 @contextmanager
 def untold() -> Iterator[None]:
-    """Print nothing while the block runs, which shows what is compiled by itself."""
+    """Suppress the line on standard error in the block, which shows compilations itself."""
     _quiet.append(None)
     try:
         yield
@@ -220,12 +218,12 @@ def untold() -> Iterator[None]:
 
 @atexit.register
 def _stop() -> None:
-    """Let no job run while the process ends, which frees what LLVM needs."""
+    """Run no job while the process exits and frees LLVM's state."""
     _worker.stop()
 
 
 def _renew() -> None:
-    """Do in a child what its parent had not done at the fork."""
+    """Give a forked child a thread of its own, with the parent's pending jobs."""
     global _worker
     left, _worker = list(_worker.waiting), _Worker()
     for job in left:

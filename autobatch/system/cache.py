@@ -1,14 +1,13 @@
-"""The user's cache folder: what autobatch measured and laid out on this machine, for later processes.
+"""The user's cache folder: measurements, layouts and machine code of this machine, for later processes.
 
-An entry is a file of JSON or machine code, named by a digest of what it depends on, with a checksum of its content;
-that of machine code covers the name.
-Files are written whole (`autobatch.system.files.write_whole`), so of several processes that write one entry, one wins.
-Entries may be deleted at any time: one that is damaged counts as absent, and one that cannot be written is computed
-again by the next process; a warning says so. Folders and entries that others can write are not used
-(`autobatch.system.owners`).
+An entry is a file of JSON or machine code, named by a digest of its inputs, with a checksum of its content; the
+checksum of machine code covers the name as well. Files are written atomically (`autobatch.system.files.write_whole`),
+so when several processes write an entry, one wins. Entries may be deleted at any time. A damaged entry counts as
+missing, and an entry that cannot be written is computed again by the next process, both with a warning. Folders and
+entries that other users can write are not used (`autobatch.system.owners`).
 
-    AUTOBATCH_CACHE=path     keeps entries in this folder
-    AUTOBATCH_CACHE=off      neither keeps nor reads entries; 0 and the empty string mean the same
+    AUTOBATCH_CACHE=path     keep entries in this folder
+    AUTOBATCH_CACHE=off      neither write nor read entries; so do 0 and the empty string
 """
 
 from __future__ import annotations
@@ -34,18 +33,15 @@ VARIABLE = "AUTOBATCH_CACHE"
 IS_WINDOWS = os.name == "nt"
 OFF = ("", "0", "off")
 CHECKSUM = "checksum"  # field of an entry
-DIGEST_BYTES = sha256().digest_size  # before machine code
-MOST_CODE = 256 << 20  # bytes of machine code of a kind
+DIGEST_BYTES = sha256().digest_size  # at the start of a file of machine code
+MOST_CODE = 256 << 20  # bytes of machine code per kind
 UNREADABLE = (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
-"""Errors of reading JSON of any content."""
+"""Errors that reading arbitrary JSON may raise."""
 
 
 def cache_folder() -> Path | None:
-    """Return the folder of entries.
-
-    Returns:
-        None if `AUTOBATCH_CACHE` is off, the user has no home folder, or others can write the folder.
-    """
+    """Return the folder of entries, or None if `AUTOBATCH_CACHE` is off, there is no home folder, or others can write
+    it."""
     folder = _chosen()
     return folder if folder is not None and _is_trusted(str(folder)) else None
 
@@ -68,7 +64,7 @@ def _chosen() -> Path | None:
 
 @cache
 def _is_trusted(folder: str) -> bool:
-    """Whether only this user can write or make a folder. Cached, because each file is checked as well."""
+    """Return whether only this user can write or create a folder. Cached, as each file is checked as well."""
     try:
         trusted = is_own(os.stat(folder))
     except OSError:
@@ -79,15 +75,15 @@ def _is_trusted(folder: str) -> bool:
 
 
 def find_entry(kind: str, signature: str, parse: Callable[[Mapping[str, Any]], Entry]) -> Entry | None:
-    """Read an entry.
+    """Read an entry of JSON.
 
     Args:
-        kind: of entry.
-        signature: names the entry within its kind.
-        parse: converts the content to the result; raises one of `UNREADABLE`, or AutobatchError, if it cannot.
+        kind: subfolder of the entry.
+        signature: name of the entry within its kind.
+        parse: converts the content to the result; raises one of `UNREADABLE`, or AutobatchError, on failure.
 
     Returns:
-        Result of `parse`; None if the entry is missing, or damaged, which gives a warning.
+        Result of `parse`; None if the entry is missing or, with a warning, damaged.
     """
     path = _place(kind, signature)
     if path is None:
@@ -97,21 +93,19 @@ def find_entry(kind: str, signature: str, parse: Callable[[Mapping[str, Any]], E
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (*UNREADABLE, AutobatchError) as error:
-        warnings.warn(
-            f"a cached file is left aside and will be replaced: {str(path)!r} is damaged ({error}).", stacklevel=2
-        )
+        warnings.warn(f"ignoring a damaged cache file, which will be replaced: {str(path)!r} ({error}).", stacklevel=2)
         return None
 
 
 def keep_entry(kind: str, signature: str, content: Mapping[str, Any]) -> Path | None:
-    """Write an entry, in place of what is there.
+    """Write an entry of JSON, replacing an existing one.
 
     Args:
         kind, signature: see `find_entry`.
         content: JSON values.
 
     Returns:
-        Where it is; None if nothing is to be kept, or if it cannot be, of which a warning is given.
+        Path of the entry; None if the cache is off or, with a warning, cannot be written.
     """
     path = _place(kind, signature)
     if path is None:
@@ -121,8 +115,8 @@ def keep_entry(kind: str, signature: str, content: Mapping[str, Any]) -> Path | 
         write_whole(path, json.dumps({**content, CHECKSUM: _checksum(content)}, indent=1).encode(), PUBLIC[1])
     except OSError as error:
         warnings.warn(
-            f"cannot keep {kind} in {str(path.parent)!r} ({error}); going on without. Set {VARIABLE} to a folder that "
-            f"can be written, or to off.",
+            f"cannot cache {kind} in {str(path.parent)!r} ({error}); continuing without. Set {VARIABLE} to a writable "
+            f"folder, or to off.",
             stacklevel=2,
         )
         return None
@@ -130,11 +124,7 @@ def keep_entry(kind: str, signature: str, content: Mapping[str, Any]) -> Path | 
 
 
 def find_code(kind: str, signature: str) -> bytes | None:
-    """Read machine code; None if the entry is missing, or damaged, which gives a warning.
-
-    Args:
-        kind, signature: see `find_entry`.
-    """
+    """Read an entry of machine code; return None if it is missing or, with a warning, damaged; see `find_entry`."""
     path = _place(kind, signature, ".o")
     if path is None:
         return None
@@ -142,23 +132,21 @@ def find_code(kind: str, signature: str) -> bytes | None:
         content = read_own(path)
         code = content[DIGEST_BYTES:]
         if _digest(signature, code) != content[:DIGEST_BYTES]:
-            raise DataError("its checksum is another")
-        with suppress(OSError):  # a cache that can only be read
+            raise DataError("its checksum does not match")
+        with suppress(OSError):  # a read-only cache
             os.utime(path)
         return code
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, DataError) as error:
-        warnings.warn(
-            f"a cached file is left aside and will be replaced: {str(path)!r} is damaged ({error}).", stacklevel=2
-        )
+        warnings.warn(f"ignoring a damaged cache file, which will be replaced: {str(path)!r} ({error}).", stacklevel=2)
         return None
 
 
 def keep_code(kind: str, signature: str, code: bytes) -> None:
-    """Write machine code; beyond `MOST_CODE` bytes of its kind, the entries that were not used for longest are deleted.
+    """Write an entry of machine code; above `MOST_CODE` bytes per kind, delete the least recently used entries.
 
-    What cannot be written is compiled again by the next process; a warning says so.
+    If it cannot be written, warn; the next process will compile it again.
     """
     path = _place(kind, signature, ".o")
     if path is None:
@@ -169,18 +157,18 @@ def keep_code(kind: str, signature: str, code: bytes) -> None:
         _shrink(path.parent)
     except OSError as error:
         warnings.warn(
-            f"cannot keep compiled code in {str(path.parent)!r} ({error.strerror or error}); going on without.",
+            f"cannot cache compiled code in {str(path.parent)!r} ({error.strerror or error}); continuing without.",
             stacklevel=2,
         )
 
 
 def _digest(signature: str, code: bytes) -> bytes:
-    """The checksum of machine code under its own name: another kernel's code takes other arguments, and would crash."""
+    """Return a checksum that covers the name too: another kernel's code takes other arguments and would crash."""
     return sha256(signature.encode() + b"\0" + code).digest()
 
 
 def _shrink(folder: Path) -> None:
-    """Delete the files of a folder that were not used for longest, until the rest is small enough."""
+    """Delete the least recently used files of a folder until the rest has at most `MOST_CODE` bytes."""
     files = []
     for entry in os.scandir(folder):
         with suppress(FileNotFoundError):
@@ -190,16 +178,16 @@ def _shrink(folder: Path) -> None:
     for _, size, path in sorted(files):
         if excess <= 0:
             return
-        with suppress(FileNotFoundError):  # another process may be at it, too
+        with suppress(FileNotFoundError):  # another process may delete it as well
             os.remove(path)
         excess -= size
 
 
 def _check(text: bytes) -> Mapping[str, Any]:
-    """Return the content of an entry; DataError, or one of `UNREADABLE`, if it is damaged."""
+    """Parse an entry and verify its checksum; raise a DataError, or one of `UNREADABLE`, if it is damaged."""
     content = json.loads(text)
     if content.pop(CHECKSUM) != _checksum(content):
-        raise DataError("its checksum is another")
+        raise DataError("its checksum does not match")
     found: Mapping[str, Any] = content
     return found
 

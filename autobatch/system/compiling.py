@@ -1,4 +1,4 @@
-"""Say what is being compiled, to functions that watch."""
+"""Report compilations to functions that watch them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class Compilation(NamedTuple):
     """A compilation, in progress or done.
 
     Attributes:
-        what: the thing that is compiled, in words: `cell 'merge' (forward)`.
-        seconds: how long it took; 0 before it is done.
+        what: subject of the compilation, such as `cell 'merge' (forward)`.
+        seconds: duration; 0 while in progress.
     """
 
     what: str
@@ -30,7 +30,7 @@ _watchers: list[_Watcher] = []
 
 @contextmanager
 def compiling(what: str) -> Iterator[None]:
-    """Name what is compiled in the block."""
+    """Report a compilation of `what` in the block to all watchers."""
     began = perf_counter()
     for watcher in tuple(_watchers):
         watcher.begun(Compilation(what))
@@ -45,10 +45,10 @@ def compiling(what: str) -> Iterator[None]:
 def watch_compilation(
     begun: Callable[[Compilation], object], done: Callable[[Compilation], object] = lambda compilation: None
 ) -> Iterator[None]:
-    """Call functions for everything that is compiled while the block runs, in any thread.
+    """Call functions for each compilation of any thread while the block runs.
 
     Args:
-        begun, done: are called by the thread that compiles, when a compilation begins and when it ends.
+        begun, done: called by the compiling thread at the start and at the end of a compilation.
 
     >>> with watch_compilation(lambda compilation: print("compiling", compilation.what)):
     ...     with compiling("cell 'merge' (forward)"):

@@ -1,4 +1,4 @@
-"""Files: atomic writes, reads that never block, and texts as files."""
+"""Files: atomic writes, reads that never block, and strings as files."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 
-_unfinished: set[str] = set()  # files that are being written
+_unfinished: set[str] = set()  # temporary files of writes in progress
 
 
 @contextmanager
 def unfinished_beside(path: str | os.PathLike[str]) -> Iterator[str]:
-    """Context manager for a temporary name beside a file, which will replace it; a leftover is removed."""
+    """Yield a temporary name in the folder of a file, to be renamed to it; remove a leftover at the end."""
     folder, name = os.path.split(path)
     unfinished = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.tmp")
     _unfinished.add(unfinished)
@@ -30,17 +30,17 @@ def unfinished_beside(path: str | os.PathLike[str]) -> Iterator[str]:
 
 
 def remove_unfinished() -> None:
-    """Remove unfinished files before the process ends at once."""
+    """Remove temporary files of writes in progress, before the process exits without cleanup."""
     for path in tuple(_unfinished):
         with suppress(OSError):
             os.remove(path)
 
 
 def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
-    """Open a regular file to read its bytes; refuse pipes, sockets and devices, which might never end.
+    """Open a regular file to read its bytes; reject pipes, sockets and devices, which could block.
 
     Raises:
-        OSError: it cannot be opened, or is not a regular file.
+        OSError: the file cannot be opened, or is not a regular file.
     """
     never_wait = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
     opened = os.open(path, os.O_RDONLY | never_wait)
@@ -58,7 +58,7 @@ def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
 
 @contextmanager
 def text_as_file(text: str) -> Iterator[Path]:
-    """Context manager for a file with this text, in memory where possible, so that a full disk is harmless."""
+    """Yield the path of a file with this text, in memory where possible, so that a full disk is harmless."""
     if hasattr(os, "memfd_create"):
         with os.fdopen(os.memfd_create("text"), "wb") as file:
             file.write(text.encode("utf-8", "surrogatepass"))
@@ -74,17 +74,17 @@ def text_as_file(text: str) -> Iterator[Path]:
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes, mode: int | None = None) -> None:
-    """Write a file so that a reader, or a crash, finds the old content or the new, never a part.
+    """Write a file atomically: readers, also after a crash, find the old content or the new.
 
     Args:
         mode: mode of the file before the umask; None for the default.
 
     Raises:
-        OSError: it cannot be written, or the path is not a regular file.
+        OSError: the file cannot be written, or the path exists and is not a regular file.
     """
     target = os.path.realpath(path)
     if os.path.exists(target) and not os.path.isfile(target):
-        raise OSError(errno.EINVAL, "it is there and is no regular file")
+        raise OSError(errno.EINVAL, "it exists and is not a regular file")
     with unfinished_beside(target) as unfinished:
         opener = None if mode is None else lambda name, flags: os.open(name, flags, mode)
         with open(unfinished, "xb", opener=opener) as file:
@@ -96,7 +96,7 @@ def write_whole(path: str | os.PathLike[str], content: bytes, mode: int | None =
 
 
 def _sync_folder(folder: str) -> None:
-    """Flush a rename in a folder to disk; Windows does not open folders."""
+    """Flush a rename in a folder to disk; Windows cannot open folders."""
     if sys.platform == "win32":
         return
     opened = os.open(folder, os.O_RDONLY)

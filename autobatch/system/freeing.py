@@ -1,4 +1,4 @@
-"""Return freed memory to the system, and keep the garbage collector out of work that makes many objects."""
+"""Return freed memory to the system, and pause the garbage collector during work that creates many objects."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 
 def give_back_freed() -> None:
-    """Ask the C library to return freed memory to the system; otherwise it keeps much of it.
+    """Ask glibc, which keeps much freed memory, to return it to the system; do nothing with other C libraries.
 
-    Only glibc needs this. Cost: milliseconds, so call it only after freeing much.
+    Cost: milliseconds, so call it only after freeing much.
     """
     if sys.platform != "linux":
         return
@@ -24,9 +24,9 @@ def give_back_freed() -> None:
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Switch off Python's garbage collector, whose passes over the objects of a trace take a tenth of the time.
+    """Turn Python's garbage collector off in the block; during tracing, it takes 10% of the time.
 
-    Garbage from inside the block is collected after it.
+    Garbage of the block is collected afterwards.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""Results as JSON values: what a server answers, and what commands write."""
+"""Convert results to JSON values, for responses of servers and output of commands."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from autobatch.errors import DataError
 
 
 def to_json(x: Any) -> Any:
-    """Convert a result to JSON values: arrays and tensors to lists, dataclasses to objects, NaN and infinity to
-    null."""
+    """Convert a result to JSON values: arrays and tensors to lists, dataclasses to objects, NaN and infinity to null.
+
+    Raises:
+        DataError: a value has no JSON form.
+    """
     if is_dataclass(x) and not isinstance(x, type):
         return {field.name: to_json(getattr(x, field.name)) for field in fields(x)}
     if isinstance(x, Mapping):
@@ -26,4 +29,6 @@ def to_json(x: Any) -> Any:
         return None
     if x is None or isinstance(x, (bool, int, float, str)):
         return x
-    raise DataError(f"a result holds {x!r} ({type(x).__name__}), which JSON cannot; give the application a write=.")
+    raise DataError(
+        f"results must be JSON values, got {x!r} ({type(x).__name__}); pass the application a write= function."
+    )

@@ -1,6 +1,6 @@
 """Parse and write JSON of any depth; Python's `json` recurses and fails at the stack limit.
 
-Scalars and strings are parsed by Python's `json`; open objects and lists are kept on a stack. The last value of a
+Python's `json` parses scalars and strings; open objects and lists are on an explicit stack. The last value of a
 repeated key wins, as in `json`.
 """
 
@@ -13,18 +13,18 @@ from typing import Any
 
 _SPACES = re.compile(r"[ \t\n\r]*")
 _parse_string = json.JSONDecoder().raw_decode
-MOST_SHOWN = 40  # characters of a value, in a message
+MOST_SHOWN = 40  # characters of a value in a message
 
 
 def parse_json(text: str, parse_constant: Callable[[str], Any] | None = None) -> Any:
     """Parse one JSON value.
 
     Args:
-        text: the value, with spaces around it.
+        text: one JSON value, optionally surrounded by spaces.
         parse_constant: as in `json.loads`.
 
     Raises:
-        json.JSONDecodeError: the text is not one JSON value; `pos` says where.
+        json.JSONDecodeError: the text is not one JSON value; `pos` is the place.
 
     >>> parse_json(' {"word": "MAX", "children": [{}, [1.5, null]]} ')
     {'word': 'MAX', 'children': [{}, [1.5, None]]}
@@ -74,7 +74,7 @@ def dump_json(value: Any) -> str:
     '{"word": "MAX", "children": [{}, [1.5, null]]}'
     """
     parts = list[str]()
-    waiting: list[tuple[Any, bool]] = [(value, False)]  # the last is next; True: it is text already
+    waiting: list[tuple[Any, bool]] = [(value, False)]  # a stack; the bool marks finished text
     while waiting:
         item, is_text = waiting.pop()
         if is_text or not isinstance(item, dict | list):

@@ -1,4 +1,4 @@
-"""The processor: its name, the cores that this process may use, and its instructions."""
+"""The processor: its name, usable cores and instruction sets."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def cpu_name() -> str:
-    """Name the processor as the system does."""
+    """Return the name of the processor as the system reports it."""
     return _cpu_info("model name") or platform.processor() or platform.machine()
 
 
 def usable_cores() -> int:
-    """Count the cores that this process may use: those it is bound to, at most the quota of its container."""
+    """Count the cores that this process may use: its CPU affinity, capped by its container's quota, at least 1."""
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, math.ceil(min(bound, quota_of_cores())))
 
 
 @cache
 def quota_of_cores() -> float:
-    """The cores' worth of time that Linux gives the control group of this process, or one above it."""
+    """Return the smallest CPU quota of this process's control group and its ancestors, in cores; `inf` if unlimited."""
     least = math.inf
     for line in _lines(OWN_CGROUPS):
         _, controllers, path = line.split(":", 2)
@@ -42,7 +42,7 @@ def quota_of_cores() -> float:
 
 
 def _quota_in(folder: Path) -> float:
-    """The quota of a control group, of either version; infinite if there is none."""
+    """Return the CPU quota of a control group (v1 or v2) in cores; `inf` if unlimited."""
     lines = [*_lines(folder / "cpu.max"), *_lines(folder / "cpu.cfs_quota_us"), *_lines(folder / "cpu.cfs_period_us")]
     words = " ".join(lines).split()
     if len(words) != 2 or not all(word.isdecimal() for word in words) or words[1] == "0":
@@ -51,7 +51,7 @@ def _quota_in(folder: Path) -> float:
 
 
 def _lines(path: Path) -> list[str]:
-    """The lines of a file that need not be there, or be readable."""
+    """Read the lines of a file; none if it is missing or unreadable."""
     try:
         return path.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -59,22 +59,22 @@ def _lines(path: Path) -> list[str]:
 
 
 def has_avx512() -> bool:
-    """Tell whether the processor has the AVX-512 instructions of servers since 2017 (F, CD, BW, DQ and VL)."""
+    """Return whether the processor has the AVX-512 instructions of servers since 2017 (F, CD, BW, DQ and VL)."""
     return find_features()[0]
 
 
 def has_bf16() -> bool:
-    """Tell whether the processor multiplies vectors of bf16 numbers (AVX512_BF16)."""
+    """Return whether the processor multiplies vectors of bf16 numbers (AVX512_BF16)."""
     return find_features()[1]
 
 
 def has_amx() -> bool:
-    """Tell whether the processor multiplies tiles of bf16 numbers (AMX)."""
+    """Return whether the processor multiplies tiles of bf16 numbers (AMX)."""
     return find_features()[2]
 
 
-def _cpu_info(what: str) -> str:
-    """The first value of a field of Linux's description of the processor; empty if there is none."""
+def _cpu_info(field: str) -> str:
+    """Return the first value of a field in /proc/cpuinfo, or ""."""
     lines = CPUINFO.read_text(encoding="utf-8").splitlines() if CPUINFO.exists() else []
-    values = [value.strip() for name, _, value in (line.partition(":") for line in lines) if name.strip() == what]
+    values = [value.strip() for name, _, value in (line.partition(":") for line in lines) if name.strip() == field]
     return values[0] if values else ""

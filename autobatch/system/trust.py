@@ -1,7 +1,8 @@
-"""Which policies and planners are trusted: the package's own. Results of all others are checked in every run.
+"""Policies and planners whose results are used unchecked.
 
-Schedules and plans say where compiled code reads and writes. Those that the package's own policies and planners make
-are checked in its tests, and in every run where the environment has `AUTOBATCH_CHECK=1`.
+Schedules and plans determine the addresses that compiled code reads and writes, so results of users' policies and
+planners are checked in every run. Those of the package's own are checked in its tests, and in runs with
+`AUTOBATCH_CHECK=1` in the environment.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ _TRUSTED = set[type]()
 
 
 def trusted(kind: Marked) -> Marked:
-    """Mark a class whose results need no check in runs; classes derived from it are not marked."""
+    """Mark a class, but not its subclasses, as one whose results need no check in runs."""
     _TRUSTED.add(kind)
     return kind
 
 
 def is_trusted(maker: object) -> bool:
-    """Whether what this policy or planner returns is believed."""
+    """Return whether results of a policy or planner are used unchecked."""
     return type(maker) in _TRUSTED
 
 
 def checking() -> bool:
-    """Say whether runs check every structure they build: the environment has `AUTOBATCH_CHECK=1`."""
+    """Return whether runs check every structure that they build (`AUTOBATCH_CHECK=1` in the environment)."""
     return is_set("AUTOBATCH_CHECK")

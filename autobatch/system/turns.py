@@ -1,13 +1,12 @@
-"""Locks: one for each function that records, one for tracing, and one for running.
+"""Locks: one per recording function, one for tracing, and one for runs.
 
-A function records for one thread at a time. Functions of torch modules share a lock, because their recordings replace
-cells in the modules, where all threads see them. Cells are traced for one thread at a time, because tracing changes how
-classes read attributes. One run runs at a time: the call of a batched function once its mini-batch is recorded, a step
-of an optimizer, or anything that reads or changes all parameters of a module. That lock belongs to the process, because
-functions may share parameters, their memory, backends and policies. Recordings and a run may go on at once; eager calls
-take no lock.
+A function records in one thread at a time. Functions of torch modules share a lock, because recording replaces cells in
+the modules, where all threads see them. Tracing is process-wide exclusive, because it changes attribute access of
+classes. So are runs: calls of batched functions after recording, optimizer steps, and reads or changes of all
+parameters of a module, because functions may share parameters, their memory, backends and policies. Recordings and a
+run may overlap; eager calls take no lock.
 
-A thread that records cannot run, because batched functions are refused there, so there is no deadlock.
+There is no deadlock: a recording thread never starts a run, because calling batched functions there is an error.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from weakref import WeakSet
 
 
 class RenewedLock:
-    """A lock that is free in a forked process, where the thread that held it does not exist.
+    """A lock that is released in a forked child, where the thread that held it does not exist.
 
     Attributes:
-        lock: to be entered; a thread that has it may take it again.
+        lock: the reentrant lock.
     """
 
     def __init__(self) -> None:
@@ -31,14 +30,14 @@ class RenewedLock:
 
 
 class _Locks:
-    """The locks of the process; a thread that has one may take it again."""
+    """The reentrant locks of the process."""
 
     def __init__(self) -> None:
         self.renewed = WeakSet[RenewedLock]()
         self.renew()
 
     def renew(self) -> None:
-        """Create new locks: after a fork, the threads that held the old ones no longer exist."""
+        """Replace all locks after a fork, because the threads that held them do not exist in the child."""
         self.tracing, self.running, self.next = threading.RLock(), threading.RLock(), threading.Lock()
         for recording in self.renewed:
             recording.lock = threading.RLock()
@@ -51,15 +50,16 @@ OF_TORCH = RenewedLock()
 
 
 def tracing_lock() -> AbstractContextManager[object]:
-    """Return the lock of tracing."""
+    """Return the tracing lock."""
     return _locks.tracing
 
 
 def run_lock() -> AbstractContextManager[object]:
-    """Return the lock of runs, to be entered at once; threads get it in the order in which they ask.
+    """Return the run lock, to be entered at once; threads get it in the order of their requests.
 
-    The next thread waits here, so that the last one, back with another call, queues behind it. The lock itself is
-    returned, because an interrupt never leaves that locked.
+    The next thread waits in this function, so that a thread that comes back with another call queues behind it. The
+    lock itself is returned, not a context manager around it, because an interrupt cannot leave a lock's own `with`
+    block locked.
 
     Cost: 0.3 us.
     """

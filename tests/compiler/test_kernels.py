@@ -219,7 +219,7 @@ def test_a_full_disk_is_no_hindrance(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path))
     monkeypatch.setattr("autobatch.system.cache.write_whole", save)
     code = find_module(SUM, "a sum")
-    with pytest.warns(UserWarning, match=r"cannot keep compiled code in .* \(No space left on device\); going on"):
+    with pytest.warns(UserWarning, match=r"cannot cache compiled code in .* \(No space left on device\); continuing"):
         address = code.address("sum")
     function = CFUNCTYPE(None, c_int64, c_int64, c_int64)(address)
     found = np.zeros(1, np.int64)

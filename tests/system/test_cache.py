@@ -90,7 +90,7 @@ def test_a_damaged_entry_is_told_and_replaced(folder: Path, content: bytes) -> N
     path = folder / "tuning" / f"{SIGNATURE}.json"
     path.parent.mkdir(parents=True)
     path.write_bytes(content)
-    with pytest.warns(UserWarning, match="a cached file is left aside and will be replaced: .* is damaged "):
+    with pytest.warns(UserWarning, match="ignoring a damaged cache file, .* "):
         assert find_entry("tuning", SIGNATURE, load) is None
     assert keep(0.5) == path
     assert find_entry("tuning", SIGNATURE, load) == 0.5
@@ -99,7 +99,7 @@ def test_a_damaged_entry_is_told_and_replaced(folder: Path, content: bytes) -> N
 def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path / "file"))
-    with pytest.warns(UserWarning, match=r"cannot keep tuning in .*; going on without\. Set AUTOBATCH_CACHE"):
+    with pytest.warns(UserWarning, match=r"cannot cache tuning in .*; continuing without\. Set AUTOBATCH_CACHE"):
         assert keep() is None
     assert find_entry("tuning", SIGNATURE, load) is None
     monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path / "cache"))
@@ -167,7 +167,7 @@ def test_damaged_machine_code_counts_as_absent(damage: str, folder: Path) -> Non
         changed = bytearray(content)
         changed[at] ^= 1 << at % 8
         path.write_bytes({"a bit": bytes(changed), "the end": bytes(content[:50]), "all": b""}[damage])
-        with pytest.warns(UserWarning, match="a cached file is left aside and will be replaced: .* is damaged"):
+        with pytest.warns(UserWarning, match="ignoring a damaged cache file, .*"):
             assert find_code("kernels", SIGNATURE) is None
     keep_code("kernels", SIGNATURE, b"code")
     assert find_code("kernels", SIGNATURE) == b"code"
@@ -187,7 +187,7 @@ def test_machine_code_under_another_name_counts_as_absent(seed: int, folder: Pat
         if signature == other:
             assert find_code("kernels", signature) == codes[signature]
             continue
-        with pytest.warns(UserWarning, match="a cached file is left aside and will be replaced: .* is damaged"):
+        with pytest.warns(UserWarning, match="ignoring a damaged cache file, .*"):
             assert find_code("kernels", signature) is None
         keep_code("kernels", signature, codes[signature])
         assert find_code("kernels", signature) == codes[signature]

@@ -192,7 +192,7 @@ def test_without_the_signal_a_server_looks_for_checkpoints_itself(
 def test_several_workers_are_refused_where_sockets_are_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "win32")
     socket: Any = None
-    with pytest.raises(DataError, match=r"^--workers 2: this system does not pass a socket on .*; serve with one\.$"):
+    with pytest.raises(DataError, match=r"^--workers must be 1 on Windows, .* got 2\.$"):
         run_workers(2, socket)
 
 
