@@ -1,4 +1,4 @@
-"""Adam and AdamW, equal to torch.optim number by number; they differ in the meaning of weight decay."""
+"""Adam and AdamW, equal to torch.optim in every step; they differ in the meaning of weight decay."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autobatch.params.module import Module
 
 
 class _MomentOptimizer(Optimizer):
-    """The common part of Adam and AdamW: a step along the first moment divided by the root of the second."""
+    """The common part of Adam and AdamW: a step along the first moment, divided by the root of the second."""
 
     limits: ClassVar[Mapping[str, float]] = {**COMMON_LIMITS, "beta_1": 1.0, "beta_2": 1.0, "eps": math.inf}
 
@@ -42,24 +42,24 @@ class _MomentOptimizer(Optimizer):
 
 
 class Adam(_MomentOptimizer):
-    """Steps along the mean gradient, divided by the root of the mean squared gradient.
+    """Adam: steps along the mean gradient, divided by the root of the mean squared gradient.
 
     Args:
         model: the module to train.
         lr: learning rate, about the largest change of a number in one step.
-        betas: shares of the mean and of the mean square that are kept at each step, below 1.
-        eps: added to the root, so that a parameter without gradients does not change.
-        weight_decay: times the parameter, added to its gradient; `AdamW` decays the parameter itself.
+        betas: decay rates of the mean and of the mean square, at least 0 and below 1.
+        eps: added to the root, so that a parameter with zero gradients does not change.
+        weight_decay: factor of the parameter in the term added to its gradient; `AdamW` decays the parameter itself.
         groups: parameters with a learning rate or weight decay of their own.
-        lazy: a gradient given as `Rows` changes these rows alone: their two means and their values, by the rule for
-            dense gradients with beta**step counted per parameter; every other row keeps its value and its means.
+        lazy: whether a gradient given as `Rows` updates only its rows (values and both means), by the dense rule with
+            steps counted per parameter; otherwise it updates all rows, as the dense gradient would.
 
     Raises:
         DataError: an option is out of range, or a group selects no parameter.
 
-    Source: Kingma and Ba 2015 (arXiv:1412.6980), algorithm 1; torch.optim.Adam, equal step by step: both means start at
-    zero and are divided by 1 - beta**step, counted per parameter. With `lazy`, torch.optim.SparseAdam, except for eps:
-    torch adds it to the root before the division by sqrt(1 - beta_2**step), this class after it, as in the dense step.
+    Source: Kingma and Ba 2015 (arXiv:1412.6980), algorithm 1; equal to torch.optim.Adam in every step: both means start
+    at zero and are divided by 1 - beta**step, counted per parameter. With `lazy`, torch.optim.SparseAdam, except that
+    torch adds eps to the root before the division by sqrt(1 - beta_2**step), and this class after it, as when dense.
 
     >>> import numpy as np
     >>> import autobatch as ab
@@ -89,21 +89,21 @@ class Adam(_MomentOptimizer):
 
 
 class AdamW(_MomentOptimizer):
-    """Adam with decoupled weight decay: parameters shrink by a share of themselves, independent of their gradients.
+    """Adam with decoupled weight decay, which does not depend on the gradients.
 
     Args:
         model: the module to train.
         lr: learning rate, about the largest change of a number in one step.
-        betas: shares of the mean and of the mean square that are kept at each step, below 1.
-        eps: added to the root, so that a parameter without gradients changes only by its decay.
+        betas: decay rates of the mean and of the mean square, at least 0 and below 1.
+        eps: added to the root, so that a parameter with zero gradients changes only by its decay.
         weight_decay: each step first multiplies the parameter by 1 - lr * weight_decay.
         groups: parameters with a learning rate or weight decay of their own; biases often have decay 0.
-        lazy: as `Adam`'s; only the rows of the gradient decay.
+        lazy: as for `Adam`; only the rows of the gradient decay.
 
     Raises:
         DataError: an option is out of range, or a group selects no parameter.
 
-    Source: Loshchilov and Hutter 2019 (arXiv:1711.05101), algorithm 2; torch.optim.AdamW, equal step by step.
+    Source: Loshchilov and Hutter 2019 (arXiv:1711.05101), algorithm 2; equal to torch.optim.AdamW in every step.
 
     >>> import numpy as np
     >>> import autobatch as ab

@@ -1,19 +1,18 @@
 """The base of all optimizers: takes gradients by name, and changes parameters in place.
 
-An optimizer holds the parameters that its model had when it was made, under the names of `Module.parameters`, and
-state of the same shapes; it checks all gradients before it changes the first parameter. State is where its parameter
-is. On the host a step is one native pass over each parameter, its state and its gradient (`native/run/optimizer.h`),
-and allocates nothing; on a device it is one launch for all parameters, of the same rules to the bit
-(`autobatch.optim.on_device`), and waits for nothing.
+An optimizer holds the parameters that its model had when the optimizer was made, under the names of
+`Module.parameters`, and state of the same shapes on the same devices. It checks all gradients before it changes the
+first parameter. On the host, a step is one native pass over each parameter, its state and its gradient
+(`native/run/optimizer.h`), without allocation. On a device, it is one asynchronous launch for all parameters, with
+bit-identical results (`autobatch.optim.on_device`).
 
-A gradient given as `Rows` stands for the dense array, with zeros in all other rows: the moments of those rows decay and
-their values change, as with torch's dense gradients. Rows that never had a gradient have a state of zero. They are
-skipped if the rule would not change them, which holds without weight decay. Skipping changes no bit; it saves less the
-more rows had a gradient. Which rows had one follows from their state and is not stored.
+A gradient given as `Rows` stands for the dense array with zeros in all other rows: the moments of those rows decay and
+their values change, as with torch's dense gradients. Rows that never had a gradient have zero state. Without weight
+decay the rule does not change them, so they are skipped, with bit-identical results; which rows these are follows from
+their state and is not stored.
 
-With `lazy=True`, `Rows` are a step of their rows alone: values, state and weight decay of these rows are those of a
-dense step, and all other rows keep their values and their state. Steps are counted per parameter, for all rows
-together. A dense gradient is a step of all rows.
+With `lazy=True`, `Rows` update their rows alone: values, state and weight decay as in a dense step. All other rows keep
+their values and their state. Steps are counted per parameter. A dense gradient updates all rows.
 """
 
 from __future__ import annotations
@@ -43,26 +42,26 @@ if TYPE_CHECKING:
 
 
 class OptimizerState(TypedDict):
-    """The state with which an optimizer continues exactly as without an interruption."""
+    """The state from which an optimizer resumes bit-identically."""
 
     kind: str
     """Name of the optimizer's class."""
     options: dict[str, float]
     """The hyperparameters, by name."""
     overrides: Overrides
-    """Parameter name to the hyperparameters that its group changes."""
+    """Parameter name to the hyperparameters set by its group."""
     steps: dict[str, int]
-    """Number of steps of each parameter, by name."""
+    """Parameter name to its number of steps."""
     arrays: dict[str, FloatArray]
-    """A copy of every state array, by slot and parameter name: `mean.layers.0.weight`."""
+    """Copies of the state arrays, by slot and parameter name, such as `mean.layers.0.weight`."""
 
 
 class Optimizer(ABC):
-    """Names, checks, groups, counts of steps, and stored state.
+    """The base class of optimizers: parameter names, checks, groups, step counts and stored state.
 
     Args:
-        model: its present parameters are used; later additions are ignored.
-        slots: names of the state arrays kept for each parameter, zeros at first.
+        model: the module to train; parameters added to it later are ignored.
+        slots: names of each parameter's state arrays, zeros at first.
         options: the hyperparameters by name, each within `limits`.
         groups: parameters with a learning rate or weight decay of their own.
 
@@ -71,7 +70,7 @@ class Optimizer(ABC):
     """
 
     limits: ClassVar[Mapping[str, float]]
-    """For each option the number that it must stay below; no option may be negative."""
+    """Exclusive upper bound of each option; the lower bound is 0, inclusive."""
 
     def __init__(
         self, model: Module, slots: Sequence[str], options: Mapping[str, float], groups: Sequence[Group] = ()
@@ -79,8 +78,8 @@ class Optimizer(ABC):
         self._check_options(options)
         if not isinstance(model, Module):
             raise DataError(
-                f"cannot make {type(self).__name__} of a {type(model).__name__}: it takes the module itself, as in "
-                f"{type(self).__name__}(model)."
+                f"model of {type(self).__name__} must be a Module, got a {type(model).__name__}; pass the module "
+                f"itself, as in {type(self).__name__}(model)."
             )
         self._model, self._model_name = KnownModule(model), type(model).__name__
         self._parameters = model.parameters()
@@ -98,10 +97,10 @@ class Optimizer(ABC):
 
     @property
     def lr(self) -> float:
-        """The learning rate; may be set between steps.
+        """Return the learning rate, which may be set between steps.
 
         Raises:
-            DataError: it is set to a negative number, infinity or NaN.
+            DataError: the new rate is negative, infinite or NaN.
         """
         return self._options["lr"]
 
@@ -111,20 +110,20 @@ class Optimizer(ABC):
         self._options["lr"] = float(value)
 
     def step(self, grads: Mapping[str, Gradient]) -> None:
-        """Change every trainable parameter once, in place.
+        """Update every trainable parameter once, in place. On errors other than NumericError nothing changes.
 
         Args:
             grads: parameter name to gradient, an array or `Rows` of the parameter's shape, for every trainable
-                parameter; gradients of other parameters are ignored. They are only read. A gradient is where its
-                parameter is: for a parameter on a device, an array of the device, of any library with DLPack.
+                parameter; gradients of other parameters are ignored. They are only read. The gradient of a parameter
+                on a device is an array on that device, of any library with DLPack.
 
         Raises:
-            GraphError: a name is unknown or missing, or stands for another parameter than before.
-            ShapeError: a gradient's shape is not its parameter's.
-            DataError: a gradient is not an array of numbers, or is elsewhere.
-            BackendError: the kernels of a device cannot be compiled. In all these cases nothing has changed.
-            NumericError: on a device, the last step changed nothing, because the norm of its gradients was not finite,
-                and that norm has not been read (`clip_by_norm`).
+            GraphError: a name is unknown or missing, or a parameter of the model was replaced.
+            ShapeError: a gradient and its parameter differ in shape.
+            DataError: a gradient is not an array of numbers, or is on another device.
+            BackendError: the kernels of a device cannot be compiled.
+            NumericError: on a device, the previous step changed nothing, because the norm of its gradients was not
+                finite, and that norm has not been read (`clip_by_norm`).
         """
         with run_lock():
             read = self._read_grads(grads)
@@ -145,7 +144,7 @@ class Optimizer(ABC):
             check()
 
     def state_dict(self) -> OptimizerState:
-        """Copy everything that the next step depends on, except the parameters."""
+        """Copy all state that the next step depends on, except the parameters."""
         return {
             "kind": type(self).__name__,
             "options": dict(self._options),
@@ -155,22 +154,21 @@ class Optimizer(ABC):
         }
 
     def load_state_dict(self, state: OptimizerState) -> None:
-        """Continue from a stored state: hyperparameters, those of groups included, counts and arrays.
+        """Resume from stored state: hyperparameters, including those of groups, step counts and arrays.
 
         Args:
             state: from `state_dict`.
 
         Raises:
-            CheckpointError: it was stored by another optimizer or for another model.
-            DataError: a hyperparameter is out of range. In both cases nothing has changed.
+            CheckpointError: another optimizer class stored it, or it is for another model; nothing has changed.
+            DataError: a hyperparameter is out of range; nothing has changed.
         """
         doing = check_kind("optimizer", self, state, OptimizerState.__required_keys__)
         try:
             self._load(doing, state)
         except RAW as error:
             raise CheckpointError(
-                f"{doing}: it holds what no optimizer stores ({error}); give what {type(self).__name__}.state_dict() "
-                f"returned."
+                f"{doing}: malformed state ({error}); pass the result of {type(self).__name__}.state_dict()."
             ) from error
 
     def _load(self, doing: str, state: OptimizerState) -> None:
@@ -198,10 +196,10 @@ class Optimizer(ABC):
 
     @abstractmethod
     def _constants(self, step: int, lr: float, weight_decay: float) -> tuple[float, ...]:
-        """Compute the constants of the rule (`native/run/optimizer.h`) at a step; the first step is 1."""
+        """Compute the constants of the update rule (`native/run/optimizer.h`) at a step; the first step is 1."""
 
     def _change(self, name: str, grad: Gradient, made: dict[Any, FloatArray]) -> Change:
-        """What this step changes of a parameter; `made` has the constants that this step made so far."""
+        """Describe the change of a parameter; `made` caches the constants of this step."""
         parameter, own = self._parameters[name], self._overrides.get(name, {})
         key = self._steps[name], name if own else None, parameter.dtype
         if key not in made:
@@ -215,7 +213,7 @@ class Optimizer(ABC):
         return Change(*placed, grad, made[key])
 
     def _place_state(self, name: str, parameter: Parameter) -> Placed:
-        """Have the state where the numbers are, and in their dtype: the model may have been moved or cast."""
+        """Move the state to the parameter's device and dtype, as the model may have been moved or cast."""
         state, store, lies_on = self._state[name], parameter.store, self._lies_on[name]
         for slot, array in state.items():
             moved = array if store is lies_on else store.put(lies_on.get(array))
@@ -225,7 +223,7 @@ class Optimizer(ABC):
         return Placed(parameter.array, (first, second))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles have their state on the host, and move it at their next step."""
+        """Return the state for copies and pickles, with arrays on the host; their next step moves them."""
         state = {
             name: {slot: self._lies_on[name].get(array) for slot, array in own.items()}
             for name, own in self._state.items()
@@ -234,7 +232,7 @@ class Optimizer(ABC):
         return {**vars(self), "_state": state, "_lies_on": lies_on, "_placed": {}, "_updates": {}, "_check_last": None}
 
     def _state_arrays(self) -> dict[str, tuple[FloatArray, Store]]:
-        """The state arrays by their names in stored state, each with the store that it lies on."""
+        """Return the state arrays by their names in `OptimizerState`, each with its device memory."""
         return {
             f"{slot}.{name}": (array, self._lies_on[name])
             for name, state in self._state.items()
@@ -247,23 +245,21 @@ class Optimizer(ABC):
             if not isinstance(value, bool | np.bool_) and not is_number(value):
                 raise refusal(f"{option} of {type(self).__name__}", "a number", value)
             if not 0.0 <= value < limit:
-                raise DataError(
-                    f"cannot set {option} of {type(self).__name__} to {value}; give at least 0 and below {limit}."
-                )
+                raise DataError(f"{option} of {type(self).__name__} must be at least 0 and below {limit}, got {value}.")
 
     def _read_grads(self, grads: Mapping[str, Gradient]) -> dict[str, Gradient]:
-        """Check all gradients, and return those of trainable parameters, each as plain array or `Rows`."""
+        """Check all gradients; return those of trainable parameters, as plain arrays or `Rows`."""
         doing = f"cannot take a step of {type(self).__name__}"
         if not isinstance(grads, Mapping):
             raise GraphError(
-                f"{doing}: it takes the gradients by name, not a {type(grads).__name__}; value_and_grad returns the "
-                f"value and the gradients, so write value, grads = loss.value_and_grad(batch)."
+                f"{doing}: gradients must be a dict by parameter name, got a {type(grads).__name__}; value_and_grad "
+                f"returns a pair, so write value, grads = loss.value_and_grad(batch)."
             )
         for name in grads:
             if name not in self._parameters:
                 raise GraphError(
-                    f"{doing}: there is a gradient for {name!r} and {self._model_name} had no such parameter when "
-                    "the optimizer was made; make the optimizer after the whole model."
+                    f"{doing}: gradient {name!r} matches no parameter that {self._model_name} had when the optimizer "
+                    "was made; make the optimizer after the whole model."
                 )
         read: dict[str, Gradient] = {}
         present = self._model.parameters()
@@ -272,38 +268,38 @@ class Optimizer(ABC):
                 continue
             if present.get(name, parameter) is not parameter:
                 raise GraphError(
-                    f"{doing}: {name!r} of {self._model_name} is another parameter than when the optimizer was made; "
-                    f"make a new optimizer after replacing a layer."
+                    f"{doing}: {name!r} of {self._model_name} was replaced after the optimizer was made; make a new "
+                    f"optimizer after replacing a layer."
                 )
             if name not in grads:
                 raise GraphError(
-                    f"{doing}: the trainable parameter {name!r} of {self._model_name} has no gradient; pass all that "
-                    "value_and_grad returns, or set trainable = False."
+                    f"{doing}: the trainable parameter {name!r} of {self._model_name} has no gradient; pass all "
+                    "gradients that value_and_grad returns, or set trainable = False."
                 )
             read[name] = _read_grad(doing, name, grads[name], parameter.store)
             if read[name].shape != parameter.shape:
                 raise ShapeError(
-                    f"{doing}: the gradient of {name!r} has shape {read[name].shape} and the parameter "
-                    f"{parameter.shape}; pass the gradients as value_and_grad returns them."
+                    f"{doing}: the gradient of {name!r} must have the parameter's shape {parameter.shape}, got "
+                    f"{read[name].shape}; pass the gradients as value_and_grad returns them."
                 )
         return read
 
 
 def _read_grad(doing: str, name: str, grad: Any, store: Store) -> Gradient:
-    """A gradient as a plain array, on the device that its parameter is on, or `Rows`; DataError if it is neither."""
+    """Return a gradient as `Rows` or as a plain array on `store`; raise a DataError if it is neither."""
     array = store.adopt(grad)
     lies_on = store_of(grad) if array is None else store
     if lies_on is not store:
         raise DataError(
-            f"{doing}: the gradient of {name!r} is on {lies_on.kind} and the parameter on {store.kind}; pass the "
-            "gradients as value_and_grad returns them, or put them where the parameter is."
+            f"{doing}: the gradient of {name!r} must be on the parameter's device {store.kind}, got {lies_on.kind}; "
+            "pass the gradients as value_and_grad returns them, or move them."
         )
     if isinstance(grad, Rows):
         return grad
     try:
         return plain_array(grad) if array is None else to_numbers(array)
     except (DataError, ValueError) as error:
-        raise DataError(f"{doing}: the gradient of {name!r} is no array of numbers: {error}") from error
+        raise DataError(f"{doing}: the gradient of {name!r} must be an array of numbers: {error}") from error
 
 
 def _make_updates(store: Store) -> Updates:
@@ -323,7 +319,7 @@ def check_kind(what: str, owner: object, state: Mapping[str, Any], keys: frozens
         what: "optimizer" or "schedule".
 
     Returns:
-        "cannot load the state of the optimizer Adam": the beginning of an error.
+        The start of error messages: "cannot load the state of the optimizer Adam".
 
     Raises:
         CheckpointError: a key is missing, or another class stored the state.
@@ -331,15 +327,16 @@ def check_kind(what: str, owner: object, state: Mapping[str, Any], keys: frozens
     kind = type(owner).__name__
     doing = f"cannot load the state of the {what} {kind}"
     if not isinstance(state, Mapping):
-        raise refusal(f"state of {kind}.load_state_dict", f"what {kind}.state_dict() returned", state, CheckpointError)
+        raise refusal(f"state of {kind}.load_state_dict", f"a {kind}.state_dict()", state, CheckpointError)
     if not keys <= state.keys():
         raise CheckpointError(
-            f"{doing}: it holds {', '.join(state) or 'nothing'}; give what {kind}.state_dict() returned."
+            f"{doing}: the keys must be {', '.join(sorted(keys))}, got {', '.join(state) or 'none'}; "
+            f"pass the result of {kind}.state_dict()."
         )
     if state["kind"] != kind:
-        raise CheckpointError(f"{doing}: it was stored by {state['kind']}; make that {what} instead.")
+        raise CheckpointError(f"{doing}: the {what} must be {state['kind']}, which stored it.")
     return doing
 
 
 COMMON_LIMITS: Mapping[str, float] = {"lr": math.inf, "weight_decay": math.inf, "lazy": math.inf}
-"""Limits of the options that every optimizer has."""
+"""Limits of the options common to all optimizers."""

@@ -1,4 +1,4 @@
-"""Gradient clipping: scales all gradients by one factor if their norm is too large, or limits each number."""
+"""Gradient clipping: by the common norm of all gradients, or number by number."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
 def clip_by_norm(grads: Mapping[str, Gradient], max_norm: float) -> float | Late:
     """Scale all gradients in place by one factor, so that their common norm is at most `max_norm`.
 
-    Gradients on a device are measured and scaled there. For those that `value_and_grad` returns the call does not wait:
-    the norm is a `Late`, a number that waits when it is read. If it is not finite, the step of an optimizer with these
-    gradients changes nothing, and the error is raised when the norm is read, or else by the optimizer's next step.
+    Gradients on a device are measured and scaled there. For those that `value_and_grad` returns, the call does not wait
+    but returns a `Late` norm, which waits when it is read. If it is not finite, an optimizer step with these gradients
+    changes nothing, and the error is raised when the norm is read, or else by the optimizer's next step.
 
     Args:
         grads: parameter name to gradient, an array of any shape or `Rows`; all on one device.
-        max_norm: above 0, in the units of the gradients; infinity only measures.
+        max_norm: above 0, in the units of the gradients; infinity measures without scaling.
 
     Returns:
         The Euclidean norm over all numbers of all gradients, before scaling.
 
     Raises:
         NumericError: a gradient holds NaN or infinity; the message names it and nothing has changed.
-        DataError: `max_norm` is not above 0, or a gradient is not a writeable array of floats.
+        DataError: `max_norm` is not above 0, a gradient is not a writeable array of floats, or devices differ.
 
     >>> import numpy as np
     >>> import autobatch as ab
@@ -63,9 +63,9 @@ def clip_by_norm(grads: Mapping[str, Gradient], max_norm: float) -> float | Late
 
 
 def clip_by_value(grads: Mapping[str, Gradient], limit: float) -> None:
-    """Replace each number of the gradients, in place, by the nearest one between `-limit` and `limit`.
+    """Clip each number of the gradients, in place, to the range from `-limit` to `limit`.
 
-    Gradients on a device are clipped there, and the call does not wait: whether they are finite is not checked.
+    Gradients on a device are clipped there without waiting, and are not checked for NaN and infinity.
 
     Args:
         grads: parameter name to gradient, an array of any shape or `Rows`; all on one device.
@@ -73,7 +73,7 @@ def clip_by_value(grads: Mapping[str, Gradient], limit: float) -> None:
 
     Raises:
         NumericError: a gradient on the host holds NaN or infinity; the message names it and nothing has changed.
-        DataError: `limit` is not above 0, or a gradient is not a writeable array of floats.
+        DataError: `limit` is not above 0, a gradient is not a writeable array of floats, or devices differ.
 
     >>> import numpy as np
     >>> import autobatch as ab
@@ -108,7 +108,7 @@ def _clip_on_host(numbers: Mapping[str, FloatArray], max_norm: float) -> float:
     return total
 
 
-_clippings: dict[Store, DeviceClipping] = {}  # one for each device
+_clippings: dict[Store, DeviceClipping] = {}  # one per device
 
 
 def _clip_on_device(
@@ -128,20 +128,20 @@ def _clip_on_device(
 
 
 def _find_store(grads: Mapping[str, Gradient]) -> Store:
-    """The memory that all gradients are in."""
+    """Return the device memory of all gradients; raise a DataError if they differ."""
     stores = {name: store_of(grad) for name, grad in grads.items()}
     first = next(iter(stores), "")
     for name, store in stores.items():
         if store is not stores[first]:
             raise DataError(
-                f"cannot clip gradients: that of {first!r} is on {stores[first].kind} and that of {name!r} on "
-                f"{store.kind}; give gradients as value_and_grad returns them."
+                f"gradients to clip must be on one device, got {first!r} on {stores[first].kind} and {name!r} on "
+                f"{store.kind}; pass them as value_and_grad returns them."
             )
     return stores[first] if stores else HOST
 
 
 def _numbers(name: str, grad: Any, store: Store) -> FloatArray:
-    """The numbers of a gradient, which can be changed; DataError if it is no array of floats."""
+    """Return the writeable numbers of a gradient; raise a DataError if it is not an array of floats."""
     array: Any = grad.values if isinstance(grad, Rows) else grad
     if store is HOST:
         is_usable = isinstance(array, np.ndarray) and array.dtype.kind == "f" and array.flags.writeable
@@ -150,39 +150,39 @@ def _numbers(name: str, grad: Any, store: Store) -> FloatArray:
         is_usable = array.dtype in (FLOAT32, FLOAT64)
     if not is_usable:
         raise DataError(
-            f"cannot clip gradients: that of {name!r} is no array of floats that can be changed; give gradients "
-            "as value_and_grad returns them, or copies."
+            f"cannot clip gradients: {name!r} must be a writeable array of floats; pass gradients as value_and_grad "
+            "returns them, or copies."
         )
     numbers: FloatArray = array
     return numbers
 
 
 def _norm(numbers: FloatArray) -> float:
-    lines = 1 if numbers.flags.c_contiguous else len(numbers)  # columns of a larger array are no line without a copy
+    lines = 1 if numbers.flags.c_contiguous else len(numbers)  # columns of a larger array cannot be flattened in place
     numbers = numbers.reshape(lines, -1)
     with np.errstate(all="ignore"):
         square = float(np.dot(numbers[0], numbers[0]) if lines == 1 else np.einsum("ij,ij->", numbers, numbers))
-        if not math.isfinite(square):  # in float32 the square of 1e20 is infinite
+        if not math.isfinite(square):  # the square of 1e20 overflows float32
             square = float(np.einsum("ij,ij->", numbers, numbers, dtype=np.float64))
     return math.sqrt(square)
 
 
 class LateNorm:
-    """Reads the common norm of some gradients, when it is called.
+    """A callable that reads the common norm of gradients on a device.
 
     Args:
-        names: of the gradients.
-        squares: waits for the sum of squares of each.
+        names: names of the gradients.
+        squares: waits for the sums of squares, one per gradient, and returns them.
     """
 
     def __init__(self, names: Sequence[str], squares: Callable[[], NDArray[Any]]) -> None:
         self._names, self._squares, self._is_read = names, squares, False
 
     def __call__(self) -> np.float64:
-        """The norm.
+        """Wait for the norm and return it.
 
         Raises:
-            NumericError: a gradient is not finite; names it.
+            NumericError: a gradient is not finite; the message names it.
         """
         self._is_read = True
         norms = np.sqrt(self._squares())
@@ -191,7 +191,7 @@ class LateNorm:
         return np.float64(math.hypot(*norms))
 
     def check(self) -> None:
-        """Raise the NumericError of a gradient that is not finite, unless the norm has been read."""
+        """Raise a NumericError if a gradient is not finite, unless the norm has been read."""
         if not self._is_read:
             self()
 
@@ -200,6 +200,6 @@ def _check_norm(name: str, norm: float) -> None:
     """Raise a NumericError if the norm of a gradient is not finite."""
     if not math.isfinite(norm):
         raise NumericError(
-            f"cannot clip gradients: the norm of the gradient of {name!r} is {norm}, no finite number; "
-            "skip this step, or lower the learning rate."
+            f"cannot clip gradients: the norm of {name!r} must be finite, got {norm}; skip this step, or lower the "
+            "learning rate."
         )

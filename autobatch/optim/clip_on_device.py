@@ -1,6 +1,6 @@
-"""Clipping on a device: two launches measure and scale all gradients, and the host waits for nothing.
+"""Clipping on a device: one launch measures all gradients, another scales them, and the host does not wait.
 
-The kernels are in `kernels.cuh`. Squares are added in float64, in an order that is always the same.
+The kernels are in `kernels.cuh`. Squares are summed in float64 in a fixed order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ N_CLIPPING = 7  # words of `Clipping` in `kernels.cuh`
 
 
 class DeviceClipping:
-    """Clips gradients on a device, in memory that is kept."""
+    """Clips gradients on a device, in memory that is reused."""
 
     def __init__(self, device: Device) -> None:
         self._device, self._staging = device, Staging(device)
@@ -31,13 +31,13 @@ class DeviceClipping:
         self._n_done = device.put(np.zeros(1, np.int64))
 
     def clip(self, numbers: Mapping[str, FloatArray], max_norm: float, finite: Any) -> Squares:
-        """Scale arrays of the device to a common norm of at most `max_norm`; see `autobatch.optim.clip`.
+        """Scale device arrays to a common norm of at most `max_norm`; see `autobatch.optim.clip`.
 
         Args:
-            finite: an array of one bool, which becomes False if the norm is not finite; or None.
+            finite: an array of one bool to set to False if the norm is not finite, or None.
 
         Returns:
-            Waits for the sum of squares of each array.
+            A function that waits for the sums of squares, one per array, and returns them.
         """
         device, n = self._device, len(numbers)
         entries, lines = np.zeros(n, ENTRY), {name: to_lines(array) for name, array in numbers.items()}

@@ -18,17 +18,17 @@ Overrides = dict[str, dict[str, float]]
 @checked()
 @dataclass(frozen=True)
 class Group:
-    """Parameters, by name, with a learning rate or a weight decay of their own.
+    """Parameters, selected by name, with a learning rate or a weight decay of their own.
 
     Args:
-        names: of parameters as `Module.parameters` gives them, or patterns, in which `*` stands for any characters,
-            dots too, and `?` for one: `"*bias"`, `{"embedding.weight", "output.*"}`.
-        lr_factor: the group's learning rate, as a share of `optimizer.lr`; setting `optimizer.lr`, by hand or by a
-            schedule, therefore changes all groups together.
-        weight_decay: the group's own; None leaves the optimizer's.
+        names: names as in `Module.parameters`, or patterns, where `*` matches any characters including dots, and `?`
+            matches one: `"*bias"`, `{"embedding.weight", "output.*"}`.
+        lr_factor: the group's learning rate as a multiple of `optimizer.lr`, so that setting `optimizer.lr`, by hand or
+            by a schedule, changes all groups together.
+        weight_decay: the group's weight decay; None for the optimizer's.
 
     Raises:
-        DataError: a number is negative or not finite, or there are no names.
+        DataError: a number is negative or not finite, or `names` is empty.
 
     >>> import numpy as np
     >>> import autobatch as ab
@@ -43,30 +43,30 @@ class Group:
 
     def __post_init__(self) -> None:
         if not self.patterns:
-            raise DataError("cannot make a Group without names; give names or patterns of parameters.")
+            raise DataError("names of Group must not be empty; give names or patterns of parameters.")
         check_overrides(f"make a Group of {self.patterns}", self.overrides)
 
     @property
     def patterns(self) -> list[str]:
-        """The names and patterns, sorted."""
+        """Return the names and patterns, sorted."""
         return [self.names] if isinstance(self.names, str) else sorted(self.names)
 
     @property
     def overrides(self) -> dict[str, float]:
-        """The hyperparameters that differ for a parameter of the group."""
+        """Return the hyperparameters that the group sets."""
         decay = {} if self.weight_decay is None else {"weight_decay": float(self.weight_decay)}
         return {"lr_factor": float(self.lr_factor), **decay}
 
     def selects(self, name: str) -> bool:
-        """Whether the parameter called `name` belongs to the group."""
+        """Return whether a name or pattern of the group matches `name`."""
         return any(name == pattern or fnmatchcase(name, pattern) for pattern in self.patterns)
 
 
 def assign_groups(doing: str, groups: Sequence[Group], names: Collection[str]) -> Overrides:
-    """Give each parameter the hyperparameters of the first group that selects it.
+    """Assign to each parameter the hyperparameters of the first group that selects it.
 
     Raises:
-        DataError: a name or pattern selects none of `names`, or a group selects only parameters of earlier groups.
+        DataError: a name or pattern matches none of `names`, or a group selects only parameters of earlier groups.
     """
     assigned: Overrides = {}
     for group in groups:
@@ -74,12 +74,12 @@ def assign_groups(doing: str, groups: Sequence[Group], names: Collection[str]) -
             raise refusal("groups", "a list of Groups", groups)
         for pattern in group.patterns:
             if not any(Group(pattern).selects(name) for name in names):
-                raise DataError(f"{doing}: {pattern!r} in groups= is no parameter; there are {', '.join(names)}.")
+                raise DataError(f"{doing}: {pattern!r} in groups= must match a parameter: {', '.join(names)}.")
         chosen = [name for name in names if name not in assigned and group.selects(name)]
         if not chosen:
             raise DataError(
-                f"{doing}: the parameters of {group.patterns} in groups= are all in earlier groups, which come first; "
-                "put it before them, or leave it out."
+                f"{doing}: earlier groups already select all parameters of {group.patterns} in groups=; put it before "
+                "them, or leave it out."
             )
         assigned |= dict.fromkeys(chosen, group.overrides)
     return assigned
@@ -89,4 +89,4 @@ def check_overrides(doing: str, overrides: dict[str, float]) -> None:
     """Raise a DataError if a number is negative or not finite."""
     for option, value in overrides.items():
         if not 0.0 <= value < math.inf:
-            raise DataError(f"cannot {doing} with {option}={value}; give at least 0, and no infinity.")
+            raise DataError(f"cannot {doing}: {option} must be at least 0 and finite, got {value}.")

@@ -1,8 +1,8 @@
-"""Steps of optimizers on a device: one launch for all parameters, and one small upload; the host waits for nothing.
+"""Optimizer steps on a device: one small upload and one launch for all parameters, and the host does not wait.
 
-The kernel of `kernels.cuh` follows the rules of `native/run/optimizer.cpp` to the bit. Its list of entries is kept from
-step to step; what changes are the constants and the rows of sparse gradients. Where rows without a gradient change too,
-none is left out: a row that never had a gradient would stay the same.
+The kernel in `kernels.cuh` is bit-identical to `native/run/optimizer.cpp`. Its entries are kept between steps; only the
+constants and the rows of sparse gradients change. The kernel updates all rows where the host skips rows that never had
+a gradient, because the rule does not change these.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from autobatch.params.sparse_rows import Rows
 
 
 class DeviceUpdates:
-    """Carries out steps on a device.
+    """`autobatch.optim.change.Updates` on a device.
 
     Raises:
         BackendError: the kernels cannot be compiled.
@@ -44,10 +44,9 @@ class DeviceUpdates:
         load_kernels(device)
         self._device, self._staging = device, Staging(device)
         self._entries: NDArray[Any] = np.zeros(0, ENTRY)
-        self._described: list[tuple[Any, ...]] = []  # the arrays that each entry is about
+        self._described: list[tuple[Any, ...]] = []  # the arrays that each entry describes
 
     def run(self, changes: Sequence[Change], lazy: bool, finite: Any) -> None:
-        """See `Updates`."""
         if len(changes) != len(self._described):
             self._entries, self._described = np.zeros(len(changes), ENTRY), [()] * len(changes)
         used = [self._describe(at, change, lazy) for at, change in enumerate(changes)]
@@ -62,9 +61,9 @@ class DeviceUpdates:
                 change.data[...] = data
 
     def _describe(self, at: int, change: Change, lazy: bool) -> tuple[FloatArray, FloatArray]:
-        """Write an entry; return the arrays that it is about: numbers of the parameter, and of the gradient.
+        """Write an entry; return the arrays of the parameter and the gradient that it refers to.
 
-        Copies stand for arrays that do not lie in rows of consecutive numbers, or are of another dtype.
+        These are copies if an array does not have the form of `Lines`, or the gradient has another dtype.
         """
         entry, dtype = self._entries[at], change.data.dtype
         entry["constants"].view(dtype)[:: 8 // dtype.itemsize] = change.constants
@@ -87,7 +86,7 @@ class DeviceUpdates:
         return data.array, lines.array
 
     def _send(self, grads: Sequence[Any]) -> int:
-        """Begin to copy the entries, and the ids of sparse gradients; return where the entries will be."""
+        """Start to upload the entries and the ids of sparse gradients; return the address of the entries."""
         ids = [(at, grad.ids) for at, grad in enumerate(grads) if isinstance(grad, Rows)]
         first = N_WORDS * len(grads)
         words, address = borrow(self._staging, first + sum(own.size for _, own in ids), self._device)
@@ -101,7 +100,7 @@ class DeviceUpdates:
 
 
 def _which_rows(change: Change, lazy: bool) -> int:
-    """Which rows change by a sparse gradient."""
+    """Select the rows that a sparse gradient updates."""
     if lazy:
         return GIVEN
     is_plain = change.state[0] is None

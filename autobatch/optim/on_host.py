@@ -1,4 +1,4 @@
-"""Steps of optimizers on the host: one native pass over each parameter, its state and its gradient."""
+"""Optimizer steps on the host: one native pass over each parameter, its state and its gradient."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from autobatch.params.sparse_rows import Rows
 
 @dataclass
 class Job:
-    """The memory that the passes over a parameter read and write, looked up once.
+    """The memory that passes over a parameter read and write, cached between steps.
 
     Attributes:
-        placed: that this was looked up for.
-        data, grad: as lines.
-        flat, flat_grad: their memory from the first number to the last.
-        state: flat.
-        touched: for each row, whether it ever had a gradient; None if no gradient was `Rows` yet.
+        placed: the arrays that this job was prepared for.
+        data, grad: the parameter and the gradient as lines.
+        flat, flat_grad: their memory from the first number to the last, as flat arrays.
+        state: the state arrays, flat.
+        touched: whether each row ever had a gradient; None until a gradient is `Rows`.
     """
 
     placed: Placed
@@ -37,14 +37,13 @@ class Job:
 
 
 class HostUpdates:
-    """Carries out steps on the host; allocates nothing."""
+    """`autobatch.optim.change.Updates` on the host, without allocation after the first step."""
 
     def __init__(self) -> None:
         self._jobs: list[Job] = []
 
     def run(self, changes: Sequence[Change], lazy: bool, finite: Any) -> None:
-        """See `Updates`."""
-        assert finite is None, "the host knows before there are gradients"
+        assert finite is None, "the host checks losses before it computes gradients"
         if len(changes) != len(self._jobs):
             self._jobs = [_prepare(change) for change in changes]
         for at, change in enumerate(changes):
@@ -84,18 +83,18 @@ def _prepare(change: Change) -> Job:
 
 
 def _is_for(job: Job, change: Change) -> bool:
-    """Whether a job has the memory of a parameter and of its state. Data that is no lines is copied in every step."""
+    """Return whether a job is for this parameter and state. Data that needs a copy is never cached."""
     first, second = job.placed.state
     return job.data.array is change.data and first is change.state[0] and second is change.state[1]
 
 
 def _readable(array: FloatArray) -> Lines:
-    """An array as lines that native code can read."""
+    """Convert an array to writeable, aligned lines, with a copy only if necessary."""
     return to_lines(array if array.flags.writeable and array.flags.aligned else array.copy())
 
 
 def _flat(lines: Lines) -> FloatArray:
-    """The memory of lines from the first number to the last."""
+    """Return the memory of lines, from the first number to the last, as a flat view."""
     array, n_rows, width, step = lines
     if array.flags.c_contiguous:
         return array.reshape(-1)
@@ -103,7 +102,7 @@ def _flat(lines: Lines) -> FloatArray:
 
 
 def _touched_rows(change: Change, n_rows: int, width: int) -> NDArray[np.bool_]:
-    """For each row, whether it ever had a gradient; a row whose state is zero counts as one without."""
+    """Return whether each row ever had a gradient, bool (n_rows,); rows of zero state count as rows without."""
     touched = np.zeros(n_rows, bool)
     for array in change.state:
         if array is not None:

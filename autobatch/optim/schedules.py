@@ -1,11 +1,11 @@
-"""Schedules of the learning rate: functions from the number of steps taken to the rate of the next step.
+"""Learning rate schedules: functions from the number of steps taken to the rate of the next step.
 
-A new schedule sets the rate of the first step, and each `step()` that of the next. A step may be a mini-batch or an
-epoch. Groups of the optimizer follow, each by its `lr_factor`. A schedule overwrites any other setting of
-`optimizer.lr`; `PlateauRate`, which follows a measure instead of a count, multiplies the present rate.
+A new schedule sets the rate of the first step, and each `step()` sets the next rate. A step may be a mini-batch or an
+epoch. Groups of the optimizer scale the rate by their `lr_factor`. A schedule overwrites other changes of
+`optimizer.lr`, except `PlateauRate`, which follows a measure and multiplies the current rate.
 
-Stored state (`state_dict`) sets the same rates bit for bit. The state of the optimizer is stored apart; the two are
-loaded in either order.
+A schedule resumed from `state_dict` gives bit-identical rates. The optimizer's state is stored separately, and may be
+loaded before or after it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from autobatch.keywords import checked, suggesting
 from autobatch.optim.base import Optimizer, check_kind
 from autobatch.params.module import check_entries
 
-SMALLEST_CHANGE = 1e-8  # of the rate by PlateauRate; torch's default `eps`
+SMALLEST_CHANGE = 1e-8  # smaller changes are skipped by PlateauRate; torch's default `eps`
 
 
 class RateState(TypedDict):
-    """The state of a schedule; it can be written as JSON."""
+    """The state of a schedule, as JSON values."""
 
     kind: str
     """Name of the schedule's class."""
@@ -35,13 +35,13 @@ class RateState(TypedDict):
 
 
 def _allow(convert: Callable[[Any], Any], needed: str, holds: Callable[[Any], bool]) -> Mapping[str, Any]:
-    """Metadata of a field: the conversion of stored values, and the allowed values, in words and as a test."""
+    """Make the metadata of a field: the conversion of its values, and the allowed ones, in words and as a test."""
     return {"convert": convert, "needed": needed, "holds": holds}
 
 
 COUNT = _allow(int, "at least 0", lambda n: n >= 0)
 POSITIVE = _allow(int, "at least 1", lambda n: n >= 1)
-RATE = _allow(float, "at least 0, and no infinity", lambda x: 0.0 <= x < math.inf)
+RATE = _allow(float, "at least 0 and finite", lambda x: 0.0 <= x < math.inf)
 BELOW_1 = _allow(float, "at least 0 and below 1", lambda x: 0.0 <= x < 1.0)
 SHARE = _allow(float, "0 to 1", lambda x: 0.0 <= x <= 1.0)
 MAYBE_SHARE = _allow(lambda x: x if x is None else float(x), "0 to 1", lambda x: x is None or 0.0 <= x <= 1.0)
@@ -51,7 +51,7 @@ BEST = _allow(lambda x: x, "a number or None", lambda x: x is None or not math.i
 
 @dataclass(eq=False)
 class LearningRate:
-    """The base of all schedules. The other fields of a subclass are its state."""
+    """The base class of schedules. All fields of a subclass but `optimizer` are its state."""
 
     optimizer: Optimizer = field(repr=False)
 
@@ -65,13 +65,13 @@ class LearningRate:
         return {"kind": type(self).__name__, "values": self._values()}
 
     def load_state_dict(self, state: RateState) -> None:
-        """Continue from a stored state, with the arguments that it holds.
+        """Resume from stored state, which includes the schedule's arguments.
 
         Args:
             state: from `state_dict`.
 
         Raises:
-            CheckpointError: it was stored by another schedule, or is damaged; nothing has changed.
+            CheckpointError: another schedule class stored it, or it is malformed; nothing has changed.
         """
         doing = check_kind("schedule", self, state, RateState.__required_keys__)
         values = state["values"]
@@ -79,7 +79,7 @@ class LearningRate:
         try:
             self._check(values)
         except (DataError, *RAW) as error:
-            raise CheckpointError(f"{doing}: {error} Give what {type(self).__name__}.state_dict() returned.") from error
+            raise CheckpointError(f"{doing}: {error} Pass the result of {type(self).__name__}.state_dict().") from error
         vars(self).update(values)
 
     def _stored(self) -> list[Field[Any]]:
@@ -93,13 +93,13 @@ class LearningRate:
         for one in self._stored():
             if not one.metadata["holds"](values[one.name]):
                 raise DataError(
-                    f"{type(self).__name__} has {one.name}={values[one.name]}; give {one.metadata['needed']}."
+                    f"{one.name} of {type(self).__name__} must be {one.metadata['needed']}, got {values[one.name]}."
                 )
 
 
 @dataclass(eq=False)
 class _FactorRate(LearningRate, ABC):
-    """A schedule whose rate is the first rate times a function of the number of steps."""
+    """A schedule whose rate is the optimizer's initial rate times a function of the number of steps taken."""
 
     base_lr: float = field(init=False, metadata=RATE)
     n_taken: int = field(init=False, default=0, metadata=COUNT)
@@ -111,10 +111,10 @@ class _FactorRate(LearningRate, ABC):
 
     @abstractmethod
     def factor_at(self, n_taken: int) -> float:
-        """The rate after this many steps, as a share of the first rate."""
+        """Return the rate after `n_taken` steps as a multiple of the initial rate."""
 
     def step(self) -> None:
-        """Count a step, and set the rate of the next."""
+        """Count a step, and set the rate of the next one."""
         self.n_taken += 1
         self._set_rate()
 
@@ -129,7 +129,7 @@ class _FactorRate(LearningRate, ABC):
 @checked()
 @dataclass(eq=False)
 class ConstantRate(_FactorRate):
-    """The rate of `optimizer`, times `factor` in the first `n_steps`; torch's ConstantLR."""
+    """Multiply the optimizer's rate by `factor` in the first `n_steps` steps; torch's ConstantLR."""
 
     factor: float = field(default=1.0, metadata=RATE)
     n_steps: int = field(default=0, metadata=COUNT)
@@ -141,7 +141,7 @@ class ConstantRate(_FactorRate):
 @checked()
 @dataclass(eq=False)
 class StepRate(_FactorRate):
-    """The rate of `optimizer`, multiplied by `factor` after every `n_steps`; torch's StepLR.
+    """Multiply the optimizer's rate by `factor` after every `n_steps` steps; torch's StepLR.
 
     >>> import numpy as np
     >>> import autobatch as ab
@@ -163,18 +163,18 @@ class StepRate(_FactorRate):
 @checked()
 @dataclass(eq=False)
 class CosineRate(_FactorRate):
-    """A linear warm-up to the rate of the optimizer, then half a cosine down.
+    """Warm up linearly to the optimizer's rate, then decay along half a cosine.
 
     Args:
         optimizer: its `lr` is the peak.
-        n_steps: steps until the end, warm-up included; the rate is constant after it.
+        n_steps: steps until the end, including warm-up; the rate is constant afterwards.
         warmup: steps until the peak, below `n_steps`.
-        first_factor: the first rate of the warm-up as a share of the peak; None is 1 / (warmup + 1), a linear rise from
-            0 without a step at rate 0.
-        last_factor: the rate at the end as a share of the peak.
+        first_factor: first rate of the warm-up as a fraction of the peak; None for 1 / (warmup + 1), a linear rise from
+            0 that skips the step at rate 0.
+        last_factor: rate at the end as a fraction of the peak.
 
-    Source: Loshchilov and Hutter 2017 (arXiv:1608.03983), equation 5, without restarts; torch's CosineAnnealingLR, with
-    a warm-up a SequentialLR of LinearLR and CosineAnnealingLR.
+    Source: Loshchilov and Hutter 2017 (arXiv:1608.03983), equation 5, without restarts. Equal to torch's
+    CosineAnnealingLR; with a warm-up, to a SequentialLR of LinearLR and CosineAnnealingLR.
 
     >>> import numpy as np
     >>> import autobatch as ab
@@ -202,23 +202,24 @@ class CosineRate(_FactorRate):
         super()._check(values)
         if values["warmup"] >= values["n_steps"]:
             raise DataError(
-                f"CosineRate has warmup={values['warmup']}; give at least 0 and below n_steps={values['n_steps']}."
+                f"warmup of CosineRate must be at least 0 and below n_steps={values['n_steps']}, got "
+                f"{values['warmup']}."
             )
 
 
 @checked()
 @dataclass(eq=False)
 class PlateauRate(LearningRate):
-    """The rate of the optimizer, times `factor` whenever a measure has stopped improving; torch's ReduceLROnPlateau.
+    """Multiply the optimizer's rate by `factor` when a measure stops improving; torch's ReduceLROnPlateau.
 
     Args:
-        optimizer: its present `lr` is multiplied.
+        optimizer: its current `lr` is multiplied.
         factor: below 1.
-        patience: steps in a row that may bring no improvement; the next one without improvement lowers the rate.
+        patience: number of consecutive steps without improvement that are tolerated; the next one lowers the rate.
         mode: "min" for a loss, "max" for an accuracy.
-        threshold: an improvement is a measure below (mode "max": above) the best by more than this share of it.
-        cooldown: steps after a change that do not count.
-        min_lr: the lowest rate; changes of at most 1e-8 are not made.
+        threshold: minimum improvement over the best measure, as a fraction of it.
+        cooldown: steps after a change that are not counted.
+        min_lr: the lowest rate; changes of at most 1e-8 are skipped.
 
     >>> import numpy as np
     >>> import autobatch as ab
@@ -242,7 +243,7 @@ class PlateauRate(LearningRate):
 
     @suggesting()
     def step(self, measure: float) -> None:
-        """Take the `measure` of a step, a number, and lower the rate if the measure has stopped improving."""
+        """Record the `measure` of a step, a number, and lower the rate if the measure has stopped improving."""
         if is_bool(measure) or isinstance(measure, TEXTS):
             raise refusal("measure of step", "a number", measure)
         number = float(measure)

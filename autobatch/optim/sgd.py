@@ -1,4 +1,4 @@
-"""Stochastic gradient descent, equal to torch.optim number by number."""
+"""Stochastic gradient descent, equal to torch.optim in every step."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ class SGD(Optimizer):
     Args:
         model: the module to train.
         lr: learning rate.
-        momentum: share of the last velocity that is kept; the velocity is not scaled by 1 - momentum.
-        nesterov: step along the gradient plus the velocity that follows from it.
-        weight_decay: times the parameter, added to its gradient.
+        momentum: fraction of the velocity kept at each step; the gradient in it is not scaled by 1 - momentum.
+        nesterov: whether to use Nesterov momentum: step along the gradient plus momentum times the new velocity.
+        weight_decay: factor of the parameter in the term added to its gradient.
         groups: parameters with a learning rate or weight decay of their own.
-        lazy: a gradient given as `Rows` changes these rows alone, their velocities and their values, by the rule for
-            dense gradients; every other row keeps its value and its velocity. Without momentum and weight decay that is
-            the dense step.
+        lazy: whether a gradient given as `Rows` updates only its rows (values and velocities), by the dense rule;
+            otherwise it updates all rows, as the dense gradient would. Without momentum and weight decay, both agree.
 
     Raises:
         DataError: an option is negative or not finite, `nesterov` comes without momentum, or a group selects no
             parameter.
 
-    Source: torch.optim.SGD, equal step by step; Nesterov's form is that of Sutskever et al. 2013.
+    Source: equal to torch.optim.SGD in every step; Nesterov's form is from Sutskever et al. 2013.
 
     >>> import numpy as np
     >>> import autobatch as ab
@@ -59,7 +58,7 @@ class SGD(Optimizer):
         lazy: bool = False,
     ) -> None:
         if nesterov and momentum == 0.0:
-            raise DataError("cannot make SGD with nesterov=True and momentum=0; give a momentum, such as 0.9.")
+            raise DataError("momentum of SGD must be above 0 with nesterov=True, got 0; give a momentum, such as 0.9.")
         options = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay, "lazy": lazy}
         super().__init__(model, ("velocity",) if momentum else (), options, groups)
 

@@ -53,7 +53,7 @@ def test_rows_are_clipped_as_the_array_that_they_are() -> None:
 
 def test_rows_that_are_not_finite_are_named() -> None:
     grads = {"table": Rows([2], np.array([[math.nan]]), (5, 1))}
-    with pytest.raises(NumericError, match=r"norm of the gradient of 'table' is nan"):
+    with pytest.raises(NumericError, match=r"norm of 'table' must be finite, got nan"):
         clip_by_norm(grads, 1.0)
 
 
@@ -71,9 +71,7 @@ def test_squares_beyond_float32_are_no_trouble() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_gradient_that_is_not_finite_is_named(wrong: float, dtype: str) -> None:
     grads = {"good": np.full(3, 100.0, dtype), "bad": np.array([1.0, wrong], dtype)}
-    with pytest.raises(
-        NumericError, match=r"norm of the gradient of 'bad' is (nan|inf), no finite number; skip this step"
-    ):
+    with pytest.raises(NumericError, match=r"norm of 'bad' must be finite, got (nan|inf)"):
         clip_by_norm(grads, 1.0)
     assert grads["good"].tolist() == [100.0] * 3
 
@@ -90,7 +88,7 @@ def test_a_gradient_that_cannot_be_changed_changes_nothing(wrong: Any) -> None:
         wrong = np.ones(3)
         wrong.setflags(write=False)
     grads: Any = {"first": np.array([30.0, 40.0]), "second": wrong}
-    with pytest.raises(DataError, match="cannot clip gradients: that of 'second' is no array of floats that can be"):
+    with pytest.raises(DataError, match="'second' must be a writeable array of floats"):
         clip_by_norm(grads, 1.0)
     assert grads["first"].tolist() == [30.0, 40.0]
 
@@ -126,6 +124,6 @@ def test_limits_are_above_0(limit: float) -> None:
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 def test_numbers_that_are_not_finite_are_not_clipped(number: float) -> None:
     grads: dict[str, Any] = {"a": np.full(2, 9.0), "b": np.array([1.0, number])}
-    with pytest.raises(NumericError, match="gradient of 'b'"):
+    with pytest.raises(NumericError, match="norm of 'b'"):
         clip_by_value(grads, 1.0)
     assert grads["a"].tolist() == [9.0, 9.0]

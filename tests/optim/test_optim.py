@@ -206,21 +206,29 @@ def test_gradients_may_lie_in_memory_as_they_like(kind: Callable[..., Optimizer]
         (
             {"other": np.ones(2)},
             GraphError,
-            r"gradient for 'other' and Model had no such parameter when the optimizer was",
+            r"gradient 'other' matches no parameter that Model had",
         ),
-        ({"again": np.ones(5)}, GraphError, r"gradient for 'again' and Model had no such parameter"),
-        ({"vector": None}, GraphError, r"parameter 'vector' of Model has no gradient; pass all that value_and_grad"),
-        ({"vector": np.ones((5, 1))}, ShapeError, r"gradient of 'vector' has shape \(5, 1\) and the parameter \(5,\);"),
-        ({"number": np.ones(1)}, ShapeError, r"gradient of 'number' has shape \(1,\) and the parameter \(\);"),
-        ({"vector": np.array(["1"] * 5)}, DataError, r"gradient of 'vector' is no array of numbers: .*dtype <U1"),
+        ({"again": np.ones(5)}, GraphError, r"gradient 'again' matches no parameter that Model had"),
+        ({"vector": None}, GraphError, r"parameter 'vector' of Model has no gradient"),
+        ({"vector": np.ones((5, 1))}, ShapeError, r"gradient of 'vector' must have .*shape \(5,\), got \(5, 1\);"),
+        ({"number": np.ones(1)}, ShapeError, r"gradient of 'number' must have .*shape \(\), got \(1,\);"),
+        ({"vector": np.array(["1"] * 5)}, DataError, r"gradient of 'vector' must be an array of numbers: .*dtype <U1"),
         (
             {"vector": np.ones(5, complex)},
             DataError,
-            r"gradient of 'vector' is no array of numbers: .*dtype complex128",
+            r"gradient of 'vector' must be an array of numbers: .*dtype complex128",
         ),
-        ({"vector": np.ones(5, object)}, DataError, r"gradient of 'vector' is no array of numbers: .*dtype object"),
-        ({"vector": [1.0, [2.0]]}, DataError, r"gradient of 'vector' is no array of numbers: .*got \[1\.0, \[2\.0\]\]"),
-        ({"vector": np.ma.ones(5)}, DataError, r"gradient of 'vector' is no array of numbers: .* has a mask"),
+        (
+            {"vector": np.ones(5, object)},
+            DataError,
+            r"gradient of 'vector' must be an array of numbers: .*dtype object",
+        ),
+        (
+            {"vector": [1.0, [2.0]]},
+            DataError,
+            r"gradient of 'vector' must be an array of numbers: .*got \[1\.0, \[2\.0\]\]",
+        ),
+        ({"vector": np.ma.ones(5)}, DataError, r"gradient of 'vector' must be an array of numbers: .* has a mask"),
     ],
 )
 @each("kind", KINDS)
@@ -239,14 +247,14 @@ def test_gradients_that_do_not_fit_change_nothing(
 @each(
     "kind, options, message",
     [
-        (SGD, {"lr": -0.1}, r"cannot set lr of SGD to -0\.1; give at least 0"),
+        (SGD, {"lr": -0.1}, r"lr of SGD must be .*got -0\.1"),
         (SGD, {"lr": math.nan}, r"lr of SGD must be a number, got nan"),
-        (SGD, {"lr": 0.1, "momentum": -1}, r"cannot set momentum of SGD to -1"),
-        (SGD, {"lr": 0.1, "nesterov": True}, r"nesterov=True and momentum=0; give a momentum"),
-        (Adam, {"lr": math.inf}, r"cannot set lr of Adam to inf"),
-        (Adam, {"betas": (0.9, 1.0)}, r"cannot set beta_2 of Adam to 1\.0; give at least 0 and below 1\.0"),
-        (Adam, {"eps": -1e-8}, r"cannot set eps of Adam"),
-        (Adam, {"weight_decay": -1.0}, r"cannot set weight_decay of Adam"),
+        (SGD, {"lr": 0.1, "momentum": -1}, r"momentum of SGD must be .*got -1"),
+        (SGD, {"lr": 0.1, "nesterov": True}, r"momentum of SGD must be .*nesterov=True, got 0"),
+        (Adam, {"lr": math.inf}, r"lr of Adam must be .*got inf"),
+        (Adam, {"betas": (0.9, 1.0)}, r"beta_2 of Adam must be .*below 1\.0, got 1\.0"),
+        (Adam, {"eps": -1e-8}, r"eps of Adam must be .*got -1e-08"),
+        (Adam, {"weight_decay": -1.0}, r"weight_decay of Adam must be .*got -1\.0"),
         (AdamW, {"weight_decay": math.nan}, r"weight_decay of AdamW must be a number, got nan"),
     ],
 )
@@ -312,11 +320,11 @@ def test_state_is_a_copy_with_readable_names() -> None:
 @each(
     "spoil, error, message",
     [
-        (lambda state: state.clear(), CheckpointError, r"it holds nothing; give what SGD\.state_dict\(\) returned"),
+        (lambda state: state.clear(), CheckpointError, r"got none; .*SGD\.state_dict\(\)"),
         (
             lambda state: state.update(kind="Adam"),
             CheckpointError,
-            r"it was stored by Adam; make that optimizer instead",
+            r"the optimizer must be Adam",
         ),
         (lambda state: state["options"].pop("momentum"), CheckpointError, r"missing: 'momentum'"),
         (lambda state: state["steps"].pop("matrix"), CheckpointError, r"missing: 'matrix'"),
@@ -388,7 +396,7 @@ def test_the_first_group_that_selects_a_parameter_counts() -> None:
     assert optimizer.state_dict()["overrides"] == {
         "vector": {"lr_factor": 0.0}, "matrix": {"lr_factor": 0.5}, "number": {"lr_factor": 0.5}
     }  # fmt: skip
-    with pytest.raises(DataError, match=r"cannot make Adam: '\[' in groups= is no parameter; there are matrix, vector"):
+    with pytest.raises(DataError, match=r"cannot make Adam: '\[' in groups= .*: matrix, vector"):
         Adam(make_model(), groups=groups)
 
 
@@ -402,14 +410,14 @@ def test_a_name_is_also_taken_literally() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Adam(make_model(), groups=[Group({"matrix", "bias"})]), r"cannot make Adam: 'bias' in groups= is no"),
+        (lambda: Adam(make_model(), groups=[Group({"matrix", "bias"})]), r"cannot make Adam: 'bias' in groups= "),
         (
             lambda: SGD(make_model(), lr=1.0, groups=[Group("*"), Group("matrix")]),
-            r"cannot make SGD: the parameters of \['matrix'\] in groups= are all in earlier groups",
+            r"cannot make SGD: earlier groups .* \['matrix'\] in groups=",
         ),
-        (lambda: Group("*", lr_factor=-1.0), r"cannot make a Group of \['\*'\] with lr_factor=-1\.0; give at least 0"),
-        (lambda: Group("*", weight_decay=math.inf), r"with weight_decay=inf"),
-        (lambda: Group(set()), r"cannot make a Group without names; give names or patterns"),
+        (lambda: Group("*", lr_factor=-1.0), r"cannot make a Group of \['\*'\]: lr_factor must be .*got -1\.0"),
+        (lambda: Group("*", weight_decay=math.inf), r"weight_decay must be .*got inf"),
+        (lambda: Group(set()), r"names of Group must not be empty"),
     ],
 )
 def test_groups_that_make_no_sense_are_refused(make: Callable[[], object], message: str) -> None:
@@ -434,7 +442,7 @@ def test_a_parameter_that_was_replaced_is_not_stepped() -> None:
     grads = next(draw_grads(1))
     kept, model.vector = model.vector, Parameter(np.ones(5)).astype("float64")
     before = kept.data.copy()
-    with pytest.raises(GraphError, match="'vector' of Model is another parameter than when the optimizer was made"):
+    with pytest.raises(GraphError, match="'vector' of Model was replaced"):
         optimizer.step(grads)
     np.testing.assert_array_equal(kept.data, before)
 
@@ -443,5 +451,5 @@ def test_what_is_no_module_or_no_gradients_is_named() -> None:
     model = make_model()
     with pytest.raises(DataError, match=r"model of Adam must be a Module, got a dict"):
         Adam(model.parameters())  # type: ignore[arg-type]
-    with pytest.raises(GraphError, match="not a tuple; value_and_grad returns the value and the gradients"):
+    with pytest.raises(GraphError, match="got a tuple; value_and_grad"):
         Adam(model).step((0.0, next(draw_grads(1))))  # type: ignore[arg-type]

@@ -324,6 +324,6 @@ def test_float32_stays_float32() -> None:
 def test_rows_of_another_shape_change_nothing() -> None:
     model = Table()
     before = model.state_dict()
-    with pytest.raises(ShapeError, match=r"gradient of 'table' has shape \(9, 3\) and the parameter \(8, 3\)"):
+    with pytest.raises(ShapeError, match=r"gradient of 'table' must have .*shape \(8, 3\), got \(9, 3\)"):
         Adam(model).step(with_bias(Rows([0], np.ones((1, 3)), (9, 3))))
     np.testing.assert_array_equal(model.table.data, before["table"])
