@@ -1,7 +1,7 @@
-"""Layers: modules with the names, shapes and initial distributions of torch's parameters, for common state dicts.
+"""Layers, whose parameters have torch's names, shapes and initial distributions, so that state dicts are compatible.
 
-A layer works on the value of one node, without a batch axis, inside a cell or outside. Outside a cell, each call of a
-layer is one node.
+A layer works on the value of one node, without a batch axis, inside or outside a cell. Outside a cell, each call is one
+node.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from autobatch.params.module import Module
 from autobatch.params.parameter import FloatArray, Parameter
 from autobatch.trace.cell import cell
 
-MOST_NUMBERS = 2**40  # of a parameter; a larger array would take terabytes
+MOST_NUMBERS = 2**40  # per layer; a larger one would take terabytes
 
 
 class Linear(Module):
-    """`weight @ x + bias`, from D = `n_in` numbers to `n_out`.
+    """An affine map `weight @ x + bias` of the last axis.
 
     Args:
         n_in: length of the last axis of x, at least 1.
         n_out: length of the last axis of the result, at least 1.
-        rng: draws `weight` and then `bias`, evenly between ±1/sqrt(n_in).
-        bias: whether there is a bias; without, the attribute `bias` is None.
+        rng: draws `weight` and then `bias` uniformly between ±1/sqrt(n_in).
+        bias: whether to add a bias; if not, the attribute `bias` is None.
 
     Attributes:
         weight: Parameter of shape (n_out, n_in).
@@ -42,7 +42,7 @@ class Linear(Module):
     Raises:
         ShapeError: a size is below 1.
 
-    Source: torch.nn.Linear, whose names, shapes and range these are.
+    Source: torch.nn.Linear; same names, shapes and range.
 
     >>> import numpy as np
     >>> import autobatch as ab
@@ -62,15 +62,15 @@ class Linear(Module):
         self.bias = Parameter(rng.uniform(-bound, bound, n_out)) if bias else None
 
     def __call__(self, x: Any) -> Any:
-        """Apply the layer to the last axis of `x`, of shape (..., n_in), giving shape (..., n_out)."""
+        """Map `x` of shape (..., n_in) to shape (..., n_out)."""
         return _linear(self.weight, x, self.bias)
 
 
 class Embedding(Module):
-    """A table with a learned row of `dim` numbers for each of V = `n_rows` ids.
+    """A table with a learned row of `dim` numbers for each of `n_rows` ids.
 
     Args:
-        n_rows: V, ids are 0 to V - 1; at least 1.
+        n_rows: number of ids, which start at 0; at least 1.
         dim: length of a row, at least 1.
         rng: draws `weight` from the standard normal distribution.
 
@@ -80,7 +80,7 @@ class Embedding(Module):
     Raises:
         ShapeError: a size is below 1.
 
-    Source: torch.nn.Embedding, whose name, shape and distribution these are.
+    Source: torch.nn.Embedding; same name, shape and distribution.
 
     >>> import numpy as np
     >>> import autobatch as ab
@@ -98,16 +98,16 @@ class Embedding(Module):
         self.weight = Parameter(rng.standard_normal((n_rows, dim)))
 
     def __call__(self, ids: Any) -> Any:
-        """Read the row of an id, shape (dim,), or where `ids` is an int array its rows, shape (*ids.shape, dim)."""
+        """Read the row of an id, shape (dim,), or the rows of an int array, shape (*ids.shape, dim)."""
         return ops.lookup(self.weight, ids)
 
 
 class LayerNorm(Module):
-    """`x` with mean 0 and variance 1 along its last axis, times `weight`, plus `bias`.
+    """Normalises `x` to mean 0 and variance 1 along its last axis, then multiplies by `weight` and adds `bias`.
 
     Args:
         dim: length of the last axis, at least 1.
-        eps: added to the variance, so that a constant x gives `bias`.
+        eps: added to the variance, so that a constant x becomes `bias`.
 
     Attributes:
         weight: Parameter of shape (dim,), ones at first.
@@ -116,8 +116,8 @@ class LayerNorm(Module):
     Raises:
         ShapeError: `dim` is below 1.
 
-    Source: Ba, Kiros and Hinton 2016 (arXiv:1607.06450); torch.nn.LayerNorm over one axis, whose names, shapes and
-    default `eps` these are.
+    Source: Ba, Kiros and Hinton 2016 (arXiv:1607.06450); torch.nn.LayerNorm over one axis, with the same names, shapes
+    and default `eps`.
 
     >>> import numpy as np
     >>> import autobatch as ab
@@ -135,22 +135,22 @@ class LayerNorm(Module):
         self.eps = eps
 
     def __call__(self, x: Any) -> Any:
-        """Apply the layer to `x`, of shape (..., dim), giving the same shape."""
+        """Normalise `x` of shape (..., dim); the result has the same shape."""
         return ops.layer_norm(x, self.weight, self.bias, eps=self.eps)
 
 
 class Dropout(Module):
-    """Zeroes each element with probability `rate` in training, and scales the others by 1 / (1 - rate).
+    """Sets each element to zero with probability `rate` in training, and scales the others by 1 / (1 - rate).
 
-    `eval()` of the model turns it off and `train()` on, inside cells and outside, eager and batched.
+    The model's `train()` turns it on and `eval()` off, inside and outside cells, eager and batched.
 
     Args:
         rate: a probability, at least 0 and below 1.
 
     Raises:
-        DataError: `rate` is not in 0 <= rate < 1.
+        DataError: `rate` is out of range.
 
-    Source: torch.nn.Dropout; the masks are those of `ab.dropout`.
+    Source: torch.nn.Dropout; masks are drawn by `ab.dropout`.
 
     >>> import numpy as np
     >>> import autobatch as ab
@@ -172,10 +172,10 @@ class Dropout(Module):
 
 
 class _RecurrentCell(Module):
-    """The parameters that recurrent cells share: weights and biases of all gates, for the input and for the state.
+    """The common parameters of recurrent cells: weights and biases of all gates, for the input and for the state.
 
-    `n_gates` of a subclass is the number of gates, whose rows lie one below the other in each parameter. State dicts of
-    torch.nn.LSTM and torch.nn.GRU, whose names end in "_l0", fit too if these have one layer in one direction.
+    Each parameter stacks the rows of the subclass's `n_gates` gates. State dicts of torch.nn.LSTM and torch.nn.GRU,
+    with names that end in "_l0", can be loaded as well if these have one layer and one direction.
     """
 
     n_gates: int
@@ -198,7 +198,7 @@ class _RecurrentCell(Module):
 
 
 class LSTMCell(_RecurrentCell):
-    """One step of a long short-term memory, from D = `n_in` numbers and a state (h, c) to the next state.
+    """One step of a long short-term memory: from an input and a state (h, c) to the next state.
 
         i, f, g, o = split(weight_ih @ x + bias_ih + weight_hh @ h + bias_hh, 4)
         c' = sigmoid(f) * c + sigmoid(i) * tanh(g)
@@ -207,8 +207,8 @@ class LSTMCell(_RecurrentCell):
     Args:
         n_in: D, length of the input, at least 1.
         n_hidden: H, length of h and of c, at least 1.
-        rng: draws `weight_ih`, `weight_hh`, `bias_ih`, `bias_hh` in this order, evenly between ±1/sqrt(H).
-        bias: whether there are biases; without, `bias_ih` and `bias_hh` are None.
+        rng: draws `weight_ih`, `weight_hh`, `bias_ih`, `bias_hh` in this order, uniformly between ±1/sqrt(H).
+        bias: whether to add biases; if not, `bias_ih` and `bias_hh` are None.
 
     Attributes:
         weight_ih: Parameter of shape (4 H, D): the rows of gate i, then f, g and o.
@@ -219,8 +219,8 @@ class LSTMCell(_RecurrentCell):
     Raises:
         ShapeError: a size is below 1.
 
-    Source: Hochreiter and Schmidhuber 1997 with the forget gate of Gers et al. 2000; torch.nn.LSTMCell, whose names,
-    shapes, gate order and range these are; the state dict of a torch.nn.LSTM of one layer fits too.
+    Source: Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000; torch.nn.LSTMCell, with the same
+    names, shapes, gate order and range. The state dict of a one-layer torch.nn.LSTM can be loaded as well.
 
     >>> import numpy as np
     >>> import autobatch as ab
@@ -235,12 +235,12 @@ class LSTMCell(_RecurrentCell):
 
     @suggesting()
     def __call__(self, x: Any, state: Any = None) -> Any:
-        """Read `x` (D,) in `state`, (h, c) of shape (H,) each, zeros if None; return the next state."""
+        """Return the state after reading `x` (D,) in `state`, a pair (h, c) of shape (H,) each, or None for zeros."""
         return self.lstm_step(x, (self._zeros(),) * 2 if state is None else state)
 
     @cell
     def lstm_step(self, x: Any, state: Any) -> Any:
-        """Read x (D,) in a state (h, c); return the next state."""
+        """Return the state after reading x (D,) in a state (h, c)."""
         h, c = state
         gates = _linear(self.weight_ih, x, self.bias_ih) + _linear(self.weight_hh, h, self.bias_hh)
         i, f, g, o = ops.split(gates, 4)
@@ -249,7 +249,7 @@ class LSTMCell(_RecurrentCell):
 
 
 class GRUCell(_RecurrentCell):
-    """One step of a gated recurrent unit, from D = `n_in` numbers and a state h to the next state.
+    """One step of a gated recurrent unit: from an input and a state h to the next state.
 
         r_x, z_x, n_x = split(weight_ih @ x + bias_ih, 3)
         r_h, z_h, n_h = split(weight_hh @ h + bias_hh, 3)
@@ -260,8 +260,8 @@ class GRUCell(_RecurrentCell):
     Args:
         n_in: D, length of the input, at least 1.
         n_hidden: H, length of h, at least 1.
-        rng: draws `weight_ih`, `weight_hh`, `bias_ih`, `bias_hh` in this order, evenly between ±1/sqrt(H).
-        bias: whether there are biases; without, `bias_ih` and `bias_hh` are None.
+        rng: draws `weight_ih`, `weight_hh`, `bias_ih`, `bias_hh` in this order, uniformly between ±1/sqrt(H).
+        bias: whether to add biases; if not, `bias_ih` and `bias_hh` are None.
 
     Attributes:
         weight_ih: Parameter of shape (3 H, D): the rows of gate r, then z and n.
@@ -272,8 +272,8 @@ class GRUCell(_RecurrentCell):
     Raises:
         ShapeError: a size is below 1.
 
-    Source: Cho et al. 2014 (arXiv:1406.1078) with the reset gate applied after the matmul; torch.nn.GRUCell, whose
-    names, shapes, gate order and range these are; the state dict of a torch.nn.GRU of one layer fits too.
+    Source: Cho et al. 2014 (arXiv:1406.1078), with the reset gate applied after the matmul; torch.nn.GRUCell, with the
+    same names, shapes, gate order and range. The state dict of a one-layer torch.nn.GRU can be loaded as well.
 
     >>> import numpy as np
     >>> import autobatch as ab
@@ -287,12 +287,12 @@ class GRUCell(_RecurrentCell):
 
     @suggesting()
     def __call__(self, x: Any, state: Any = None) -> Any:
-        """Read `x` (D,) in `state`, h (H,), zeros if None; return the next state."""
+        """Return the state after reading `x` (D,) in `state`, h (H,) or None for zeros."""
         return self.gru_step(x, self._zeros() if state is None else state)
 
     @cell
     def gru_step(self, x: Any, state: Any) -> Any:
-        """Read x (D,) in a state h (H,); return the next state."""
+        """Return the state after reading x (D,) in a state h (H,)."""
         r_x, z_x, n_x = ops.split(_linear(self.weight_ih, x, self.bias_ih), 3)
         r_h, z_h, n_h = ops.split(_linear(self.weight_hh, state, self.bias_hh), 3)
         n = ops.tanh(n_x + ops.sigmoid(r_x + r_h) * n_h)
@@ -308,15 +308,15 @@ def _linear(weight: Parameter, x: Any, bias: Parameter | None) -> Any:
 @composite
 def _linear_rows(weight: Parameter, x: Any, bias: Parameter | None) -> Any:
     if shape_of(x)[-1] != weight.shape[1]:
-        raise ShapeError(f"a Linear from {weight.shape[1]} numbers takes (..., {weight.shape[1]}), not {shape_of(x)}.")
+        raise ShapeError(f"x of Linear must have shape (..., {weight.shape[1]}), got {shape_of(x)}.")
     product = x @ ops.transpose(weight)
     return product if bias is None else product + bias
 
 
 def _check_sizes(kind: str, **sizes: int) -> None:
-    """Refuse sizes below 1, and sizes of arrays too large for any machine."""
+    """Raise a ShapeError for sizes below 1, and for arrays too large for any machine."""
     for name, size in sizes.items():
         check_int(f"{name} of {kind}", size, 1, ShapeError, below=MOST_NUMBERS)
     size = math.prod(map(int, sizes.values()))
     if size >= MOST_NUMBERS:
-        raise refusal(f"the parameters of {kind}", f"below {MOST_NUMBERS} numbers", size, ShapeError)
+        raise refusal(f"size of {kind}", f"below {MOST_NUMBERS} numbers", size, ShapeError)

@@ -73,11 +73,11 @@ def test_graphs_are_bucketed_by_their_nodes() -> None:
 @pytest.mark.parametrize(
     ("bucket_by", "window", "sentence"),
     [
-        ("nodes", 2, "is for instances from record_all"),
-        ("words", 2, "bucket_by='words' is for instances from record_all"),
-        ([1, 2], 2, "sizes of shape (2,) and type int64 for 3 instances; give one number for each"),
-        (str, 2, "for 3 instances; give one number for each"),
-        ([1, 2, 3], 0, "windows of 0 mini-batches; a window has at least one"),
+        ("nodes", 2, "graphs from record_all, got 'nodes'."),
+        ("words", 2, "graphs from record_all, got 'words'."),
+        ([1, 2], 2, "sizes of shape (2,) and type int64 for 3 instances"),
+        (str, 2, "for 3 instances"),
+        ([1, 2, 3], 0, "for a single window, got 0."),
     ],
 )
 def test_bad_sizes_are_refused(bucket_by: BucketBy[Any], window: int, sentence: str) -> None:
