@@ -1,1 +1,1 @@
-"""How things show themselves: tables and pictures as HTML for notebooks, and progress that stays on one line."""
+"""HTML tables and SVG drawings for notebooks, and progress displays."""

@@ -1,7 +1,7 @@
-"""Draw a schedule: a lane for each type, and in it a column for each batch, as high as the batch has nodes.
+"""Draw a schedule: a lane per type, with a column per batch whose height is its number of nodes.
 
-Of a small schedule each node is a box with its number. Of a long one a column stands for several batches, and is as
-high as the largest of them.
+In a small schedule each node is a box with its number. In a long one, a column stands for several batches and has the
+height of the largest.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from numpy.typing import NDArray
 from autobatch.display.html import FONT, LETTER, colour_of, write_hint, write_label, write_picture
 
 Ints = NDArray[np.integer[Any]]
-MOST_NODES, MOST_BATCHES = 150, 30  # of a schedule that is drawn node by node
-BOX_WIDTH, BOX_HEIGHT = 24, 14  # pixels, of a node
-WIDTH, MOST_COLUMNS = 720, 360  # pixels, of all columns of a large schedule, and how many they are at most
-WIDEST, LOWEST = 24, 1.5  # pixels, of a column
-LANE, GAP = 30, 6  # pixels, the height of a lane of a large schedule, and between lanes
+MOST_NODES, MOST_BATCHES = 150, 30  # in a schedule drawn node by node
+BOX_WIDTH, BOX_HEIGHT = 24, 14  # pixels per node
+WIDTH, MOST_COLUMNS = 720, 360  # pixels of all columns of a large schedule, and their largest number
+WIDEST, LOWEST = 24, 1.5  # largest width and smallest height of a column, in pixels
+LANE, GAP = 30, 6  # height of a lane of a large schedule, and distance between lanes, in pixels
 STEPS = (1, 2, 5)  # between numbered batches, times powers of ten
-NUMBERS_APART = 40  # pixels, at least
+NUMBERS_APART = 40  # smallest distance of numbers, in pixels
 MIDDLE, FAINT = 'text-anchor="middle"', 'opacity="0.7"'
 
 
 class _Lane(NamedTuple):
-    """Where a type is drawn: its name, its colour, and pixels from the top to its base, and per node."""
+    """The lane of a type: its name and colour, and the pixels from the top to its base and per node."""
 
     name: str
     colour: str
@@ -35,7 +35,7 @@ class _Lane(NamedTuple):
 
 
 class _Columns(NamedTuple):
-    """Where batches are drawn: pixels to the first column, and of each; how many batches share a column."""
+    """The columns: pixels to the first one and per column, the number of batches, and the batches per column."""
 
     left: float
     width: float
@@ -46,7 +46,7 @@ class _Columns(NamedTuple):
         return -(-self.n_batches // self.per_column)
 
     def x(self, column: float) -> float:
-        """Pixels from the left to a column."""
+        """Return the pixels from the left to a column."""
         return self.left + column * self.width
 
 
@@ -55,7 +55,7 @@ def draw_batches(batch_type: Ints, batch_ptr: Ints, order: Ints, names: Sequence
 
     Args:
         batch_type, batch_ptr, order: as in `Schedule`.
-        names: of the types, by id; None for their ids.
+        names: names of the types, by id; None to show the ids.
     """
     sizes, n_batches = np.diff(batch_ptr), len(batch_type)
     is_small = len(order) <= MOST_NODES and n_batches <= MOST_BATCHES
@@ -76,7 +76,7 @@ def draw_batches(batch_type: Ints, batch_ptr: Ints, order: Ints, names: Sequence
 
 
 def _make_lanes(batch_type: Ints, sizes: Ints, names: Sequence[str] | None, is_small: bool) -> dict[int, _Lane]:
-    """Place the lanes of the types that occur below each other."""
+    """Place the lanes of the types that occur one below the other."""
     lanes, base = {}, 0.0
     for type_id in np.unique(batch_type).tolist():
         most = int(sizes[batch_type == type_id].max())
@@ -87,7 +87,7 @@ def _make_lanes(batch_type: Ints, sizes: Ints, names: Sequence[str] | None, is_s
 
 
 def _choose_batches(batch_type: Ints, sizes: Ints, per_column: int) -> Iterator[int]:
-    """Give the batches that are drawn: of those that share a column the largest of each type."""
+    """Yield the batches to draw: the largest of each type in each column."""
     for first in range(0, len(batch_type), per_column):
         shown = range(first, min(first + per_column, len(batch_type)))
         for type_id in dict.fromkeys(batch_type[shown].tolist()):
@@ -95,7 +95,7 @@ def _choose_batches(batch_type: Ints, sizes: Ints, per_column: int) -> Iterator[
 
 
 def _draw_boxes(lane: _Lane, nodes: Ints, x: float) -> Iterator[str]:
-    """Draw a batch as a stack of its nodes, each with its number."""
+    """Draw a batch as a stack of numbered nodes."""
     for place, node in enumerate(nodes.tolist()):
         y = lane.base - (place + 1) * BOX_HEIGHT
         box = f'x="{x + 1:g}" y="{y + 1:g}" width="{BOX_WIDTH - 2}" height="{BOX_HEIGHT - 2}" rx="2"'
@@ -104,7 +104,7 @@ def _draw_boxes(lane: _Lane, nodes: Ints, x: float) -> Iterator[str]:
 
 
 def _draw_column(lane: _Lane, size: int, x: float, width: float) -> Iterator[str]:
-    """Draw a batch as a column, with its size where there is room."""
+    """Draw a batch as a column, with its size if there is room."""
     height = max(size * lane.unit, LOWEST)
     box = f'x="{x:.2f}" y="{lane.base - height:.1f}" width="{width:.2f}" height="{height:.1f}"'
     yield f'<rect {box} fill="{lane.colour}"/>'
@@ -115,7 +115,7 @@ def _draw_column(lane: _Lane, size: int, x: float, width: float) -> Iterator[str
 
 
 def _number_batches(columns: _Columns, y: float, is_small: bool) -> Iterator[str]:
-    """Draw an axis with the numbers of some batches."""
+    """Draw the axis with the numbers of some batches."""
     left, end = columns.left, columns.x(len(columns))
     yield f'<line x1="{left:.1f}" y1="{y - 3:g}" x2="{end:.1f}" y2="{y - 3:g}" stroke="currentColor" opacity="0.4"/>'
     yield write_label(left - 8, y + FONT - 1, "batch", f'text-anchor="end" {FAINT}')

@@ -1,6 +1,6 @@
-"""Write lines, tables and pictures as HTML, for notebooks: no scripts, no style sheets, nothing to install.
+"""Write lines, tables and pictures as HTML for notebooks, without scripts or style sheets.
 
-Text is escaped. It has the colour of the page around it, so that it can be read on white and on black.
+Text is escaped, and inherits the colour of the page, so that it is readable on light and dark backgrounds.
 """
 
 from __future__ import annotations
@@ -8,30 +8,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-FONT = 11  # pixels, of text in pictures
-LETTER = 6.7  # pixels, the width of a letter of that size
+FONT = 11  # font size in pictures, in pixels
+LETTER = 6.7  # width of a letter of that size, in pixels
 COLOURS = (
     "#4c78a8", "#e8892b", "#54a24b", "#c95a8c", "#8a6fc4", "#3fa7a3", "#b0893a", "#d65f5f", "#7a8793", "#6c8f2f",
 )  # fmt: skip
 
 
 def colour_of(number: int) -> str:
-    """Give a type its colour; types that are ten apart have one in common."""
+    """Return the colour of a type; colours repeat after ten types."""
     return COLOURS[number % len(COLOURS)]
 
 
 def write_lines(lines: Iterable[str]) -> str:
-    """Write lines of text one below the other, without the spaces in front."""
+    """Write lines of text one below the other, without indentation."""
     return "".join(f"<div>{escape(line.strip())}</div>" for line in lines)
 
 
 def write_heading(name: str, about: str) -> str:
-    """Write a name, and what stands behind it."""
+    """Write a name in bold, and a description."""
     return f"<div><b>{escape(name)}</b>: {escape(about)}</div>"
 
 
 def write_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Write a table: the first column is text, the others are numbers."""
+    """Write a table with left-aligned text in the first column and right-aligned numbers in the others."""
 
     def write_row(cells: Sequence[object], tag: str) -> str:
         sides = ["left", *["right"] * (len(cells) - 1)]
@@ -45,17 +45,17 @@ def write_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def write_fixed(text: str) -> str:
-    """Write text as it is laid out."""
+    """Write preformatted text."""
     return f"<pre>{escape(text)}</pre>"
 
 
 def fold(summary: str, inside: str) -> str:
-    """Hide HTML behind a line, until it is clicked."""
+    """Write HTML that is hidden behind a summary line until that is clicked."""
     return f"<details><summary>{escape(summary)}</summary>{inside}</details>"
 
 
 def write_picture(width: float, height: float, parts: Iterable[str]) -> str:
-    """Write a picture of SVG elements, which shrinks with the page."""
+    """Write an SVG picture, in pixels, which shrinks with the page."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
         f'viewBox="0 0 {width:.0f} {height:.0f}" style="max-width:100%;height:auto" font-family="monospace" '
@@ -64,10 +64,10 @@ def write_picture(width: float, height: float, parts: Iterable[str]) -> str:
 
 
 def write_label(x: float, y: float, text: str, options: str = "") -> str:
-    """Write text into a picture: `y` is its base line; `options` are SVG attributes."""
+    """Write text in a picture; `y` is its baseline, and `options` are SVG attributes."""
     return f'<text x="{x:g}" y="{y:g}"{options and " " + options}>{escape(text)}</text>'
 
 
 def write_hint(text: str) -> str:
-    """Write what a browser shows when the pointer rests on the element around it."""
+    """Write the tooltip of the enclosing element."""
     return f"<title>{escape(text)}</title>"

@@ -1,7 +1,7 @@
-"""Progress of long work that Python code asks for: a line on a terminal, one output that changes in a notebook.
+"""Progress of long work: a line on a terminal, or one changing output in a notebook.
 
-On a terminal, and where standard error goes elsewhere, `rich` decides what is shown. A notebook gets one output, which
-is replaced a few times per second and holds the last line in the end.
+Outside notebooks, `rich` writes to standard error. A notebook output is replaced a few times per second, and shows the
+last line at the end.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from time import monotonic
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-SECONDS_APART = 0.2  # between two changes of an output
+SECONDS_APART = 0.2  # between changes of an output
 
 
 def in_notebook() -> bool:
-    """Say whether this code runs in the kernel of a notebook."""
+    """Return whether this code runs in a notebook kernel."""
     interactive: Any = sys.modules.get("IPython")
     shell = None if interactive is None else interactive.get_ipython()
     return getattr(shell, "kernel", None) is not None
@@ -26,7 +26,7 @@ def in_notebook() -> bool:
 
 @contextmanager
 def show_status(what: str) -> Iterator[Callable[[str], None]]:
-    """Show what is being done; gives the function that replaces the line."""
+    """Show a status line while the block runs; yield a function that replaces its text."""
     if in_notebook():
         with _show_output() as show:
             yield lambda line: show(line, None)
@@ -38,7 +38,7 @@ def show_status(what: str) -> Iterator[Callable[[str], None]]:
 
 
 def track(items: Iterable[T], what: str, n_items: int) -> Iterator[T]:
-    """Give the items, and show how many were taken."""
+    """Yield the items, and show how many of `n_items` have been taken."""
     if not in_notebook():
         from rich.console import Console
         from rich.progress import track as track_by_rich
@@ -54,7 +54,7 @@ def track(items: Iterable[T], what: str, n_items: int) -> Iterator[T]:
 
 @contextmanager
 def _show_output() -> Iterator[Callable[[str, float | None], None]]:
-    """Make an output of a notebook; gives the function that replaces it by a line, and by a bar for a share of 1."""
+    """Make a notebook output; yield a function that replaces it by a line and, given a fraction done, a bar."""
     from IPython.display import display
 
     shown: dict[str, str] = {}

@@ -1,6 +1,6 @@
-"""Draw a state machine: its states one below the other, and its transitions as arcs beside them.
+"""Draw a state machine: states one below the other, and transitions as arcs beside them.
 
-A transition leads down on a grey arc, or back up on a red one; the thicker, the more often it was taken.
+Arcs down are grey and arcs up are red; frequent transitions are thicker.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from typing import NamedTuple
 
 from autobatch.display.html import LETTER, colour_of, write_hint, write_label, write_picture
 
-ROW = 20  # pixels, from state to state
-DOT = 5  # pixels, the radius of a state
+ROW = 20  # pixels per state
+DOT = 5  # radius of a state, in pixels
 NEAREST, PER_ROW, FARTHEST = 16, 8, 150  # pixels from states to the control points of arcs
-BULGE = 0.75  # of that distance: how far an arc goes out
+BULGE = 0.75  # width of a cubic Bézier arc as a fraction of that distance
 BACK = "#d65f5f"
-THINNEST, THICKEST = 0.7, 3.5  # pixels, of arcs
-HEAD = 6  # pixels, the length of the head of an arc
+THINNEST, THICKEST = 0.7, 3.5  # width of arcs, in pixels
+HEAD = 6  # length of an arrowhead, in pixels
 
 
 class DrawnState(NamedTuple):
-    """A state to be drawn.
+    """A state of the drawing.
 
     Attributes:
-        text: the state.
-        runs: the number and the name of the type that runs in it.
-        visits: how often the machine was in it.
-        is_learned: False for a state that the machine does not know.
+        text: description of the state.
+        runs: id and name of the type that runs in it.
+        visits: number of visits.
+        is_learned: False if the machine did not learn the state and falls back to its rule.
     """
 
     text: str
@@ -41,7 +41,7 @@ def draw_states(states: Sequence[DrawnState], moves: Mapping[tuple[int, int], in
 
     Args:
         states: from top to bottom.
-        moves: how often each transition was taken, by the places of its two states.
+        moves: number of times that each transition was taken, by the indices of its two states.
     """
     farthest = max((abs(a - b) for a, b in moves), default=0)
     x = BULGE * _reach(farthest) + 10
@@ -64,7 +64,7 @@ def _y(place: int) -> float:
 
 
 def _draw_arc(states: Sequence[DrawnState], a: int, b: int, n: int, x: float, width: float) -> str:
-    """Draw a transition; one from a state to itself is a small loop."""
+    """Draw a transition; from a state to itself, it is a small loop."""
     start, end, out = _y(a), _y(b), x - _reach(abs(a - b))
     if a == b:
         start, end = start - DOT, end + DOT
