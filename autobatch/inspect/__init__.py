@@ -1,1 +1,1 @@
-"""Reports, profiles and plots of calls: what ran together, how long it took, and why."""
+"""Reports, profiles and plots of calls: their batches, times and memory."""

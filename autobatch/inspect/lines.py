@@ -1,7 +1,7 @@
-"""Find the source lines of a program that record single ops outside cells, each of them a separate node.
+"""Find the source lines of a program that record single ops outside cells, where each op is a node.
 
-Only `explain` does this: while it records, the methods that record single ops are replaced by ones that inspect the
-stack, and the core leaves operators and functions of lists to them. Other recordings pay nothing.
+During recordings of `explain`, the methods that record single ops are replaced by ones that inspect the stack, and the
+native core leaves operators and list functions to them. Other recordings have no overhead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from autobatch.trace.calls import Calls
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-OF_USERS = os.path.join(HERE, "models") + os.sep  # programs of this package
+OF_USERS = os.path.join(HERE, "models") + os.sep  # models of this package count as user code
 COMPREHENSION = re.compile(r"(\.<locals>\.<(list|set|dict)comp>|\.<locals>\.<genexpr>)+$")
 STANDARD = sysconfig.get_path("stdlib") + os.sep
 INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
@@ -29,9 +29,9 @@ class Line(NamedTuple):
     """A source line.
 
     Attributes:
-        function: the qualified name of its function.
-        file: its path, or a name such as "<stdin>".
-        number: of the line.
+        function: qualified name of the enclosing function.
+        file: path, or a name such as "<stdin>".
+        number: line number.
     """
 
     function: str
@@ -43,7 +43,7 @@ class LineReport(NamedTuple):
     """A source line that records single ops.
 
     Attributes:
-        nodes: number of nodes recorded, over all instances.
+        nodes: number of nodes recorded by the line, over all instances.
         ops: op names, most frequent first.
     """
 
@@ -53,14 +53,14 @@ class LineReport(NamedTuple):
 
 
 class Lines:
-    """Counts the nodes of single ops by the lines that record them."""
+    """Counts of single-op nodes by source line."""
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[Line, str]] = Counter()
 
     @contextmanager
     def noted(self, calls: Calls) -> Iterator[None]:
-        """Context manager that counts the single ops of a recording."""
+        """Count the single ops recorded in the block."""
         log, own = calls.log, vars(calls)
 
         def watch(record: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,7 +86,7 @@ class Lines:
     def report(self, n_instances: int) -> tuple[LineReport, ...]:
         """Return the lines that record single ops, most nodes first.
 
-        Functions that record one op per instance, or less, are left out: a cell would be as many nodes.
+        Functions that record at most one op per instance are left out, because a cell would not save nodes.
         """
         by_line: dict[Line, Counter[str]] = defaultdict(Counter)
         by_function: Counter[tuple[str, str]] = Counter()
@@ -102,7 +102,7 @@ class Lines:
 
 
 def describe_lines(found: Sequence[LineReport], n_shown: int) -> Iterator[str]:
-    """Say which functions record single ops, on which lines, and what to do about it."""
+    """Yield lines of text: the functions and source lines that record single ops, and advice."""
     by_function: dict[tuple[str, str], list[LineReport]] = defaultdict(list)
     for report in found:
         by_function[report.line.function, report.line.file].append(report)
@@ -116,7 +116,7 @@ def describe_lines(found: Sequence[LineReport], n_shown: int) -> Iterator[str]:
         for report in sorted(reports, key=lambda report: report.line.number):
             yield f"  {os.path.basename(file)}:{report.line.number}: {report.nodes} nodes ({', '.join(report.ops)})"
     if len(groups) > n_shown:
-        yield f"and {len(groups) - n_shown} more functions record single ops"
+        yield f"{len(groups) - n_shown} more functions record single ops"
 
 
 def _name_of(what: Any) -> str:

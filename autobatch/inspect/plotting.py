@@ -1,6 +1,6 @@
-"""Pictures of schedules: in notebooks, and in files drawn by Matplotlib.
+"""Drawings of schedules, as SVG in notebooks and as files by Matplotlib.
 
-A picture has a lane for each type, with a bar for each batch, whose height is its number of rows.
+A drawing has a lane per type, with a bar per batch whose height is its number of rows.
 """
 
 from __future__ import annotations
@@ -16,23 +16,22 @@ from autobatch.errors import AutobatchError
 from autobatch.release import pip_install
 from autobatch.schedule.schedule import Schedule
 
-LANE = 0.9  # of the distance between lanes: the height of the largest batch of a type
+LANE = 0.9  # height of a type's largest batch, as a fraction of the distance between lanes
 SMALLEST = 0.06  # height of the smallest batches, as a fraction of the largest
 
 
 def show_as_text(thing: object, printer: Any, cycle: bool) -> None:
-    """Show a thing in IPython as it prints; a class has it under the name `_repr_pretty_`."""
+    """Show an object in IPython as `str` formats it; classes use it as their `_repr_pretty_`."""
     printer.text(str(thing))
 
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """A schedule to be drawn.
+    """A drawing of a schedule.
 
     Attributes:
-        title: the text above it.
-        schedule: its batches.
-        names: of the types, by id.
+        title: text above the drawing.
+        names: names of the types, by id.
     """
 
     title: str
@@ -50,7 +49,7 @@ class Picture:
 
 
 def plot_schedules(pictures: Sequence[Picture], path: str | os.PathLike[str]) -> None:
-    """Draw schedules one below the other, over one axis of batches, into a PNG, PDF or SVG file.
+    """Draw schedules one below the other, with a common axis of batches, to a PNG, PDF or SVG file.
 
     Raises:
         AutobatchError: Matplotlib is missing, or the file cannot be written.
@@ -77,4 +76,4 @@ def plot_schedules(pictures: Sequence[Picture], path: str | os.PathLike[str]) ->
     try:
         figure.savefig(path)
     except (OSError, ValueError) as error:
-        raise AutobatchError(f"cannot draw a schedule into {os.fspath(path)!r}: {error}") from error
+        raise AutobatchError(f"cannot draw a schedule to {os.fspath(path)!r}: {error}") from error

@@ -1,9 +1,8 @@
 """Profiles of calls: milliseconds and bytes per stage and per batch, as a table and as a trace.
 
-While a profile is taken, the clock of each call records the spans of its stages, and the backend reports the end of
-each batch (`autobatch.backends.base.Timer`), which costs one reading of the clock and one list entry. Without a
-profile each costs one test. The trace is in Chrome's format, which Perfetto (ui.perfetto.dev) opens; calls contain
-stages, and stages contain batches.
+While a profile is active, the clock of each call records the spans of its stages, and the backend reports the end of
+each batch (`autobatch.backends.base.Timer`), at the cost of a clock reading and a list entry. Without a profile, both
+cost a test. Traces have Chrome's format for Perfetto (ui.perfetto.dev): calls contain stages, and stages batches.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from autobatch.ir.typetable import TypeTable, group_by_shape, name_group
 from autobatch.plan.plan import Batch, PlannedTypes
 from autobatch.system.files import write_whole
 
-TypeRow: TypeAlias = tuple[str, list[float], list[float]]  # its name; batches and rows; milliseconds and megabytes
-Lap: TypeAlias = tuple[str, Batch | None, float]  # the arguments of `Timer.lap`
+TypeRow: TypeAlias = tuple[str, list[float], list[float]]  # name; batches, rows; milliseconds per stage, megabytes
+Lap: TypeAlias = tuple[str, Batch | None, float]  # arguments of `Timer.lap`
 N_CALLS = 100
 RUNNING = ("forward", "backward", "weights")
 STAGES = ("record", "lookup", "merge", "layout", "rewrite", "schedule", "place", *RUNNING)
@@ -45,9 +44,9 @@ class Call:
     Attributes:
         start, end: seconds of `time.perf_counter`, as in all spans.
         plan_hit: as in `LastCall`.
-        stages: in order; if the mini-batch ran in parts, part after part.
-        batches: in the order in which they ran. In stage "weights" all rows of a type are one batch.
-        precision: of matrix products.
+        stages: in order; if the mini-batch ran in parts, part by part.
+        batches: in order of execution. In stage "weights" all rows of a type are one batch.
+        precision: precision of matrix products.
     """
 
     start: float
@@ -61,13 +60,15 @@ class Call:
 
 
 class Taken(NamedTuple):
-    """The raw record of a call, converted to a `Call` when the profile is read.
+    """The raw record of a call, which is converted to a `Call` when the profile is read.
 
     Attributes:
-        call: its stages as the clock recorded them, without batches.
-        laps: the reports of the backend.
-        cells, parts, itemsize: for counting bytes; of each part's plan `segment_ptr` and the number of batches.
+        call: stages as recorded by the clock, without batches.
+        laps: the backend's reports.
+        cells: planned types, to count bytes.
+        parts: `segment_ptr` and number of batches of each part's plan.
         made: bytes of the results of the stages before running, by stage.
+        itemsize: bytes per number.
     """
 
     call: Call
@@ -78,7 +79,7 @@ class Taken(NamedTuple):
     itemsize: int
 
     def to_call(self) -> Call:
-        """Compute rows and bytes of batches, and bytes of stages."""
+        """Compute the rows and bytes of batches, and the bytes of stages."""
         batches = tuple(self._batches())
         return replace(self.call, stages=tuple(self._stages(batches)), batches=batches)
 
@@ -87,7 +88,7 @@ class Taken(NamedTuple):
         segments, done = self.parts[0][0], list[tuple[Any, int]]()
         for stage, batch, end in self.laps:
             if batch is not None:
-                if stage == "backward" and not n_left:  # the run that was computed last is differentiated first
+                if stage == "backward" and not n_left:  # the backward pass takes the parts in reverse order
                     segments, n_left = done.pop()
                 n_left -= stage == "backward"
                 n_bytes = self.itemsize * self._count_elements(segments, batch, backward=stage != "forward")
@@ -98,7 +99,7 @@ class Taken(NamedTuple):
             since = end
 
     def _count_elements(self, segments: dict[int, NDArray[np.int64]], batch: Batch, backward: bool) -> int:
-        """Count the numbers in the rows of a batch: inputs and saved values, and with `backward` gradients."""
+        """Count the numbers in the rows of a batch: inputs, saved values and, with `backward`, gradients."""
         layout, block = self.cells.cells[batch.type_id].layout, int(self.cells.tables.block_ptr[batch.type_id])
         total, rows = 0, batch.end - batch.start
         for number, (inputs, saved) in enumerate(zip(layout.input_width, layout.saved_width, strict=True)):
@@ -109,7 +110,7 @@ class Taken(NamedTuple):
         return total
 
     def _stages(self, batches: tuple[Span, ...]) -> Iterator[Span]:
-        """The stages with their bytes; the gradients of parameters are a stage of their own."""
+        """Yield the stages with their bytes; gradients of parameters are a separate stage, "weights"."""
         made, ran = dict(self.made), deque(batches)
         for span in self.call.stages:
             inner = []
@@ -124,15 +125,15 @@ class Taken(NamedTuple):
 
 
 class Profile:
-    """The times of the last calls; prints as tables, also in notebooks. It records calls while its context is entered.
+    """A context manager that records the times of calls; prints as tables, also in notebooks.
 
-    Bytes are those that a stage makes (graphs, indices) or works on: the inputs and saved values of the rows of a
-    batch, and in backward also the gradients of the inputs. Parameters are not counted.
+    Bytes are those that a stage creates (graphs, indices) or works on: inputs and saved values of the rows of a batch
+    and, in backward, gradients of inputs. Parameters are not counted.
 
     Args:
-        types: names the types.
-        n_calls: how many to keep.
-        watch: sets the active profile, None for none; returns the previous one.
+        types: table of the types, for their names.
+        n_calls: number of calls to keep; older ones are dropped.
+        watch: sets the active profile, or None, and returns the previous one.
 
     Raises:
         DataError: `n_calls` is not an int above 0.
@@ -156,13 +157,13 @@ class Profile:
 
     @property
     def calls(self) -> list[Call]:
-        """The calls, oldest first."""
+        """Return the calls, oldest first."""
         found = [taken if isinstance(taken, Call) else taken.to_call() for taken in self._taken]
         self._taken = deque(found, self._n_calls)
         return found
 
     def begin(self) -> None:
-        """Drop the batches of a call that did not finish."""
+        """Drop the batches of an unfinished call."""
         self._laps = []
 
     def lap(self, stage: str, batch: Batch | None, end: float | None = None) -> None:
@@ -170,7 +171,7 @@ class Profile:
         self._laps.append((stage, batch, perf_counter() if end is None else end))
 
     def add(self, step: Step, itemsize: int, precision: str = "float32") -> None:
-        """Add a call that has just ended, whose numbers have `itemsize` bytes."""
+        """Add a call that has just ended; `itemsize` is the bytes per number."""
         plans = [part.plan for part in step.parts]
         call = Call(
             step.clock.start, perf_counter(), step.graph.n_instances, sum(plan.graph.n_nodes for plan in plans),
@@ -181,11 +182,11 @@ class Profile:
         self._laps = []
 
     def stage_ms(self) -> dict[str, float]:
-        """Mean milliseconds of a call in each stage that ran."""
+        """Return the mean milliseconds per call of each stage that ran."""
         return {stage: ms for stage, (ms, _) in self._totals().items()}
 
     def _totals(self) -> dict[str, tuple[float, float]]:
-        """Means per call of the milliseconds and bytes of each stage."""
+        """Return the mean milliseconds and bytes per call of each stage."""
         spans, n = [span for call in self.calls for span in call.stages], max(len(self.calls), 1)
         present = {span.stage for span in spans}
         return {
@@ -216,19 +217,19 @@ class Profile:
         return write_lines(self._facts()) + write_table(STAGE_HEADER, self._stage_rows()) + types
 
     def _facts(self) -> Iterator[str]:
-        """What concerns whole calls, in lines."""
+        """Yield the lines about whole calls."""
         n = max(len(self.calls), 1)
         nodes = sum(call.nodes for call in self.calls) / n
-        yield f"{len(self.calls)} calls; means of a call: {self._call_ms():.3f} ms, {nodes:.0f} nodes"
+        yield f"{len(self.calls)} calls; mean per call: {self._call_ms():.3f} ms, {nodes:.0f} nodes"
         n_bf16 = sum(call.precision == "bf16" for call in self.calls)
         if n_bf16:
-            yield f"  matrix products in bf16: in {n_bf16} of the calls"
+            yield f"  matrix products in bf16: {n_bf16} of the calls"
 
     def _call_ms(self) -> float:
         return sum(call.end - call.start for call in self.calls) * 1e3 / max(len(self.calls), 1)
 
     def _stage_rows(self) -> list[tuple[str, ...]]:
-        """For each stage its name, milliseconds, share and megabytes, as text."""
+        """Return the name, milliseconds, share and megabytes of each stage, as text."""
         whole = self._call_ms()
         return [
             (stage, f"{ms:.3f}", f"{ms / whole:.0%}", f"{n_bytes / 1e6:.3f}")
@@ -236,17 +237,14 @@ class Profile:
         ]
 
     def _besides(self, rows: Sequence[TypeRow]) -> Iterator[str]:
-        """What the stages that run cells took besides these rows of types, in lines."""
+        """Yield lines with the time of the running stages outside batches."""
         totals = self._totals()
         for k, stage in enumerate(RUNNING):
             if stage in totals:
-                yield f"{stage} besides its batches: {totals[stage][0] - sum(row[2][k] for row in rows):.3f} ms"
+                yield f"{stage} outside batches: {totals[stage][0] - sum(row[2][k] for row in rows):.3f} ms"
 
     def _type_rows(self) -> list[TypeRow]:
-        """Per type its name; batches and rows; milliseconds per direction and megabytes. The slowest type is first.
-
-        Types that differ in nothing but shapes have a row in common.
-        """
+        """Return a row per type, slowest first; types that differ only in shapes share a row."""
         spans, n, rows = [span for call in self.calls for span in call.batches], max(len(self.calls), 1), []
         type_ids = sorted({span.type_id for span in spans})
         group_of = group_by_shape([self._types[type_id] for type_id in type_ids])
@@ -261,20 +259,17 @@ class Profile:
         return sorted(rows, key=lambda row: -sum(row[2][:3]))
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
-        """Write the calls for Perfetto (ui.perfetto.dev), as JSON.
-
-        Args:
-            path: of the file; one that exists is overwritten.
+        """Write the calls as JSON for Perfetto (ui.perfetto.dev), replacing an existing file.
 
         Raises:
-            DataError: the file cannot be written; it is as it was.
+            DataError: the file cannot be written; an existing one is unchanged.
         """
         try:
             write_whole(path, json.dumps({"traceEvents": list(self._events()), "displayTimeUnit": "ms"}).encode())
         except OSError as error:
             raise DataError(
-                f"cannot write a trace to {os.fspath(path)!r}: {(error.strerror or str(error)).lower()}; give a file "
-                f"in a folder that can be written."
+                f"cannot write a trace to {os.fspath(path)!r}: {(error.strerror or str(error)).lower()}; choose a "
+                f"file in a writable folder."
             ) from error
 
     def _events(self) -> Iterator[dict[str, Any]]:
@@ -302,7 +297,7 @@ def _write_row(row: TypeRow) -> tuple[str, ...]:
 
 
 def _made(step: Step) -> dict[str, int]:
-    """Bytes of the results of the stages before running, by stage."""
+    """Return the bytes of the results of the stages before running, by stage."""
     plans, merged = [part.plan for part in step.parts], _graph_bytes(step.graph)
     schedules = [(plan.schedule.batch_type, plan.schedule.batch_ptr, plan.schedule.order) for plan in plans]
     places = [(plan.row, plan.node_at, plan.dest_ptr, plan.dest, plan.adds) for plan in plans]

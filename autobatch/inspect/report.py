@@ -1,4 +1,4 @@
-"""The counts of the last call, and the report on one mini-batch that `explain` prints."""
+"""The report on a mini-batch that `explain` returns."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ class TypeReport:
     """One node type in a mini-batch.
 
     Attributes:
-        group: of the types that differ in nothing but shapes; such types have a line in common.
-        apart: what sets the type apart from the others of its cell; empty if it is the only one.
-        bound: batches that the type needs at least: the largest number of its nodes on one path.
-        alone: nodes that ran in a batch of their own; `why` gives the reason if all nodes did.
+        group: number shared by types that differ only in shapes, which are printed as one line.
+        apart: difference from the other types of its cell; empty if it is the only one.
+        bound: lower bound on the type's batches: the largest number of its nodes on one path.
+        alone: number of nodes that ran in batches of their own.
+        why: reason if all nodes ran alone; else empty.
     """
 
     name: str
@@ -52,42 +53,42 @@ class Judgement(Protocol):
 
     @property
     def compacted(self) -> int:
-        """Batches that are left when superfluous ones are deleted."""
+        """Return the number of batches left after deleting superfluous ones."""
 
     @property
     def bound(self) -> int:
-        """Batches that no schedule can go below."""
+        """Return the lower bound on batches of all schedules."""
 
     @property
     def bound_kind(self) -> str:
-        """How the bound was found."""
+        """Return the method of the bound: "chain" or "pairs"."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """The result of `explain`; prints as a table, to which notebooks add the picture of the schedule.
+    """The result of `explain`; prints as a table, and notebooks add a drawing of the schedule.
 
     Attributes:
-        compacted: batches that would be left if superfluous ones were deleted; `batches` counts those that ran.
-        lower_bound: batches that no schedule can go below, by `bound_kind`: "chain", or "pairs" for the better one.
-        launches: as counted by the backend.
-        copied_bytes: as counted by the backend.
-        planned_bytes: bytes of the values of the largest part, as planned.
-        buffer_bytes: the same, as held by the backend.
-        parts: the number of parts that the mini-batch ran in.
-        whole_bytes: bytes of the values of the mini-batch as a whole.
-        max_bytes: the limit of these bytes; None for no limit.
-        unseen_share: the share of batches in which a learned policy did not know the state.
-        plan_hit: as in `LastCall`.
-        plan_hit_rate: as in `LastCall`.
-        memory: the places of values and the copies; None unless asked for.
-        precision: of matrix products.
-        decided: how mini-batches of this class run, and why, if that is measured or pinned.
-        of_one_length: cells that have a type for each length of an argument; which, why, and what to do.
-        notes: on cells, each with the name of its cell.
-        picture: of the schedule; a notebook shows it by itself, too.
-        rounds: what each round of async programs did.
-        sharing: of each type whose nodes were looked up for equal ones, in each part, what that gave.
+        batches: batches that ran.
+        compacted: batches that would be left after deleting superfluous ones.
+        lower_bound: lower bound on the batches of any schedule.
+        bound_kind: method of the bound: "chain", or "pairs" for the tighter one.
+        launches, copied_bytes: as counted by the backend.
+        planned_bytes: planned bytes of the values of the largest part.
+        buffer_bytes: bytes that the backend allocated for values.
+        parts: number of parts that the mini-batch ran in.
+        whole_bytes: bytes of the values of the whole mini-batch.
+        max_bytes: limit on these bytes; None for no limit.
+        unseen_share: fraction of batches chosen in states unknown to a learned policy.
+        plan_hit, plan_hit_rate: as in `LastCall`.
+        memory: placement of values, and copies; None unless requested.
+        precision: precision of matrix products.
+        decided: how mini-batches of this class run, and why, if that was measured or pinned.
+        of_one_length: cells with a type per length of an argument: name, and the reason and advice.
+        notes: notes on cells: name and text.
+        picture: drawing of the schedule, also shown by notebooks on its own.
+        rounds: counts of each round of async programs.
+        sharing: result of the search for equal nodes: type name and counts, per part.
         lines: source lines that recorded single ops outside cells, most nodes first.
     """
 
@@ -122,12 +123,12 @@ class Report:
 
     @property
     def optimal(self) -> bool:
-        """Whether it is proven that no schedule has fewer batches."""
+        """Return whether the schedule provably has the fewest batches."""
         return self.batches == self.lower_bound
 
     @property
     def gap(self) -> float:
-        """Batches above the lower bound, as a fraction of it."""
+        """Return the batches above the lower bound, as a fraction of it."""
         return self.batches / self.lower_bound - 1 if self.lower_bound else 0.0
 
     def __str__(self) -> str:
@@ -146,12 +147,12 @@ class Report:
     def _repr_html_(self) -> str:
         from autobatch.display.html import fold, write_fixed, write_lines, write_table
 
-        memory = "" if self.memory is None else fold("where values lie, and what moves", write_fixed(str(self.memory)))
+        memory = "" if self.memory is None else fold("placement of values, and copies", write_fixed(str(self.memory)))
         table = write_table(("type", "nodes", "batches", "bound", "alone", ""), self._rows())
         return write_lines(self._facts()) + table + write_lines(self._remarks()) + memory + self.picture.draw()
 
     def _facts(self) -> Iterator[str]:
-        """What concerns the whole mini-batch, in lines."""
+        """Yield the lines about the whole mini-batch."""
         yield (
             f"policy {self.policy}: {self.instances} instances, {self.nodes} nodes, {self.batches} batches "
             f"({self.compacted} compacted); lower bound {self.lower_bound} ({self.bound_kind}), "
@@ -162,33 +163,33 @@ class Report:
             yield from _describe_rounds(self.rounds)
         elif self.parts > 1:
             yield (
-                f"run in {self.parts} parts, one after the other: the whole needs {self.whole_bytes} bytes and "
-                f"max_bytes is {self.max_bytes}"
+                f"run in {self.parts} parts, one after the other: the whole mini-batch needs {self.whole_bytes} bytes, "
+                f"and max_bytes is {self.max_bytes}"
             )
         if self.plan_hit:
-            yield f"the plan was made before and kept; so were {self.plan_hit_rate:.0%} of those looked for"
+            yield f"the plan came from the cache; hit rate {self.plan_hit_rate:.0%}"
         if self.precision != "float32":
-            yield f"operands of matrix products rounded to {self.precision}; sums, and all else, in float32"
+            yield f"operands of matrix products rounded to {self.precision}; sums and all other ops in float32"
         if self.decided:
             yield f"decided for {self.decided}"
         if self.unseen_share is not None:
-            yield f"{self.unseen_share:.0%} of the batches were chosen in states that the policy did not know"
+            yield f"{self.unseen_share:.0%} of the batches were chosen in states unknown to the policy"
 
     def _groups(self) -> list[list[TypeReport]]:
-        """The types, those together that differ in nothing but shapes."""
+        """Group the types that differ only in shapes."""
         groups: dict[int, list[TypeReport]] = defaultdict(list)
         for t in self.types:
             groups[t.group].append(t)
         return list(groups.values())
 
     def _rows(self) -> Iterator[tuple[str, int, int, int, int, str]]:
-        """For each group of types its name; nodes, batches, bound and nodes alone; and what sets it apart."""
+        """Yield name, nodes, batches, bound, nodes alone and `apart` of each group of types."""
         for group in self._groups():
             nodes, batches, bound, alone = (sum(column) for column in zip(*map(_counts, group), strict=True))
             yield _name(group), nodes, batches, bound, alone, group[0].apart if len(group) == 1 else ""
 
     def _remarks(self) -> Iterator[str]:
-        """What concerns single types, in lines."""
+        """Yield the lines about single types."""
         from autobatch.inspect.lines import describe_lines
 
         for group in self._groups():
@@ -201,7 +202,7 @@ class Report:
         yield from describe_lines(self.lines, SHOWN)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw the schedule into a file.
+        """Draw the schedule to a file.
 
         Args:
             path: ends in .png, .pdf or .svg.
@@ -213,7 +214,7 @@ class Report:
 
 
 def _describe_shared(found: Shared) -> str:
-    """What looking for equal nodes of a type gave, and what followed."""
+    """Describe the result of the search for equal nodes of a type."""
     among = f"{found.nodes}" if found.looked_up == found.nodes else f"the {found.looked_up} looked up of {found.nodes}"
     return f"{found.equal} of {among} nodes equal an earlier one, " + (
         "and are not computed again" if found.is_shared else "but sharing them costs more than it saves"
@@ -221,7 +222,7 @@ def _describe_shared(found: Shared) -> str:
 
 
 def _describe_rounds(rounds: Sequence[RoundCounts]) -> Iterator[str]:
-    """The number of rounds, and for the first and the last ones what they ran and who waited."""
+    """Yield the number of rounds, and the counts and waiting instances of the first and last rounds."""
     yield f"{len(rounds)} rounds, then a last step for the results; nodes of type kept read values of earlier rounds"
     for number, one in enumerate(rounds):
         if number < SHOWN or number >= len(rounds) - SHOWN:
@@ -251,7 +252,7 @@ def make_report(
     sharing: Sequence[Shared] = (),
     lines: tuple[LineReport, ...] = (),
 ) -> Report:
-    """Describe a mini-batch that has run, and the quality of its parts' schedules by a judgement of each."""
+    """Describe a mini-batch that has run; `judgements` are the qualities of its parts' schedules."""
     schedule, counts = join_schedules([part.plan.schedule for part in step.parts]), add_up(step.counts)
     compacted, lower = sum(j.compacted for j in judgements), sum(j.bound for j in judgements)
     kind = judgements[0].bound_kind
@@ -267,7 +268,7 @@ def make_report(
 
 
 def join_schedules(schedules: Sequence[Schedule]) -> Schedule:
-    """Join the schedules of graphs, one after the other, into a schedule of the merged graph."""
+    """Concatenate schedules of graphs to a schedule of the merged graph."""
     order, ptr, n_nodes = [], [np.zeros(1, np.int32)], 0
     for schedule in schedules:
         order.append(schedule.order + n_nodes)
@@ -278,7 +279,7 @@ def join_schedules(schedules: Sequence[Schedule]) -> Schedule:
 
 
 def _report_types(step: Step, schedule: Schedule, types: TypeTable) -> Iterator[TypeReport]:
-    """Describe each type that ran; its bound is the sum over the parts."""
+    """Yield a report on each type that ran; its bound is the sum over the parts."""
     bounds = np.sum([chain_lengths(part.plan.graph) for part in step.parts], axis=0)
     sizes, present = np.diff(schedule.batch_ptr), set(schedule.batch_type.tolist())
     groups = group_by_shape([node_type for node_type in types.types if node_type.number in present])
@@ -293,13 +294,13 @@ def _report_types(step: Step, schedule: Schedule, types: TypeTable) -> Iterator[
 
 
 def _cells_of_one_length(schedule: Schedule, types: TypeTable) -> tuple[tuple[str, str], ...]:
-    """The cells that ran and have a type for each length of a list."""
+    """Return the cells that ran and have a type per length of a list, with their notes."""
     present = {types[number].name for number in set(schedule.batch_type.tolist())}
     return tuple((name, note) for name, note in types.of_one_length.items() if name in present)
 
 
 def _notes(schedule: Schedule, types: TypeTable) -> dict[tuple[str, str], None]:
-    """What ops have to say about the cells that ran, each once."""
+    """Collect the notes of ops on the cells that ran, each once."""
     ran = (types[number] for number in sorted(set(schedule.batch_type.tolist())))
     sources = ((node_type.name, var.source) for node_type in ran for var in node_type.program.vars)
     return {
@@ -310,9 +311,9 @@ def _notes(schedule: Schedule, types: TypeTable) -> dict[tuple[str, str], None]:
 
 
 def what_sets_apart(node_type: NodeType, siblings: Sequence[NodeType]) -> str:
-    """The arguments in which a type differs from others of its cell, and a parameter that only this one reads.
+    """Describe the arguments in which a type differs from others of its cell, and a parameter that only it reads.
 
-    A list with several elements of one kind is written as `list(3 x value[8])`.
+    A list of several equal elements is written as `list(3 x value[8])`.
     """
     others = [dict(sibling.arguments) for sibling in siblings]
     found = [
@@ -331,14 +332,14 @@ def _brief(key: Key) -> str:
 
 
 def _siblings(node_type: NodeType, types: TypeTable, present: Collection[int]) -> list[NodeType]:
-    """The other types of a cell among those of the mini-batch."""
+    """Return the other types of the cell in the mini-batch."""
     return [t for t in types.types if t.name == node_type.name and t is not node_type and t.number in present]
 
 
 def why_alone(
     node_type: NodeType, types: TypeTable, present: Collection[int], n_nodes: int, bound: int, n_parts: int
 ) -> str:
-    """The reason why no two nodes of a type ran together; `present` are the types of the mini-batch by number."""
+    """Explain why no two nodes of a type ran together; `present` are the numbers of the mini-batch's types."""
     if n_nodes == 1:
         siblings = _siblings(node_type, types, present)
         if siblings:
@@ -346,14 +347,14 @@ def why_alone(
             return f"its only node differs from {names[siblings[0].number]} in {_difference(node_type, siblings[0])}"
         return "the mini-batch has one node of this type"
     if bound == n_nodes:
-        apart = ", or run in different parts" if n_parts > 1 else ": all lie on one path"
+        apart = ", or run in different parts" if n_parts > 1 else ": all are on one path"
         return f"its nodes wait for each other{apart}"
-    return f"the policy ran them apart; {bound} batches would do for this type"
+    return f"the policy ran them separately; {bound} batches would suffice for this type"
 
 
 def _difference(one: NodeType, other: NodeType) -> str:
-    """The first argument in which two types of one cell differ."""
+    """Describe the first argument in which two types of one cell differ."""
     for (name, key), (_, other_key) in zip(one.arguments, other.arguments, strict=False):
         if key != other_key:
-            return f"argument {name!r}: {key} against {other_key}"
-    return "the module, and so the parameters, that it reads"
+            return f"argument {name!r}: {key} instead of {other_key}"
+    return "its module, and so its parameters"

@@ -120,7 +120,7 @@ def test_a_report_draws_what_ran_when(tmp_path: Path) -> None:
     explain("chain", [2, 1]).plot(tmp_path / "schedule.png")
     assert (tmp_path / "schedule.png").read_bytes().startswith(PNG)
     for name, why in (("schedule.odd", "'odd' is not supported"), ("none/schedule.png", "No such file")):
-        with pytest.raises(ab.AutobatchError, match=rf"cannot draw a schedule into .*{name}': .*{why}"):
+        with pytest.raises(ab.AutobatchError, match=rf"cannot draw a schedule to .*{name}': .*{why}"):
             explain("chain", [2, 1]).plot(tmp_path / name)
 
 
@@ -146,14 +146,14 @@ def test_the_command_bounds_by_pairs_and_draws_all_policies(tmp_path: Path, capf
 
 def test_nodes_on_one_path_are_said_to_wait_for_each_other() -> None:
     text = str(explain("chain", [3]))
-    assert "step ran one node at a time: its nodes wait for each other: all lie on one path" in text
+    assert "step ran one node at a time: its nodes wait for each other: all are on one path" in text
     assert "start ran one node at a time: the mini-batch has one node of this type" in text
 
 
 def test_types_that_differ_in_a_static_argument_are_said_to_differ_in_it() -> None:
     text = str(explain("tags", [1, 2]))
-    assert "its only node differs from tagged#2 in argument 'tag': 'odd' against 'even'" in text
-    assert "its only node differs from tagged#1 in argument 'tag': 'even' against 'odd'" in text
+    assert "its only node differs from tagged#2 in argument 'tag': 'odd' instead of 'even'" in text
+    assert "its only node differs from tagged#1 in argument 'tag': 'even' instead of 'odd'" in text
 
 
 def test_types_of_two_modules_are_said_to_differ_in_the_module() -> None:
@@ -171,11 +171,11 @@ def test_types_of_two_modules_are_said_to_differ_in_the_module() -> None:
     apart = {t.apart for t in report.types if t.name.startswith("step#")}
     assert apart == {"reads parts.0.weight", "reads parts.1.weight"}
     assert "differs from step#" in text
-    assert "the module, and so the parameters, that it reads" in text
+    assert "its module, and so its parameters" in text
 
 
 def test_a_policy_that_runs_nodes_apart_is_named_as_the_reason() -> None:
-    assert "start ran one node at a time: the policy ran them apart; 1 batches would do" in str(
+    assert "start ran one node at a time: the policy ran them separately; 1 batches" in str(
         explain("chain", [1, 1], policy="unbatched")
     )
 
@@ -222,19 +222,21 @@ def first(values: list[Any]) -> Any:
 
 ONE, TWO = np.zeros(1), np.zeros(2)
 DIFFERENCES: dict[str, tuple[Any, Any, str]] = {
-    "shape": (lambda: plain(ONE), lambda: plain(TWO), "argument 'x': value[1] against value[2]"),
-    "static": (lambda: plain(ONE, by="a"), lambda: plain(ONE, by="b"), "dict(by: 'a') against dict(by: 'b')"),
-    "int or float": (lambda: plain(ONE, n=1), lambda: plain(ONE, n=1.0), "dict(n: int) against dict(n: float)"),
+    "shape": (lambda: plain(ONE), lambda: plain(TWO), "argument 'x': value[1] instead of value[2]"),
+    "static": (lambda: plain(ONE, by="a"), lambda: plain(ONE, by="b"), "dict(by: 'a') instead of dict(by: 'b')"),
+    "int or float": (lambda: plain(ONE, n=1), lambda: plain(ONE, n=1.0), "dict(n: int) instead of dict(n: float)"),
     "data": (
         lambda: plain(ONE, n=np.arange(2)),
         lambda: plain(ONE, n=np.arange(3)),
-        "dict(n: int[2]) against dict(n: int[3])",
+        "dict(n: int[2]) instead of dict(n: int[3])",
     ),
     "structure": (
-        lambda: plain(ONE, n=(ONE,)), lambda: plain(ONE, n=ONE), "dict(n: tuple(value[1])) against dict(n: value[1])",
+        lambda: plain(ONE, n=(ONE,)),
+        lambda: plain(ONE, n=ONE),
+        "dict(n: tuple(value[1])) instead of dict(n: value[1])",
     ),
     "length": (
-        lambda: first([ONE]), lambda: first([ONE, ONE]), "'values': list(value[1]) against list(value[1], value[1])",
+        lambda: first([ONE]), lambda: first([ONE, ONE]), "'values': list(value[1]) instead of list(value[1], value[1])",
     ),
 }  # fmt: skip
 

@@ -310,8 +310,8 @@ def test_explain_says_what_was_planned_and_held_and_into_how_many_parts_it_was_c
     assert report.lower_bound < split.lower_bound <= split.compacted <= split.batches
     assert split.planned_bytes <= split.buffer_bytes <= parts.max_bytes
     assert (
-        f"run in {split.parts} parts, one after the other: the whole needs {report.planned_bytes} bytes and max_bytes "
-        f"is {parts.max_bytes}\n"
+        f"run in {split.parts} parts, one after the other: the whole mini-batch needs {report.planned_bytes} bytes, "
+        f"and max_bytes is {parts.max_bytes}\n"
     ) in str(split)
     assert split.picture.schedule.n_nodes == report.nodes
     assert "step ran one node at a time: its nodes wait for each other, or run in different parts" in str(
