@@ -1,4 +1,4 @@
-"""Several processes that train together: each computes its share of every mini-batch, and all add up the gradients."""
+"""Data-parallel training: each process computes its share of every mini-batch, and gradients are summed over all."""
 
 from autobatch.distributed.group import Joined, group
 from autobatch.distributed.shares import Share, shares, spread

@@ -1,9 +1,9 @@
-"""One call of `value_and_grad` in a group: what each process says of it, and the sums over all of them.
+"""The messages of a `value_and_grad` call in a group: checks that processes agree, and sums over all processes.
 
-    an error, or what the call is about, the value and which gradients are rows ─▶ arrays ─▶ rows by id
+    head: an error, or a digest of the call, the value and the kinds of gradients ─▶ arrays ─▶ rows by id
 
-All processes send the same messages in the same order. A process that fails says so in place of its next message, so
-that none waits for it: all raise.
+All processes send the same messages in the same order. A process that fails sends its error in place of its next
+head, so that all processes raise and none waits.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from autobatch.errors import AutobatchError, DistributedError, NumericError
 from autobatch.params.gradients import Gradients
 from autobatch.params.sparse_rows import Gradient, Rows
 
-LARGE_BYTES = 4 << 20  # an array of so many is not copied to travel with others
-ERROR, COUNT, VALUE, LATE = range(4)  # what a message is about
-HEAD, ROUNDED = 3, 64  # ints of a message before the numbers of rows; these are padded
-MOST_SHOWN = 60  # letters of two facts; digests say nothing to people
-IS_ARRAY, IS_ANY = -1, -2  # in place of the number of rows of a gradient
+LARGE_BYTES = 4 << 20  # arrays of this size or more are sent on their own, without a copy
+ERROR, COUNT, VALUE, LATE = range(4)  # kinds of messages
+HEAD, ROUNDED = 3, 64  # ints of a message before the numbers of rows, and the multiple that these are padded to
+MOST_SHOWN = 60  # characters of two differing facts in a message; digests are longer and not shown
+IS_ARRAY, IS_ANY = -1, -2  # in place of the number of rows: dense, and not known to a process without instances
 
 
 class Kept:
-    """Memory that is kept from call to call: fresh memory costs more than what is sent in it."""
+    """Message buffers reused from call to call; allocating them costs more than sending them."""
 
     def __init__(self) -> None:
         self._memory: dict[tuple[str, int, np.dtype[Any]], Any] = {}
         self._tables: dict[str, Rows] = {}
 
     def room(self, what: str, size: int, dtype: np.dtype[Any], store: Store = HOST) -> Any:
-        """A flat array of a store, for one purpose at a time."""
+        """Return a flat array of a store; it is valid until the next call with the same `what`."""
         key = what, id(store), dtype
         if key not in self._memory or self._memory[key].size < size:
             self._memory[key] = store.empty(size * 5 // 4, dtype)
         return self._memory[key][:size]
 
     def rows(self, name: str, like: Rows) -> Rows:
-        """No rows yet, of a table of this name."""
+        """Return empty rows for the table `name`, of the shape, dtype and store of `like`."""
         known = self._tables.get(name)
         if known is None or (known.shape, known.dtype, known.store) != (like.shape, like.dtype, like.store):
             known = self._tables[name] = Rows.zeros(like.shape, like.dtype, like.store)
@@ -58,24 +58,26 @@ class Kept:
 
 
 class Exchange:
-    """The messages of one call.
+    """The messages of one call; implements `autobatch.engine.group.Exchange`.
 
     Args:
-        wire: to the other processes.
-        facts: what all must agree on, by what an error calls it.
-        n_gradients: how many there are; store: theirs.
-        kept: memory that messages lie in.
+        wire: connection to the other processes.
+        facts: values on which all processes must agree, by their names in errors.
+        n_gradients: number of gradients.
+        store: device memory of the gradients.
+        kept: message buffers.
     """
 
     def __init__(self, wire: Wire, facts: Mapping[str, str], n_gradients: int, store: Store, kept: Kept) -> None:
         self._wire, self._facts, self._store, self._kept = wire, facts, store, kept
         (self._digest,) = struct.unpack("<q", sha256(repr(facts).encode()).digest()[:8])
-        self._n_rows = -(-n_gradients // ROUNDED) * ROUNDED  # also processes that differ send as much
-        self._is_over = False  # the others wait for nothing more
+        # Padded, so that processes with slightly different models still exchange heads of one size, and can compare.
+        self._n_rows = -(-n_gradients // ROUNDED) * ROUNDED
+        self._is_over = False  # whether the other processes expect no further message
 
     @contextmanager
     def guarding(self) -> Iterator[None]:
-        """Within the context, an error is told to the other processes, which wait for a message."""
+        """Send errors raised in the block to the other processes, which wait for a message."""
         try:
             yield
         except DistributedError:
@@ -87,22 +89,19 @@ class Exchange:
             raise
 
     def count(self, n_instances: int) -> list[int]:
-        """The instances that each process has."""
+        """Return the number of instances of each process."""
         found: list[int] = self._meet(COUNT, n_instances)[:, 1].tolist()
         return found
 
     def add(self, value: np.generic, grads: dict[str, Gradient], clock: Clock) -> np.generic:
-        """See `autobatch.engine.group.Exchange`."""
         return self._add(value, [*grads], lambda _: grads, clock)[0]()
 
     def add_late(self, losses: LateLosses, grads: dict[str, Gradient], clock: Clock) -> Callable[[], np.generic]:
-        """See `autobatch.engine.group.Exchange`."""
         return self._add(losses, [*grads], lambda _: grads, clock)[0]
 
     def add_nothing(
         self, dtype: np.dtype[Any], names: Sequence[str], zeros: Callable[[Collection[str]], Gradients], clock: Clock
     ) -> tuple[np.generic, dict[str, Gradient]]:
-        """See `autobatch.engine.group.Exchange`."""
         whole, grads = self._add(dtype.type(0), names, zeros, clock, is_empty=True)
         return whole(), grads
 
@@ -114,12 +113,15 @@ class Exchange:
         clock: Clock,
         is_empty: bool = False,
     ) -> tuple[Callable[[], np.generic], dict[str, Gradient]]:
-        """Add up values and gradients; give what reads the value, and the gradients, which are changed.
+        """Sum values and gradients over the processes; gradients are summed in place.
 
         Args:
-            gradients: gives them, where the names of those are known that are `Rows` in other processes, and nowhere
-                an array.
+            gradients: returns the gradients; takes the names of those that are `Rows` in all other processes that have
+                instances.
             is_empty: whether this process has no instance.
+
+        Returns:
+            A function that returns the total value, and the gradients.
         """
         n_rows = [IS_ANY] * len(names)
         if not is_empty:
@@ -138,7 +140,7 @@ class Exchange:
         return whole, grads
 
     def _add_gradients(self, grads: dict[str, Gradient], counts: Mapping[str, list[int]]) -> None:
-        """Add up gradients in place; what is `Rows` here, and an array elsewhere, becomes an array."""
+        """Sum gradients in place; `Rows` that are dense in another process become dense."""
         arrays, tables = list[Any](), dict[str, Rows]()
         for name, gradient in grads.items():
             if not isinstance(gradient, Rows):
@@ -154,7 +156,7 @@ class Exchange:
             self._add_rows(grads, tables, {name: [max(n, 0) for n in counts[name]] for name in tables})
 
     def _add_arrays(self, arrays: Sequence[Any], dtype: np.dtype[Any]) -> None:
-        """Add up arrays of one type, all in one message; a large one travels where it lies."""
+        """Sum arrays of one dtype: large ones in place, and all others in one message."""
         small = [x for x in arrays if x.nbytes < LARGE_BYTES or not x.flags.c_contiguous]
         for array in arrays:
             if not any(array is x for x in small):
@@ -172,12 +174,12 @@ class Exchange:
     def _add_rows(
         self, grads: dict[str, Gradient], tables: Mapping[str, Rows], counts: Mapping[str, Sequence[int]]
     ) -> None:
-        """Add up the rows of tables, of which each process has so many: all in one message, in the processes' order."""
+        """Sum the rows of all tables in one message, in the order of the processes; `counts` are rows per process."""
         lies_at, size = dict[str, list[tuple[int, int]]](), np.zeros(self._wire.size, np.int64)
         for name, rows in tables.items():
             n, row_bytes = np.array(counts[name]), rows.dtype.itemsize * math.prod(rows.shape[1:])
             lies_at[name] = list(zip((size + 8 * n).tolist(), (size + n * (8 + row_bytes)).tolist(), strict=True))
-            size += 8 * n + -(-n * row_bytes // 8) * 8  # ids are aligned
+            size += 8 * n + -(-n * row_bytes // 8) * 8  # so that ids are aligned
         sent, rank = self._kept.room("rows", int(size.max()), np.dtype(np.uint8)), self._wire.rank
         for name, rows in tables.items():
             ids_end, end = lies_at[name][rank]
@@ -193,7 +195,7 @@ class Exchange:
             grads[name] = whole
 
     def _late_sum(self, own: np.generic | LateLosses, grads: dict[str, Gradient]) -> Callable[[], np.generic]:
-        """Begin to add up values on the device; note whether all are finite."""
+        """Start to sum the losses on the device, and set `grads.finite`; return a function that waits for the sum."""
         store = self._store
         if isinstance(own, LateLosses):
             total, finite = own.total, own.finite.astype(own.total.dtype)
@@ -209,8 +211,8 @@ class Exchange:
             value, n_finite = read()
             if n_finite != self._wire.size:
                 raise NumericError(
-                    "the loss of an instance in another process is not finite; no gradient of this mini-batch is used. "
-                    "That process says which."
+                    "the loss of an instance in another process must be finite; the gradients of this mini-batch are "
+                    "not used. See the error of that process for the instance."
                 )
             found: np.generic = value
             return found
@@ -218,11 +220,14 @@ class Exchange:
         return whole
 
     def _meet(self, kind: int, word: int = 0, n_rows: Sequence[int] = (), error: Exception | None = None) -> IntArray:
-        """Send what this process does, and receive that of all: kind, word, digest of the facts, rows; int64 (size, n).
+        """Send the head of a message and receive those of all processes: kind, word, digest of the facts, row counts.
+
+        Returns:
+            The heads, int64 (size, n).
 
         Raises:
-            AutobatchError: of another process; not if there is one here.
-            DistributedError: the processes do not agree.
+            AutobatchError: the error of another process, unless `error` is given.
+            DistributedError: the processes do not agree on the facts.
         """
         head = np.zeros(HEAD + self._n_rows, np.int64)
         head[: HEAD + len(n_rows)] = kind, word, self._digest, *n_rows
@@ -239,13 +244,13 @@ class Exchange:
 
 
 def _sum_of(bits: IntArray, own: Any) -> Callable[[], np.generic]:
-    """What gives the sum of values, in the order of the processes."""
+    """Return a function that returns the sum of the values, added in the order of the processes."""
     total: np.generic = np.ascontiguousarray(bits).view(np.float64).sum().astype(own.dtype)
     return lambda: total
 
 
 def _error_of(told: Sequence[tuple[str, str] | None]) -> AutobatchError:
-    """The error of the first process that has one, as it is raised in the others."""
+    """Make the error of the first failed process, to raise it in this one."""
     rank, (kind, text) = next((rank, one) for rank, one in enumerate(told) if one is not None)
     known = getattr(errors, kind, None)
     where = f"process {rank} of {len(told)}"
@@ -253,12 +258,12 @@ def _error_of(told: Sequence[tuple[str, str] | None]) -> AutobatchError:
 
 
 def _difference(told: Sequence[Mapping[str, str]]) -> DistributedError:
-    """Say in what a process differs from the first one; there is such a process."""
+    """Describe the first difference of a process from process 0; there must be one."""
     pairs = ((rank, name) for rank, facts in enumerate(told) for name in {**told[0], **facts})
     rank, name = next((rank, name) for rank, name in pairs if told[rank].get(name) != told[0].get(name))
     own, first = told[rank].get(name, "nothing"), told[0].get(name, "nothing")
-    shown = f": {own} where process 0 has {first}" if len(own) + len(first) < MOST_SHOWN else ""
+    shown = f": {own} instead of {first}" if len(own) + len(first) < MOST_SHOWN else ""
     return DistributedError(
-        f"process {rank} of {len(told)} differs from process 0 in {name}{shown}; start all with the same code, data "
-        f"and parameters, and let them call value_and_grad in the same order."
+        f"process {rank} of {len(told)} differs from process 0 in {name}{shown}; start all processes with the same "
+        f"code, data and parameters, and call value_and_grad in the same order."
     )

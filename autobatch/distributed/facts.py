@@ -1,4 +1,4 @@
-"""What all processes of a group must agree on before they add anything up."""
+"""Digests of the code and the parameters, on which all processes of a group must agree."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autobatch.trace.scanning import functions_in, methods_of
 
 
 def facts_of(function: Any, module: Module | None, parameters: Mapping[str, Parameter]) -> dict[str, str]:
-    """What a process begins with: a digest of each, by what a message calls it."""
+    """Return versions, and digests of code and parameters, by their names in error messages."""
     shapes = [(name, p.shape, p.dtype.name, p.trainable) for name, p in parameters.items()]
     return {
         "Python and NumPy": f"{platform.python_version()}, {np.__version__}",
@@ -27,18 +27,18 @@ def facts_of(function: Any, module: Module | None, parameters: Mapping[str, Para
 
 
 def _codes(function: Any, module: Module | None) -> list[bytes]:
-    """The code of a function, and of the methods and cells of all modules under one."""
+    """Return the code of a function, and of the methods and cells of all modules in `module`."""
     kinds = dict.fromkeys(type(part) for part in ([] if module is None else modules_in(module)))
     functions = [*functions_in(function), *(method for kind in kinds for method in methods_of(kind))]
     return [_spell(f.__code__).encode() for f in functions]
 
 
 def _spell(x: Any) -> str:
-    """Code, or a constant of it, as a text that is the same in every process, wherever its file is."""
+    """Format code, or one of its constants, independently of the process and of the file's path."""
     if isinstance(x, CodeType):
         constants = ",".join(map(_spell, x.co_consts))
         return f"{x.co_qualname}{x.co_code.hex()}{x.co_names}{x.co_varnames}{x.co_freevars}({constants})"
-    if isinstance(x, frozenset):  # whose order differs from process to process
+    if isinstance(x, frozenset):  # its order depends on the process's hash seed
         return f"{{{','.join(sorted(map(_spell, x)))}}}"
     return f"({','.join(map(_spell, x))})" if isinstance(x, tuple) else repr(x)
 

@@ -1,11 +1,13 @@
-"""Groups of processes, which `torchrun`, Ray Train or `autobatch train --data-parallel` start, each with its script.
+"""Groups of processes for data-parallel training.
+
+The processes are started by `torchrun`, Ray Train or `autobatch train --data-parallel`, each with its own script:
 
     with ab.distributed.group():
         for share in ab.distributed.shares(graphs, 256, rng):
             value, grads = loss.value_and_grad(share)      # of the whole mini-batch, in every process
             optimizer.step(grads)
 
-`exchange` has the messages of a call, and `wire` what carries them.
+`exchange` contains the messages of a call, and `wire` their transport.
 """
 
 from __future__ import annotations
@@ -30,23 +32,23 @@ from autobatch.keywords import checked
 from autobatch.system.turns import run_lock
 from autobatch.trace.record import list_instances
 
-TIMEOUT = 1800.0
+TIMEOUT = 1800.0  # seconds
 
 
 @checked()
 @contextmanager
 def group(timeout: float = TIMEOUT) -> Iterator[Joined]:
-    """Within the context, `value_and_grad` computes a mini-batch of which every process of the group has a share.
+    """Make `value_and_grad` sum over the processes of a group while the block runs.
 
-    It gives the value and the gradients of the whole mini-batch, in every process, so that equal optimizers take equal
-    steps. A process that `torchrun` or Ray Train has started joins the others, over `torch.distributed`: the process
-    group that there is, or one that is made and ended with the context. Any other process is a group of its own.
+    Each process passes its share of a mini-batch and gets the value and the gradients of the whole mini-batch, so that
+    equal optimizers take equal steps. Processes started by `torchrun` or Ray Train join over `torch.distributed`, in
+    the existing process group or in one that ends with the block. Any other process is a group of its own.
 
     Args:
-        timeout: seconds after which a process that waits for the others gives up.
+        timeout: longest wait for the other processes, in seconds.
 
     Raises:
-        DistributedError: PyTorch is not installed, or the others do not answer.
+        DistributedError: PyTorch is not installed, or another process does not answer.
 
     >>> import autobatch as ab
     >>> with ab.distributed.group() as joined:
@@ -73,8 +75,8 @@ class Joined:
     """A group of processes that this one has joined; made by `group`.
 
     Attributes:
-        rank: the number of this process, from 0.
-        size: how many there are.
+        rank: number of this process, from 0.
+        size: number of processes.
     """
 
     def __init__(self, wire: Wire) -> None:
@@ -86,7 +88,7 @@ class Joined:
         return f"Joined(process {self.rank} of {self.size})"
 
     def gather(self, x: Any) -> list[Any]:
-        """The objects that all processes give, in their order; they travel through pickle.
+        """Return the objects of all processes, in order of rank; they are pickled.
 
         Args:
             x: the object of this process.
@@ -97,7 +99,7 @@ class Joined:
         return self._wire.gather_objects(x)
 
     def most(self, number: int) -> int:
-        """The largest of the ints that all processes give.
+        """Return the largest of the ints of all processes.
 
         Args:
             number: the int of this process.
@@ -108,19 +110,19 @@ class Joined:
         return int(self._wire.gather(np.array([number], np.int64)).max())
 
     def value_and_grad(self, loss: Batched, instances: Iterable[Any], request: GradientRequest) -> Any:
-        """Compute the loss and the gradients of a mini-batch; within the context, `loss.value_and_grad` calls this.
+        """Compute the loss and the gradients of a mini-batch; called by `loss.value_and_grad` in a group.
 
         Args:
-            instances: those of this process: a share of `autobatch.distributed.shares`; or a list, for which the
-                mini-batch is the lists of all processes, one after the other. It may be empty.
-            request: as for one process; weights are those of the instances of this process.
+            instances: this process's share from `autobatch.distributed.shares`; or a list, possibly empty, where the
+                mini-batch is the concatenation of all processes' lists.
+            request: as for one process; weights are those of this process's instances.
 
         Returns:
-            As for one process; what is returned per instance, such as `aux`, is that of this process's instances.
+            As for one process; results per instance, such as `aux`, are those of this process's instances.
 
         Raises:
-            DistributedError: a process has ended, or does something else than the others.
-            AutobatchError: what was raised in another process is raised here too.
+            DistributedError: a process has ended, or makes a different call.
+            AutobatchError: another process raised this error.
         """
         reduce, each = request.reduce, request.each
         with run_lock():
@@ -156,7 +158,7 @@ class Joined:
 
 
 def _of_start(loss: Batched) -> dict[str, str]:
-    """What all must begin with, at the first call of a function."""
+    """Return the facts on which all processes must agree at the first call of a function."""
     with run_lock():
         loss.options_now(training=True, has_aux=None)
         recorder = loss.recorder

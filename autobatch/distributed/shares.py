@@ -1,4 +1,4 @@
-"""Division of mini-batches among processes, so that all are busy for as long."""
+"""Division of mini-batches among processes, with balanced predicted costs."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ MOST_PROCESSES = 2**20
 
 
 class Share(list[Any]):
-    """A list of instances of a mini-batch, which knows where in it they are.
+    """A list of instances of a mini-batch, with their positions in it.
 
     Args:
-        instances: of this share; arrays and buffers from an iterator are copied.
-        positions: of each in the mini-batch, on which the random numbers of instances depend that are not recorded yet.
-        size: instances in the whole mini-batch.
-        digest: of the whole mini-batch: equal where it is the same one.
+        instances: the instances of this share; arrays and buffers from an iterator are copied.
+        positions: index of each instance in the mini-batch, which seeds its random numbers if it is not recorded yet.
+        size: number of instances of the whole mini-batch.
+        digest: digest of the whole mini-batch, to check that all processes have the same one.
     """
 
     @checked()
@@ -47,22 +47,22 @@ def shares(
     cost: Callable[[Any], float] | Sequence[float] | NDArray[Any] | None = None,
     bucket_by: BucketBy[Any] | None = None,
 ) -> Iterator[Share]:
-    """Yield what this process has of each mini-batch of `size` instances, of all processes together.
+    """Yield this process's share of each mini-batch of `size` instances.
 
-    All processes divide the same data with generators in the same state. Each works out which instances of a
-    mini-batch every process has, so that the predicted costs are as equal as a greedy rule makes them: the most
-    expensive instance that is left goes to the process that has least. Outside of a group, a share is all.
+    All processes must pass the same data, and generators in the same state; they compute the same division without
+    communication. A greedy rule balances the predicted costs: the most expensive remaining instance goes to the process
+    with the lowest total. Outside a group, a share is the whole mini-batch.
 
     Args:
-        instances: all of the training data; graphs from `record_all`, or whatever the function takes.
-        size: instances in a mini-batch.
+        instances: all training data: graphs from `record_all`, or any instances that the function takes.
+        size: instances per mini-batch, over all processes.
         rng: shuffles, as in `ab.minibatches`.
-        cost: what predicts the time of an instance, in any unit: a function of it, or a number for each. By default
-            that of a recorded graph is the work of its nodes (`autobatch.graph.graph.work_of`); others cost the same.
+        cost: predicted cost of an instance, in any unit: a function of it, or a number per instance. The default for
+            recorded graphs is the work of their nodes (`autobatch.graph.graph.work_of`); others cost the same.
         bucket_by: as in `ab.minibatches`.
 
     Raises:
-        DataError: there is not one cost for each instance, or as `ab.minibatches`.
+        DataError: there is not one cost per instance; or as for `ab.minibatches`.
 
     >>> import autobatch as ab
     >>> [share.size for share in ab.distributed.shares(range(10), 4)]
@@ -81,16 +81,18 @@ def shares(
 
 @checked()
 def spread(costs: Sequence[float] | NDArray[Any], n: int) -> list[list[int]]:
-    """Divide positions among processes: a list of positions, in order, for each.
+    """Divide positions among processes so that their total costs are balanced.
 
     Args:
-        costs: of the B positions, in any unit.
-        n: how many processes there are.
+        costs: cost of each of B positions, in any unit.
+        n: number of processes.
 
-    Cost: O(B log B) for B positions.
+    Returns:
+        A sorted list of positions per process.
 
-    Source: Graham, Bounds on Multiprocessing Timing Anomalies (1969): the largest sum is at most 4/3 of the least one
-    possible.
+    Cost: O(B log B).
+
+    Source: Graham, Bounds on Multiprocessing Timing Anomalies (1969): the largest total is at most 4/3 of the optimum.
 
     >>> spread([5.0, 1.0, 1.0, 1.0, 4.0], 2)
     [[0, 2], [1, 3, 4]]
@@ -110,7 +112,7 @@ def spread(costs: Sequence[float] | NDArray[Any], n: int) -> list[list[int]]:
 
 
 def costs_of(instances: Sequence[Any], cost: Any = None) -> NDArray[np.float64]:
-    """The predicted cost of each instance; see `shares`."""
+    """Return the predicted cost of each of B instances, float64 (B,); see `shares`."""
     if cost is None:
         given = [float(work_of(x).sum()) if isinstance(x, Graph) else 1.0 for x in instances]
     else:
@@ -118,12 +120,12 @@ def costs_of(instances: Sequence[Any], cost: Any = None) -> NDArray[np.float64]:
     costs = np.asarray(given, np.float64)
     if costs.shape != (len(instances),) or not (np.isfinite(costs) & (costs >= 0)).all():
         raise DataError(
-            f"cost= gives costs of shape {costs.shape} for {len(instances)} instances; give each one finite number "
-            f"that is not negative."
+            f"cost must give one finite number of at least 0 per instance, got costs of shape {costs.shape} for "
+            f"{len(instances)} instances."
         )
     return costs
 
 
 def _digest(batch: Sequence[Any]) -> bytes:
-    """What recorded graphs hold, and how many instances there are of other kinds."""
+    """Compute a digest of the recorded graphs, and of the number and places of other instances."""
     return sha256(b"".join([x.digest if isinstance(x, Graph) else b"?" for x in batch])).digest()
