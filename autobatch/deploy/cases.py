@@ -1,8 +1,8 @@
-"""Write a mini-batch to one file without the code that it comes from, and read it again: for reports of errors.
+"""Save a mini-batch to one file without its source code, and load it, for bug reports.
 
-A case is a zip of two files: `case.json` has the programs of all cells, what every argument of them was, the shapes of
-parameters and results, how the mini-batch was planned and run, and versions; `numbers.safetensors` has the graph of the
-instances with their data, the constants of programs, and the parameters. Nothing in it is executed.
+A case is a zip of two files. `case.json` holds the programs of all cells, descriptions of their arguments, the shapes
+of parameters and results, the settings of planning and running, and versions. `numbers.safetensors` holds the graph of
+the instances with their data, the constants of programs, and the parameters. Nothing in it is executed.
 """
 
 from __future__ import annotations
@@ -48,28 +48,29 @@ from autobatch.trace.results import Slot
 FORMAT, VERSION = "autobatch case", 1
 CONTENT, NUMBERS = "case.json", "numbers.safetensors"
 PARAMETER, UNREAD = "parameter.", "unread"
-ADVICE = "give a file that ab.testing.dump wrote"
+ADVICE = "pass a file written by ab.testing.dump"
 SAME_DAY = (1980, 1, 1, 0, 0, 0)
-"""The date of all files in a zip, so that equal cases are equal files."""
+"""The date of all files in a zip, so that equal cases give equal files."""
 
 DAMAGED = (
     zipfile.BadZipFile, zlib.error, OSError, EOFError, KeyError, TypeError, ValueError, IndexError, AttributeError,
     OverflowError, RuntimeError, AssertionError,
 )  # fmt: skip
-"""What reading a file that is no case may raise."""
+"""Errors that reading an arbitrary file as a case may raise."""
 
 
 class Setting(NamedTuple):
-    """How a mini-batch is planned and run.
+    """The settings of planning and running a mini-batch.
 
     Attributes:
         policy: see `autobatch.deploy.policy`.
         backend, rewrites, precision, threads, max_bytes, seed: as for `autobatch.batched`.
-        planner: the switches of a `MemoryPlanner`.
-        dtype: of the parameters.
-        step: on which random numbers depend, beside the seed.
-        training: whether gradients are asked for; has_aux: as for `value_and_grad`.
-        draws: whether the module is in training mode, and dropout on.
+        planner: options of the `MemoryPlanner`.
+        step: step number, which seeds random numbers together with `seed`.
+        dtype: dtype of the parameters.
+        training: whether gradients are computed.
+        has_aux: as for `value_and_grad`.
+        draws: whether the module is in training mode, with dropout on.
     """
 
     policy: dict[str, str]
@@ -88,15 +89,15 @@ class Setting(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A mini-batch, and what it needs to run.
+    """A mini-batch with everything that running it needs.
 
     Attributes:
-        types: of its nodes; a type's number is its index.
-        words, floats, keys: of the merged graph of the instances, see `autobatch.graph.graph.Graph`.
-        slots: the shape of each slot of the results, and what its numbers stand for.
-        parameters: all that the types read, by name.
-        setting: how it runs.
-        versions: of what it was written with.
+        types: types of its nodes; a type's number is its index.
+        words, floats, keys: merged graph of the instances, see `autobatch.graph.graph.Graph`.
+        slots: shape and dtype of each slot of the results.
+        parameters: all parameters that the types read, by name.
+        setting: settings of planning and running.
+        versions: versions of the software that wrote it.
     """
 
     types: tuple[NodeType, ...]
@@ -109,10 +110,9 @@ class Case(NamedTuple):
     versions: Mapping[str, str]
 
     def without_the_unread(self) -> Case:
-        """The case without the types that no node has, the slots that nothing is in, and parameters that no type reads.
+        """Return the case without unused types, slots and parameters.
 
-        A type that is the sum of values in another's place stays with that. Where no parameter is read there is one
-        still, which has the float type of the case.
+        A type's `sum_type` counts as used. If no parameter is used, a dummy carries the dtype of the case.
         """
         words = self.words.copy()
         parts = sections(words)
@@ -135,12 +135,12 @@ class Case(NamedTuple):
         )
 
     def batched(self, **changes: Any) -> tuple[Batched, list[Graph]]:
-        """What runs the case as it is set, and the graph of each instance.
+        """Make a batched function with the settings of the case, and the graph of each instance.
 
-        Its module has the parameters of this case, so that a change of their float type is one for all that run it.
+        All functions made here share the parameters of this case, so a change of dtype affects all.
 
         Args:
-            changes: of what `autobatch.batched` takes.
+            changes: arguments of `autobatch.batched` to override.
         """
         setting, module = self.setting, CaseModule(self.parameters).train(self.setting.draws)
         options: dict[str, Any] = {
@@ -162,27 +162,27 @@ class Case(NamedTuple):
 
 
 class CaseModule(Module):
-    """Parameters under their names, which may hold dots."""
+    """A module with the parameters of a case, whose names may contain dots."""
 
     def __init__(self, parameters: Mapping[str, Parameter]) -> None:
         vars(self).update(parameters)
 
 
 class ShownKey(Key):
-    """The key of an argument of which only the texts are known: with sizes, and without."""
+    """The key of an argument of which only the descriptions, with and without sizes, are known."""
 
     def text(self, sizes: bool) -> str:
-        """One of them."""
+        """Return the description with or without sizes."""
         shown: str = self.detail[0 if sizes else 1]
         return shown
 
 
 def make_case(function: Batched, instances: Any, training: bool, has_aux: bool) -> Case:
-    """The case of a mini-batch of a batched function; see `autobatch.testing.dump`."""
+    """Make the case of a mini-batch of a batched function; see `autobatch.testing.dump`."""
     recorder, options, planner = function.recorder, function.options, function.planner
     listed = recorder.arrived(list_instances(instances))
     if not listed:
-        raise DataError("a case of no instances computes nothing; give the instances of the call that failed.")
+        raise DataError("instances of a case must not be empty; give the instances of the call that failed.")
     recorded = all(isinstance(x, Graph) for x in listed)
     graph = merge_graphs(listed if recorded else function.record_all(listed), recorder.types)
     if training:
@@ -203,13 +203,13 @@ def make_case(function: Batched, instances: Any, training: bool, has_aux: bool) 
 
 
 def write_case(case: Case, path: str | os.PathLike[str], values: bool = True) -> None:
-    """Write a case to a file; an existing one is replaced only once all is written.
+    """Write a case to a file, atomically replacing an existing one.
 
     Args:
-        values: whether the numbers of parameters are written, and not only their shapes.
+        values: whether to write the numbers of parameters as well as their shapes.
 
     Raises:
-        GraphError: a cell depends on something that no file can hold.
+        GraphError: a cell depends on a value that a file cannot hold.
         DataError: the file cannot be written.
     """
     import safetensors.numpy
@@ -237,17 +237,15 @@ def write_case(case: Case, path: str | os.PathLike[str], values: bool = True) ->
         write_whole(path, file.getvalue())
     except OSError as error:
         raise DataError(
-            f"cannot write {os.fspath(path)!r}: {error.strerror}; give a file in a folder that exists, can be written "
-            f"and has room."
+            f"cannot write {os.fspath(path)!r}: {error.strerror}; choose an existing, writable folder with free space."
         ) from error
 
 
 def read_case(path: str | os.PathLike[str]) -> Case:
-    """Read what `write_case` wrote; parameters whose numbers were left out get normal ones, always the same.
+    """Read a file that `write_case` wrote; parameters without stored numbers are drawn with a fixed seed.
 
     Raises:
-        DataError: the file is missing, damaged, of another format or of a later version, or needs an op that is unknown
-            here.
+        DataError: the file is missing, damaged, of another format or of a later version, or needs an unknown op.
     """
     import safetensors.numpy
 
@@ -265,8 +263,8 @@ def read_case(path: str | os.PathLike[str]) -> Case:
             raise DataError(f"it is {described['format']!r}, version {described['version']!r}")
         return _decode(described, arrays)
     except (*DAMAGED, AutobatchError, safetensors.SafetensorError) as error:
-        what = str(error).rstrip(".") if isinstance(error, AutobatchError) else repr(error)
-        raise DataError(f"{doing}: it is damaged, or no case of this version ({what}); {ADVICE}.") from error
+        reason = str(error).rstrip(".") if isinstance(error, AutobatchError) else repr(error)
+        raise DataError(f"{doing}: it is damaged, or not a case of this version ({reason}); {ADVICE}.") from error
 
 
 def _encode_type(node_type: NodeType, encoder: Encoder) -> dict[str, Any]:
@@ -308,31 +306,33 @@ def _decode_type(number: int, content: Mapping[str, Any], decoder: Decoder) -> N
 
 
 def _numbers(array: Any, shape: Sequence[int], dtype: str, rng: np.random.Generator) -> Any:
-    """The numbers of a parameter, or drawn ones, of the size that initial ones have."""
+    """Check and return the stored numbers of a parameter, or draw some at the scale of an initialisation."""
     if array is None:
         return (rng.standard_normal(shape) / np.sqrt(shape[-1] if shape else 1)).astype(dtype)
     if array.shape != tuple(shape) or array.dtype != dtype:
-        raise DataError(f"a parameter of shape {tuple(shape)} and type {dtype} is {array.shape} of {array.dtype}")
+        raise DataError(
+            f"a parameter must have shape {tuple(shape)} and dtype {dtype}, got {array.shape} and {array.dtype}"
+        )
     return array
 
 
 def _check(case: Case) -> None:
-    """Check all that compiled code relies on: it reads and writes where programs and graph say."""
+    """Check everything that compiled code relies on, as it reads and writes at addresses from programs and graph."""
     table = TypeTable()
     for node_type in case.types:
         check_cell(node_type.program)
         table.put(node_type)
     if not all(-1 <= node_type.sum_type < len(case.types) for node_type in case.types):
-        raise DataError("a type names another as its sum that does not exist")
+        raise DataError("sum_type of a type must be the number of a type or -1")
     words = case.words
     types = [(words.dtype, np.int32), (case.floats.dtype, np.float64), (case.keys.dtype, np.int64)]
     if words.ndim != 1 or any(found != wanted for found, wanted in types):
-        raise DataError("its graph is no array of int32, float64 and int64")
+        raise DataError("its graph must be arrays of int32, float64 and int64")
     if words.size < HEADER or min(words[:HEADER].tolist()) < 0 or encoded_size(words) != words.size:
-        raise DataError("its graph does not have the size that it says")
+        raise DataError("the size of its graph does not match its header")
     graph = Graph(words, case.floats, table, (None,) * int(words[0]), case.keys)
     if case.keys.shape != (graph.n_instances,) or not graph.n_instances:
-        raise DataError(f"it has {graph.n_instances} instances and {case.keys.shape} keys")
+        raise DataError(f"there must be one key per instance, got {case.keys.shape} for {graph.n_instances} instances")
     check_graph(graph)
     check_ranges(graph)
     split_graph(graph)
@@ -340,15 +340,15 @@ def _check(case: Case) -> None:
 
 
 def _check_results(case: Case, graph: Graph) -> None:
-    """Check that slots exist and have the shapes of what is in them, and that a loss is first in training."""
+    """Check that the slots of results exist, and that every instance has a loss in training."""
     if graph.n_outputs and not 0 <= graph.out_slot.min() <= graph.out_slot.max() < len(case.slots):
-        raise DataError("a result has a slot that does not exist")
+        raise DataError(f"slots of results must be below {len(case.slots)}, got {graph.out_slot.max()}")
     if case.setting.training and not np.diff(graph.output_ptr).all():
         raise DataError("an instance has no loss")
 
 
 def _structures(words: IntArray, slots: Sequence[Slot], setting: Setting) -> tuple[Any, ...]:
-    """What each instance returns, which has a loss first in training: all else is in a list."""
+    """Make the result structure of each instance: a list, after the loss in training."""
     parts = sections(words)
     bounds = parts.output_ptr.tolist()
     return tuple(
@@ -375,4 +375,4 @@ def _versions() -> dict[str, str]:
 
 
 def _refuse_instances(instance: object) -> Any:
-    raise DataError("a case runs the graphs that are in it, and no other instances.")
+    raise DataError("a case can only run its own graphs, not other instances.")

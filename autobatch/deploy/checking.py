@@ -1,7 +1,7 @@
-"""Check the content of a file before making cells from it: names, sizes, op options and every program.
+"""Check the content of a file before making cells from it: names, sizes, op options and all programs.
 
-A file holds no code, but code relies on its content: names in classes, sizes in shapes, options in kernels. Programs
-get the same checks as traced ones, and each op is run once on zeros.
+A file holds no code, but its content reaches code: names become attributes of classes, sizes become shapes, and options
+go to kernels. Programs get the same checks as traced ones, and each op is run once on zeros.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from autobatch.ops.randomness import Randomness
 from autobatch.ops.variadic import Segments
 
 MOST_NUMBERS = 2**31  # in the value of one node
-MOST_TRIED = 2**20  # total size of the values of an op that is tried on zeros
+MOST_TRIED = 2**20  # largest total size of the values of an op that is run on zeros
 CALL = "__call__"
 
 
 def check_name(name: Any, what: str, taken: Collection[str] = ()) -> None:
-    """Refuse a name that has a meaning to Python or to modules, such as `__del__`.
+    """Raise a CheckpointError for a name with a meaning to Python or to modules, such as `__del__`.
 
     Args:
-        what: the thing named, such as "a cell".
-        taken: names that modules have.
+        what: subject of the error message, such as "a cell".
+        taken: attribute names of modules.
     """
     if not isinstance(name, str):
         raise CheckpointError(f"the name of {what} must be a str, got {show(name)}.")
     is_special = name.startswith("__") and name.endswith("__") and name != CALL
     if is_special or name in taken:
-        raise CheckpointError(f"the name of {what} must be free, got {name!r}, which has a meaning of its own.")
+        raise CheckpointError(f"the name of {what} must not be reserved, got {name!r}.")
 
 
 def check_program(program: CellProgram) -> None:
-    """Refuse a program that tracing a cell cannot produce.
+    """Raise an error for a program that tracing a cell cannot produce.
 
     Raises:
-        CheckpointError: a size, name or option is invalid, or an op refuses its options.
-        GraphError: as `check_cell`.
+        CheckpointError: a size, name or option is invalid, or an op rejects its options.
+        GraphError: as for `check_cell`.
     """
     for index, var in enumerate(program.vars):
         sizes_are_ints = all(is_int(size) and 0 <= size < MOST_NUMBERS for size in var.shape)
@@ -65,17 +65,17 @@ def check_program(program: CellProgram) -> None:
             _try(program, index, var.source)
 
 
-def _refused(program: CellProgram, index: int, what: str) -> CheckpointError:
-    return CheckpointError(f"a program must be one that ab.export wrote, but value {index} of {program.name!r} {what}.")
+def _refused(program: CellProgram, index: int, fault: str) -> CheckpointError:
+    return CheckpointError(f"malformed program: value {index} of {program.name!r} {fault}; export the model again.")
 
 
 def _try(program: CellProgram, index: int, source: Instruction) -> None:
-    """Run an op once on zeros, because its kernel relies on options that shape rules do not check."""
+    """Run an op once on zeros, because shape rules do not check all options that its kernel relies on."""
     op, static = source.op, dict(source.static)
     vars = [program.vars[arg] for arg in (*source.args, index)]
     if sum(math.prod(var.shape) for var in vars) > MOST_TRIED or op.segments == "move" or op.sums_rows:
         return
-    n = 1 if op.least is None else max(1, op.least(**static))  # as many rows as the op needs
+    n = 1 if op.least is None else max(1, op.least(**static))  # the smallest number of rows that the op takes
     *arrays, out = [np.zeros((1 if var.domain < 0 else n, *var.shape)) for var in vars]
     if op.index_axis is not None:
         arrays[1] = arrays[1].astype(np.int64)
@@ -92,11 +92,11 @@ def _try(program: CellProgram, index: int, source: Instruction) -> None:
             else:
                 run_kernel(op, np, arrays, out, static)
     except RAW as error:
-        raise _refused(program, index, f"applies {op.name!r} with options that it refuses ({error})") from error
+        raise _refused(program, index, f"applies {op.name!r} with options that it rejects ({error})") from error
 
 
 def check_outputs(structure: Any, n_outputs: int) -> None:
-    """Refuse a result structure that refers to missing outputs of a program."""
+    """Raise a CheckpointError for a result structure that refers to missing outputs of a program."""
     if isinstance(structure, bool) or (isinstance(structure, int) and not 0 <= structure < n_outputs):
         raise CheckpointError(f"a result must be one of {n_outputs} outputs, got {structure}.")
     for part in structure if isinstance(structure, tuple) else getattr(structure, "children", ()):

@@ -1,7 +1,7 @@
-"""Cells as JSON: keys of arguments as text that is compared, and programs that are read again.
+"""Cells as JSON: keys of arguments as text to compare, and programs to read back.
 
-A key is only compared, so modules, enums and dataclasses are in it by name. A program is read: its ops by their names,
-its parameters by theirs, its arrays by the names that they have beside the JSON.
+Keys are only compared, so modules, enums and dataclasses are written as names. Programs refer to ops and parameters by
+name, and to arrays by names in the safetensors part of the file.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from autobatch.trace.live import Live
 
 FIXED, ENUM = "fixed", "enum"
 Name = Callable[[Any], str | None]
-"""Gives the name of a module or a parameter; None if it has none."""
+"""Returns the name of a module or a parameter, or None."""
 
 
 def key_text(keys: Mapping[str, Key], name_of: Name) -> str:
-    """The keys of a call's arguments as text, which is equal for equal ones.
+    """Format the keys of a call's arguments as text, which is equal for equal keys.
 
     Raises:
-        GraphError: a static argument is nothing that a file can hold.
+        GraphError: a static argument cannot be stored in a file.
     """
     return json.dumps({name: _key(key, name, name_of) for name, key in keys.items()})
 
 
 def kinds_of(keys: Collection[Key]) -> frozenset[str]:
-    """The kinds of keys, and of all below them; `FIXED` for numbers of data that a program was made for."""
+    """Return the kinds of keys and of their children; `FIXED` for data that a program is specialised to."""
     own = {FIXED if key.kind == "static" and isinstance(key.detail.value, Fixed) else key.kind for key in keys}
     return frozenset(own).union(*(kinds_of(key.children) for key in keys))
 
@@ -61,7 +61,7 @@ def _key(key: Key, name: str, name_of: Name) -> Any:
 
 
 def _static(x: Any, name: str, name_of: Name) -> Any:
-    """A static argument, which is compared: by the names of what is no plain value."""
+    """Encode a static argument for comparison: plain values as such, all else by name."""
     match x:
         case bool() | None | str():
             return x
@@ -85,19 +85,19 @@ def _static(x: Any, name: str, name_of: Name) -> Any:
     if is_dataclass(x) and not isinstance(x, type):
         return ["dataclass", type(x).__name__, *(_static(getattr(x, f.name), name, name_of) for f in fields(x))]
     raise GraphError(
-        f"argument {name!r} is {x!r} ({type(x).__name__}), which no file can hold; give a text, a number, an enum, a "
-        f"module of the model, or a dataclass or tuple of these."
+        f"argument {name!r} must be a str, a number, an enum, a module of the model, or a dataclass or tuple of these, "
+        f"to be stored in a file; got {x!r} ({type(x).__name__})."
     )
 
 
 class Encoder:
-    """Writes programs.
+    """Encodes programs as JSON values.
 
     Args:
-        name_of: of parameters.
+        name_of: returns names of parameters.
 
     Attributes:
-        arrays: of constants, by name.
+        arrays: constants, by name.
     """
 
     def __init__(self, name_of: Name) -> None:
@@ -105,7 +105,7 @@ class Encoder:
         self.arrays: dict[str, Any] = {}
 
     def program(self, program: CellProgram) -> dict[str, Any]:
-        """A program, without what nodes keep for derivatives."""
+        """Encode a program, without the outputs that nodes keep for derivatives."""
         return {
             "vars": [[self._source(v.source), list(v.shape), v.domain] for v in program.vars],
             "outputs": list(program.results),
@@ -113,13 +113,13 @@ class Encoder:
         }
 
     def default(self, x: Any) -> Any:
-        """Encode the default of an argument; enums, which are only compared, by name."""
+        """Encode the default of an argument; enums by name, as they are only compared."""
         if isinstance(x, enum.Enum) and not isinstance(x, str):
             return [ENUM, type(x).__name__, x.name]
         return self.value(x)
 
     def structure(self, x: Any) -> Any:
-        """The structure of what a cell returns, over output numbers."""
+        """Encode the structure of a cell's result, over output numbers."""
         if isinstance(x, int):
             return x
         if isinstance(x, Static):
@@ -144,18 +144,18 @@ class Encoder:
             case Weight(parameter):
                 found = self._name_of(parameter)
                 if found is None:
-                    raise GraphError(f"a cell reads {parameter!r}, which is no parameter of the model.")
+                    raise GraphError(f"parameters that cells read must belong to the model, got {parameter!r}.")
                 return ["weight", found]
             case Constant(data):
                 return ["constant", self.value(data)]
             case Instruction(op, args, static):
                 if OPS.get(op.name) is not op:
-                    raise GraphError(f"a cell applies {op.name!r}, which is no op that another process finds by name.")
+                    raise GraphError(f"ops of cells must be registered with define_op, got {op.name!r}.")
                 return ["op", op.name, list(args), {name: self.value(x) for name, x in static.items()}]
         raise AssertionError(source)
 
     def value(self, x: Any) -> Any:
-        """An option of an op, or a constant."""
+        """Encode an option of an op, or a constant."""
         match x:
             case bool() | None | str():
                 return x
@@ -177,21 +177,22 @@ class Encoder:
                 return ["array" if isinstance(x, np.ndarray) else "number", name]
         if x is Ellipsis:
             return ["ellipsis"]
-        raise GraphError(f"an op has the option {x!r} ({type(x).__name__}), which no file can hold.")
+        raise GraphError(f"cannot store the op option {x!r} ({type(x).__name__}) in a file.")
 
 
 class Decoder:
-    """Reads what an `Encoder` wrote.
+    """Decodes the JSON values of an `Encoder`.
 
     Args:
-        parameters: by name; arrays: of constants, by name.
+        parameters: parameters by name.
+        arrays: constants by name.
 
     Attributes:
-        classes: the dataclasses and named tuples that cells return, made anew, by name.
+        classes: re-created dataclasses and named tuples of results, by name.
 
     Raises:
-        CheckpointError: an op is unknown here.
-        KeyError, TypeError, ValueError, IndexError: the JSON is not that of a program.
+        CheckpointError: an op is unknown.
+        KeyError, TypeError, ValueError, IndexError: the JSON is malformed.
     """
 
     def __init__(self, parameters: Mapping[str, Parameter], arrays: Mapping[str, Any]) -> None:
@@ -199,13 +200,13 @@ class Decoder:
         self.classes: dict[str, type] = {}
 
     def program(self, name: str, x: Mapping[str, Any]) -> CellProgram:
-        """The program of a cell of this name."""
+        """Decode the program of the cell `name`."""
         vars = tuple(Var(self._source(source), tuple(shape), domain) for source, shape, domain in x["vars"])
         ties = tuple((first, second) for first, second in x["ties"])
         return CellProgram(name, vars, tuple(x["outputs"]), ties)
 
     def default(self, x: Any) -> Any:
-        """Decode the default of an argument; an enum becomes one with the same names."""
+        """Decode the default of an argument; an enum becomes a new one with the same names."""
         if isinstance(x, list) and x[0] == ENUM:
             _, kind, name = x
             make: Any = enum.Enum
@@ -214,7 +215,7 @@ class Decoder:
         return self.value(x)
 
     def structure(self, x: Any) -> Any:
-        """The structure of what a cell returns, as a type has it."""
+        """Decode the structure of a cell's result."""
         if isinstance(x, int):
             return x
         if x[0] == "static":
@@ -230,10 +231,10 @@ class Decoder:
         return Key(kind, self._class(kind, *detail), children)
 
     def _class(self, kind: str, name: str, *names: str) -> type:
-        """A class of results, the same for the same name."""
+        """Return a class of results, one per name."""
         for one in (name, *names):
             if not isinstance(one, str) or not one.isidentifier() or one.startswith("__"):
-                raise CheckpointError(f"the name of a class or of its field must be a word, got {one!r}.")
+                raise CheckpointError(f"names of classes and fields must be identifiers, got {one!r}.")
         if name not in self.classes:
             if kind == "dataclass":
                 self.classes[name] = make_dataclass(name, names)
@@ -255,15 +256,13 @@ class Decoder:
             case "op":
                 name, args, static = content
                 if name not in OPS:
-                    raise CheckpointError(
-                        f"a cell applies op {name!r}, which is unknown here; define it with ab.ops.define_op first."
-                    )
+                    raise CheckpointError(f"op {name!r} of a cell is unknown; define it with ab.ops.define_op first.")
                 op: Op = OPS[name]
                 return Instruction(op, tuple(args), {option: self.value(value) for option, value in static.items()})
         raise ValueError(f"a value is {kind!r}")
 
     def value(self, x: Any) -> Any:
-        """An option of an op, or a constant."""
+        """Decode an option of an op, or a constant."""
         if not isinstance(x, list):
             return x
         kind, *content = x

@@ -1,7 +1,7 @@
-"""Cells of a file: a cell that has programs in the place of a body.
+"""Cells of a file, which have programs instead of a body.
 
-Where such a cell is traced, the program for the keys of its arguments is appended to that of the trace; so it is
-batched, differentiated and compiled like the cell that it was. In eager mode a call is a mini-batch of one call.
+Tracing such a cell appends the program for its arguments' keys to the trace, so it is batched, differentiated and
+compiled like the original cell. In eager mode, a call runs as a mini-batch of one.
 """
 
 from __future__ import annotations
@@ -44,12 +44,13 @@ from autobatch.trace.ragged import Ragged
 
 
 class Variant(NamedTuple):
-    """What a cell computes for arguments of one key.
+    """A cell's program for arguments of one key.
 
     Attributes:
-        program: of a node; structure: of its outputs.
-        lengths: those of lists for which it is right.
-        kinds: those of the keys.
+        program: program of a node.
+        structure: structure of its outputs.
+        lengths: lengths of lists for which the program is valid.
+        kinds: kinds of the keys.
     """
 
     program: CellProgram
@@ -59,12 +60,13 @@ class Variant(NamedTuple):
 
 
 class LoadedCell(Cell):
-    """A cell that a file holds.
+    """A cell loaded from a file.
 
     Args:
-        name: of the cell; signature: of its arguments.
-        variants: by the text of the keys.
-        name_of: names the modules and parameters among arguments.
+        name: name of the cell.
+        signature: signature without `self`.
+        variants: variants by the text of their keys.
+        name_of: returns the names of modules and parameters among arguments.
         static, ragged: as for `autobatch.cell`.
     """
 
@@ -79,8 +81,8 @@ class LoadedCell(Cell):
                 return self._append(bound.arguments)
             except RAW as error:
                 raise GraphError(
-                    f"cell {name!r} of a file cannot be called so ({type(error).__name__}: {error}); the file may be "
-                    f"damaged, so export the model again."
+                    f"cannot call the loaded cell {name!r} with these arguments ({type(error).__name__}: {error}); if "
+                    f"they are right, the file is damaged, so export the model again."
                 ) from error
 
         first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
@@ -91,11 +93,11 @@ class LoadedCell(Cell):
         self._engines: dict[int, Any] = {}
 
     def run_eagerly(self, owner: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a mini-batch of this call alone; GraphError while something is differentiated in eager mode."""
+        """Run a mini-batch of this call alone; raise a GraphError during eager differentiation."""
         if STAGE.current is not None or any(isinstance(x, Taped) for x in leaves((args, kwargs))):
             raise GraphError(
-                f"cell {self.name!r} comes from a file and is differentiated in eager mode; differentiate it in a "
-                f"function that is batched."
+                f"the loaded cell {self.name!r} cannot be differentiated in eager mode; differentiate it in a batched "
+                f"function."
             )
         assert isinstance(owner, Module)
         if id(owner) not in self._engines:
@@ -104,7 +106,7 @@ class LoadedCell(Cell):
         return _only(self._engines[id(owner)]([(args, kwargs)]))
 
     def _append(self, arguments: Mapping[str, Any]) -> Any:
-        """Append the program for these arguments to the trace."""
+        """Append the program for these arguments to the trace; return its outputs."""
         values = _Values(arguments, self.static)
         if any(x.element is None for x in values.lists if isinstance(x, TracedList)):
             self._make_elements(values)
@@ -113,14 +115,14 @@ class LoadedCell(Cell):
         n = tuple(values.builder.length(values.group_of[group]) for group in variant.lengths.walked)
         if n and n not in variant.lengths.found:
             raise GraphError(
-                f"it is called with a list of {max(n)} elements, and the file that it comes from was not written for "
-                f"so many; export the model with longest={max(n)}."
+                f"a list has {max(n)} elements, more than the file was exported for; export the model with "
+                f"longest={max(n)}."
             )
         outputs = _append(values.builder, variant.program, values)
         return put_together(variant.structure, outputs)
 
     def _make_elements(self, values: _Values) -> None:
-        """Give empty lists elements, of the shapes that those of a variant for otherwise equal arguments have."""
+        """Give empty lists elements of the shapes in a variant whose other arguments are equal."""
         given = json.loads(key_text(values.keys, self._name_of))
         for text in self._variants:
             elements = list[Any]()
@@ -141,10 +143,10 @@ class LoadedCell(Cell):
             raise NeedsLength(values.lists[0].group, "was written so")
         raise self._refuse(", ".join(f"{name}: {key}" for name, key in values.keys.items()))
 
-    def _refuse(self, what: str) -> GraphError:
+    def _refuse(self, arguments: str) -> GraphError:
         return GraphError(
-            f"cell {self.name!r} of a file is called with {what}, and no call was so when the model was exported; "
-            f"export it with an example that calls the cell so."
+            f"the loaded cell {self.name!r} was not exported for the arguments {arguments}; export the model with an "
+            f"example that calls the cell with them."
         )
 
 
@@ -152,9 +154,12 @@ class _Values:
     """The arguments of a call inside a trace.
 
     Attributes:
-        keys: by name; builder: of the trace.
-        lists: those of any length, in order; data: the leaves of ints.
-        of_leaf: the value of each leaf; group_of: of each variadic group of the call that of the trace.
+        keys: keys of the arguments, by name.
+        builder: builder of the trace.
+        lists: arguments that are lists of any length, in order.
+        data: leaves that are ints.
+        of_leaf: leaf to its value in the trace.
+        group_of: variadic group of the call to that of the trace.
     """
 
     def __init__(self, arguments: Mapping[str, Any], static: Collection[str]) -> None:
@@ -168,7 +173,7 @@ class _Values:
         }
 
     def _read(self, x: Any, domain: int) -> Key:
-        """The key of an argument, or of a part of one, in a group."""
+        """Read an argument, or a part of one, in a group; return its key."""
         if isinstance(x, TracedList):
             group = self._group(x.group)
             self.lists.append(x)
@@ -199,17 +204,17 @@ class _Values:
         return Key("value", x.shape, below=int_limit(vars, x.index), dtype=dtype_of(vars, x.index))
 
     def _group(self, number: int) -> int:
-        """The group of the call that a group of the trace is."""
+        """Map a group of the trace to a new group of the call; return that."""
         found = len(self.lists)
         self.group_of[found] = number
         return found
 
 
 def _differs_in_elements(given: Any, known: Any, elements: list[Any]) -> bool:
-    """Whether two keys, as JSON, are equal but for elements that lists of the first lack.
+    """Return whether two keys, as JSON, are equal except for elements that are missing in lists of the first.
 
     Args:
-        elements: for each list of any length the key of its elements in the second is appended, None if it is no list.
+        elements: output: the key of the elements in the second is appended for each list of any length, or None.
     """
     if isinstance(given, list) and given and given[0] in ("each", "rows"):
         if not isinstance(known, list) or known[:2] != given[:2]:
@@ -224,7 +229,7 @@ def _differs_in_elements(given: Any, known: Any, elements: list[Any]) -> bool:
 
 
 def _shapes(key: Any) -> Any:
-    """Return the shape of an element, or of each of its parts; for data, the key."""
+    """Return the shape of an element or of each of its parts; for data, the key."""
     kind, detail, children = key[:3]
     if kind in ("int", "float"):
         return Key(kind, tuple(detail), dtype="".join(key[4:]))
@@ -232,7 +237,7 @@ def _shapes(key: Any) -> Any:
 
 
 def _append(builder: Any, program: CellProgram, values: _Values) -> list[Any]:
-    """Append a program; its outputs."""
+    """Append a program to a trace; return its outputs."""
     number, group_of = dict[int, int](), dict(values.group_of)
     for group in program.derived:
         group_of[group] = builder.add_group(f"rows of {program.name}")
@@ -268,7 +273,7 @@ def _call(cell: Callable[..., Any], call: tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def _only(x: Any) -> Any:
-    """What a mini-batch of one gave for that."""
+    """Return the result of the only instance of a mini-batch."""
     if isinstance(x, (np.ndarray, list)):
         return x[0]
     if not is_structure(x):

@@ -1,4 +1,4 @@
-"""Read a file that `autobatch.export` wrote: a module whose cells are those of the file."""
+"""Load a model from a file that `autobatch.export` wrote."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ from autobatch.params.parameter import Parameter
 from autobatch.trace.elements import Lengths
 
 EMPTY = inspect.Parameter.empty
-ADVICE = "give a file that ab.export wrote"
+ADVICE = "pass a file written by ab.export"
 
 
 class Source(NamedTuple):
-    """What a model is made of, beside its parameters.
+    """The content of a file, except for the parameters.
 
     Attributes:
-        constants: the arrays of programs, by name; content: the JSON of the file.
+        constants: arrays of programs, by name.
+        content: the JSON of the file.
     """
 
     constants: dict[str, Any]
@@ -37,47 +38,47 @@ class Source(NamedTuple):
 
 
 class Loaded(Module):
-    """A model of a file, or a part of one; the cells of the file are its methods.
+    """A loaded model, or a submodule of one; its methods are the cells of the file.
 
-    Copies and pickles are made of the same file: their cells read the parameters of the copy.
+    Copies and pickles are made from the same content, and their cells read the parameters of the copy.
     """
 
     _source: Source | None = None
     _placed: frozenset[str] = frozenset()
 
     def __reduce__(self) -> Any:
-        """How the whole is made again; GraphError for a part, whose cells may read what is elsewhere in the model."""
+        """Return how to make the model again; raise a GraphError for a submodule.
+
+        The cells of a submodule may read parameters elsewhere in the model.
+        """
         if self._source is None:
             raise GraphError(
-                f"{type(self).__name__} is a part of a loaded model, and its cells read parameters of the whole; copy "
-                f"or pickle the model that ab.load gave."
+                f"{type(self).__name__} is a submodule of a loaded model and cannot be copied or pickled alone; copy "
+                f"or pickle the model that ab.load returned."
             )
         parameters = {name: x for name, x in self._named_parts() if isinstance(x, Parameter)}
         own = {name: x for name, x in vars(self).items() if name not in self._placed}
         return _make, (self._source, parameters), own
 
     def __setstate__(self, own: dict[str, Any]) -> None:
-        """Take what else the model has; all parts are in its mode."""
+        """Restore the model's other attributes, and set its mode on all submodules."""
         vars(self).update(own)
         self.train(self.training)
 
 
 TAKEN = frozenset(dir(Loaded)) - {CALL}
-"""Names that a cell in a file cannot have."""
+"""Names that a cell of a file cannot have."""
 
 
 @checked(path=CheckpointError)
 def load(path: str | os.PathLike[str]) -> Any:
-    """Read a model that `autobatch.export` wrote; the classes that it was of are not needed.
-
-    Args:
-        path: of the file.
+    """Load a model that `autobatch.export` wrote, without its classes.
 
     Returns:
-        A module, in evaluation mode, with the parameters, modules and cells of the exported one under their names:
-        `model.merge(left, right)`, `model.blocks[0].step(x)`. Cells that are functions are under its name, too. Its
-        `options` are the policy and the precision: `ab.batched(function, module=model, **model.options)`. Its `about`
-        is what `export` was given.
+        A module in evaluation mode, with the parameters, submodules and cells of the exported one under their names:
+        `model.merge(left, right)`, `model.blocks[0].step(x)`. Cells that were plain functions are its attributes as
+        well. `model.options` holds the policy and the precision, for
+        `ab.batched(function, module=model, **model.options)`, and `model.about` the `about` of `export`.
 
     Raises:
         CheckpointError: the file is missing, damaged, of another format or of a later version, or needs an op that is
@@ -92,7 +93,7 @@ def load(path: str | os.PathLike[str]) -> Any:
     except AutobatchError as error:
         raise type(error)(f"{doing}: {error}") from error
     except (*RAW, RecursionError, AssertionError, MemoryError) as error:
-        raise CheckpointError(f"{doing}: its content makes no model ({_one_line(error)}); {ADVICE}.") from error
+        raise CheckpointError(f"{doing}: malformed content ({_one_line(error)}); {ADVICE}.") from error
 
 
 def _one_line(error: BaseException) -> str:
@@ -100,7 +101,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def _make(source: Source, parameters: Mapping[str, Parameter]) -> Any:
-    """A model of a file, with these parameters by name."""
+    """Make the model of a file with the given parameters, by name."""
     content = json.loads(source.content)
     names: dict[int, str] = {id(parameter): name for name, parameter in parameters.items()}
     decoder = Decoder(parameters, source.constants)
@@ -127,7 +128,7 @@ def _make(source: Source, parameters: Mapping[str, Parameter]) -> Any:
 
 
 def make_parameter(array: Any, trainable: bool) -> Parameter:
-    """A parameter with the numbers of an array, to the bit, in its float type."""
+    """Make a parameter with exactly the numbers and the dtype of an array."""
     parameter = Parameter(array, trainable).astype(array.dtype)
     parameter.data = array
     return parameter
@@ -162,7 +163,7 @@ def _variant(name: str, content: Mapping[str, Any], decoder: Decoder) -> Variant
 
 
 def _place(modules: Mapping[str, Module], parts: Mapping[str, Any]) -> None:
-    """Put modules and parameters where their names say; in between are lists, or dicts."""
+    """Set modules and parameters as attributes, with lists and dicts in between, according to their names."""
     children: dict[str, dict[str, Any]] = {}
     for name in parts:
         while name:

@@ -1,4 +1,4 @@
-"""Policies in files of models and of cases: a learned one as the text of its file, a rule by its name."""
+"""Policies in files of models and cases: a learned policy as the text of its file, others by name."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from autobatch.schedule.schedule import Policy
 
 
 def describe_policy(policy: Policy, doing: str) -> dict[str, str]:
-    """The `text` of a policy that files hold, or the `name` of another; `doing` begins error messages."""
+    """Return the `text` of a learned policy, or the `name` of another; `doing` starts error messages."""
     if isinstance(policy, Directed) and policy.rule in KINDS:
         return {"text": to_text(policy, doing)}
     return {"name": policy.name}
 
 
 def read_policy(content: Mapping[str, str], doing: str) -> Policy | str:
-    """The policy that `describe_policy` described, or its name; PolicyError if a text is none of a policy."""
+    """Return the policy that `describe_policy` described, or its name; raise a PolicyError for a malformed text."""
     return from_text(content["text"], policies.KINDS, doing) if "text" in content else content["name"]

@@ -1,4 +1,4 @@
-"""Write a trained model to one file: its parameters, and the programs of the cells that a function calls."""
+"""Export a trained model to one file: its parameters, and the programs of the cells that a function calls."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ def export(
     longest: int = LONGEST,
     about: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write what a function needs of a model to one file, which `autobatch.load` reads without the model's classes.
+    """Write the parameters and the called cells of a model to one file, for `autobatch.load`.
 
-    The file holds all parameters, and the programs of the cells that the function calls for the examples, as they are
-    after `module.eval()`; of a batched function its policy and precision, too. It holds no code: numbers in
-    safetensors, and JSON. The function itself, that is the recursion, is not in it.
+    The file holds all parameters, and the programs of the cells that the function calls for the examples in evaluation
+    mode, and for a batched function its policy and precision. Loading needs neither the model's classes nor code: the
+    file is safetensors and JSON. The function itself, such as a recursion over a tree, is not in the file.
 
     Args:
-        function: over one instance, as `autobatch.batched` takes it, or a batched one.
-        path: of the file; one that exists is replaced once all is written.
-        examples: instances that call all cells in all ways that are needed.
+        function: a function of one instance, as for `autobatch.batched`, or a batched function.
+        path: file to write; an existing one is replaced atomically.
+        examples: instances that call each cell with each combination of argument types and shapes in use.
         module: the owner of the parameters, as for `autobatch.batched`.
-        longest: lists may have up to so many elements where a body walks through them: with Python, and not by ops of
-            lists alone. Others may have any number.
-        about: JSON values that whoever loads the model finds as its `about`.
+        longest: largest number of elements of lists that a cell iterates over in Python. Lists that are only passed to
+            list ops may have any length.
+        about: JSON values, available as the `about` of the loaded model.
 
     Raises:
-        GraphError: the model is in training mode, there is none, the examples call no cell, or a cell depends on
-            something that no file can hold.
-        CheckpointError: `about` is not JSON, or the file cannot be written; what was at `path` is still there.
+        GraphError: there is no module or it is in training mode, the examples call no cell, or a cell depends on a
+            value that a file cannot hold.
+        CheckpointError: `about` is not JSON, or the file cannot be written; `path` is unchanged.
 
     >>> import tempfile
     >>> import numpy as np
@@ -82,12 +82,12 @@ def export(
     fresh = batched(function, module=module, policy="agenda", backend="reference")
     module = fresh.recorder.module
     if module is None:
-        raise GraphError("a function without a module is exported; pass module=, the owner of its parameters.")
+        raise GraphError("cannot export a function without a module; pass module=, the owner of its parameters.")
     if any(part.training for part in modules_in(module)):
-        raise GraphError(f"{type(module).__name__} is exported in training mode; call eval() on it first.")
+        raise GraphError(f"{type(module).__name__} must be in evaluation mode to be exported; call eval() on it first.")
     fresh(examples)
     if not any(family.entry.origin[0] == "cell" for family in fresh.recorder.calls.traces.families):
-        raise GraphError("the examples call no cell, so the file would hold none; give instances that do.")
+        raise GraphError("examples of export must call at least one cell; give instances that do.")
     names = {id(x): name for name, x in module._named_parts()}
     encoder = Encoder(lambda x: names.get(id(x)))
     content = {
@@ -103,22 +103,22 @@ def export(
     try:
         json.dumps(content["about"], allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{doing}: its about is not JSON ({error}).") from error
+        raise CheckpointError(f"{doing}: about must be JSON values ({error}).") from error
     try:
         text = json.dumps(content, allow_nan=False)
     except ValueError as error:  # ints with too many digits
-        raise CheckpointError(f"{doing}: a static argument is no JSON ({error}).") from error
+        raise CheckpointError(f"{doing}: static arguments must be JSON values ({error}).") from error
     write_arrays(path, arrays, {"format": FORMAT, "version": str(VERSION), "content": text}, doing)
 
 
 def _cells(calls: Calls, names: dict[int, str], encoder: Encoder, longest: int) -> list[dict[str, Any]]:
-    """The cells that were called, each with its variants."""
+    """Encode the called cells, each with its variants."""
     families: dict[tuple[str, str], list[Family]] = defaultdict(list)
     for family in calls.traces.families:
         if family.number >= 0 and family.entry.origin[0] == "cell":
             _, cell, owner = family.entry.origin
             if owner is not None and id(owner) not in names:
-                raise GraphError(f"cell {cell.name!r} is of a {type(owner).__name__} that is no part of the model.")
+                raise GraphError(f"cell {cell.name!r} must belong to the model, got one of a {type(owner).__name__}.")
             families[names.get(id(owner), ""), cell.name].append(family)
     return [_cell(path, found, calls, names, encoder, longest) for (path, _), found in families.items()]
 
@@ -128,7 +128,7 @@ def _cell(
 ) -> dict[str, Any]:
     cell = families[0].entry.origin[1]
     if len({id(family.entry) for family in families}) > 1:
-        raise GraphError(f"two cells of {path or 'the model'} are called {cell.name!r}; rename one.")
+        raise GraphError(f"two cells of {path or 'the model'} are named {cell.name!r}; rename one.")
     variants = []
     for family in families:
         _walk(family, calls, longest)
@@ -154,7 +154,7 @@ def _cell(
 
 
 def _walk(family: Family, calls: Calls, longest: int) -> None:
-    """Trace a cell that walks through lists for all lengths up to the longest, where they give one program."""
+    """Trace a cell that iterates over lists at all lengths up to `longest`, to check that they give one program."""
     walked = family.lengths.walked
     if not walked:
         return

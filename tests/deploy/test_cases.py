@@ -126,7 +126,7 @@ def test_numbers_of_parameters_may_stay_behind(tmp_path: Path) -> None:
 
 def test_what_makes_no_case_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "case.zip"
-    with pytest.raises(ab.DataError, match="a case of no instances"):
+    with pytest.raises(ab.DataError, match="instances of a case must not be empty"):
         ab.testing.dump(lambda x: x, [], path)
     with pytest.raises(ab.GraphError, match="needs a scalar loss"):
         ab.testing.dump(lambda x: x, [np.ones(2)], path, training=True)
@@ -136,5 +136,5 @@ def test_what_makes_no_case_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ab.DataError, match=r"cannot read .*No such file"):
         read_case(path)
     path.write_text("no zip")
-    with pytest.raises(ab.DataError, match="damaged, or no case of this version"):
+    with pytest.raises(ab.DataError, match="damaged, or not a case of this version"):
         read_case(path)

@@ -216,7 +216,7 @@ def test_cells_of_files_are_called_inside_other_cells(loaded: Any) -> None:
 
 
 def test_calls_that_no_example_had_are_refused(loaded: Any) -> None:
-    with pytest.raises(ab.GraphError, match=r"'repeat' of a file is called with x: value.3., times: 3, and no call"):
+    with pytest.raises(ab.GraphError, match=r"cell 'repeat' was not exported .* x: value.3., times: 3;"):
         ab.batched(lambda w: loaded.repeat(loaded.leaf(w).h, times=3), module=loaded, backend="reference")([1])
 
 
@@ -226,7 +226,7 @@ def test_lists_are_as_long_as_the_file_was_written_for(path: Path) -> None:
     loaded = ab.load(path)
     function = ab.batched(lambda n: loaded.total([loaded.leaf(1).h] * n), module=loaded, backend="reference")
     assert function([1, 4]).shape == (2, 3)
-    with pytest.raises(ab.GraphError, match=r"'total': it is called with a list of 30 .*longest=30"):
+    with pytest.raises(ab.GraphError, match=r"'total': a list has 30 .*longest=30"):
         function([30])
 
 
@@ -299,7 +299,7 @@ def test_walks_through_rows_load_for_other_numbers_of_rows(name: str, backend: s
     _, known_grads, known_inputs = known.value_and_grad(given, inputs=True)
     assert all(np.allclose(grads[key], g, rtol=1e-9) for key, g in known_grads.items())
     assert all(np.allclose(g, known_g, rtol=1e-9) for g, known_g in zip(inputs, known_inputs, strict=True))
-    with pytest.raises(ab.GraphError, match=r"with a list of 10 elements, .*longest=10"):
+    with pytest.raises(ab.GraphError, match=r"a list has 10 elements, .*longest=10"):
         run([np.ones((10, 3))])
 
 
@@ -359,7 +359,7 @@ def test_another_process_needs_nothing_but_the_file(path: Path) -> None:
 
 def test_what_no_file_can_hold_is_refused(path: Path) -> None:
     net = Net()
-    with pytest.raises(ab.GraphError, match=r"Net is exported in training mode; call eval"):
+    with pytest.raises(ab.GraphError, match=r"Net must be in evaluation mode .*eval\(\)"):
         ab.export(net.train().predict, path, examples=WORDS)
     with pytest.raises(ab.GraphError, match="without a module"):
         ab.export(lambda x: double(double(x)), path, examples=[np.ones(2)])
@@ -369,7 +369,7 @@ def test_what_no_file_can_hold_is_refused(path: Path) -> None:
     def odd(x: Any, what: Any) -> Any:
         return x * float(what is not None)
 
-    with pytest.raises(ab.GraphError, match=r"cannot export cell 'odd': argument 'what' is .*, which no file can hold"):
+    with pytest.raises(ab.GraphError, match=r"cannot export cell 'odd': argument 'what' must be .* got <ufunc 'sin'>"):
         ab.export(lambda x: odd(x, np.sin), path, examples=[np.ones(2)], module=net)
     assert not path.exists()
     with pytest.raises(ab.CheckpointError, match=r"cannot export Net to .*No such file"):
@@ -377,7 +377,7 @@ def test_what_no_file_can_hold_is_refused(path: Path) -> None:
 
 
 def test_eager_derivatives_of_cells_of_files_are_refused(loaded: Any) -> None:
-    with pytest.raises(ab.GraphError, match="'total' comes from a file and is differentiated in eager mode"):
+    with pytest.raises(ab.GraphError, match="'total' cannot be differentiated in eager mode"):
         ab.grad(lambda x: ab.sum(loaded.total([x])))(np.ones(3))
 
 
@@ -424,14 +424,14 @@ def test_copies_read_their_own_parameters(copied: Callable[[Any], Any], tmp_path
 
 def test_a_part_is_copied_with_the_whole_alone(tmp_path: Path) -> None:
     ab.export(Doubling().eval().run, tmp_path / "model.ab", examples=[np.ones(2)])
-    with pytest.raises(ab.GraphError, match="Scaled is a part of a loaded model"):
+    with pytest.raises(ab.GraphError, match="Scaled is a submodule of a loaded model"):
         copy.deepcopy(ab.load(tmp_path / "model.ab").parts[0])
 
 
 def test_an_unknown_op_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ab.export(Doubling().eval().run, tmp_path / "model.ab", examples=[np.ones(2)])
     monkeypatch.delitem(OPS, "mul")
-    with pytest.raises(ab.CheckpointError, match=r"model\.ab': a cell applies op 'mul', .* ab\.ops\.define_op first"):
+    with pytest.raises(ab.CheckpointError, match=r"model\.ab': op 'mul' .*ab\.ops\.define_op"):
         ab.load(tmp_path / "model.ab")
 
 
@@ -453,11 +453,11 @@ def test_texts_are_no_kinds_of_arguments(word: str, tmp_path: Path) -> None:
     ab.export(Named().eval().run, tmp_path / "model.ab", examples=[np.ones(2)])
     loaded = ab.load(tmp_path / "model.ab")
     run = ab.batched(lambda x: loaded.of([x] * 3, 2, ("other", word)), module=loaded, backend="reference")
-    with pytest.raises(ab.GraphError, match="no call was so when the model was exported"):
+    with pytest.raises(ab.GraphError, match="'of' was not exported for the arguments xs"):
         run([np.ones(2)])
 
 
 def test_examples_that_call_no_cell_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ab.GraphError, match="the examples call no cell"):
+    with pytest.raises(ab.GraphError, match="must call at least one cell"):
         ab.export(Doubling().eval().run, tmp_path / "model.ab", examples=[])
     assert not (tmp_path / "model.ab").exists()

@@ -149,5 +149,5 @@ def test_a_cell_with_a_name_that_means_something_is_refused(name: str, exported:
     content = json.loads(metadata["content"])
     content["cells"][0]["name"] = name
     write_arrays(tmp_path / "changed.ab", arrays, {**metadata, "content": json.dumps(content)}, "writing")
-    with pytest.raises(ab.CheckpointError, match=r"the name of a cell must be free, got"):
+    with pytest.raises(ab.CheckpointError, match=r"the name of a cell must not be reserved, got"):
         ab.load(tmp_path / "changed.ab")
