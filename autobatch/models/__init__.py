@@ -1,4 +1,4 @@
-"""The models that come with autobatch, their data, and the lookup of models by name."""
+"""The models included in autobatch, their data, and the lookup of models by name."""
 
 from autobatch.models.registry import MODELS, find_model
 from autobatch.models.spec import ModelSpec

@@ -1,8 +1,8 @@
-"""Bidirectional LSTM that tags every word of a sentence, and spells the words that are rare, one instance at a time.
+"""Bidirectional LSTM that tags every word of a sentence, and reads rare words by characters, one instance at a time.
 
-A word that training saw often has a vector of its own. Any other is read by two LSTMs, character by character in
-opposite directions, and its vector is W [h; h'] + b, of their last states. So words of a sentence differ in what is
-computed of them, and in how much: no two mini-batches have the same shape.
+A frequent word has its own vector. A rare word is read by two LSTMs, character by character in opposite directions, and
+its vector is W [h; h'] + b with their last states h and h'. The computation thus differs between words, and no two
+mini-batches have the same shape.
 
 Source: the benchmark bilstm-tagger-withchar of Neubig et al. 2017, DyNet (arXiv:1701.03980), without the hidden layer
 before its outputs; vectors of characters as in Ling et al. 2015, Finding function in form (arXiv:1508.02096).
@@ -42,26 +42,26 @@ class BiLSTMCharTagger(BiLSTMTagger):
 
     @ab.cell
     def look_up(self, word: int) -> Any:
-        """Give the vector of a word (H,)."""
+        """Look up the vector of a word (H,)."""
         return ab.lookup(self.embedding, word)
 
     @ab.cell
     def read_character(self, lstm: ab.LSTMCell, character: int, state: Any) -> Any:
-        """Read a character in a state, h (H,) and c (H,): the next state."""
+        """Return the state, h (H,) and c (H,), after reading a character."""
         return lstm(ab.lookup(self.characters, character), state)
 
     @ab.cell
     def join_directions(self, right: Any, left: Any) -> Any:
-        """Make the vector of a word of the last states of its characters (H,)."""
+        """Compute the vector of a word (H,) from the last states of its characters."""
         return self.join(ab.concat((right[0], left[0])))
 
     @ab.cell
     def read_vector(self, lstm: ab.LSTMCell, vector: Any, state: Any) -> Any:
-        """Read the vector of a word in a state: the next state."""
+        """Return the state after reading the vector of a word."""
         return lstm(vector, state)
 
     def spell(self, characters: Sequence[int]) -> Any:
-        """Read a word in both directions: its vector (H,)."""
+        """Read a word in both directions; return its vector (H,)."""
         right = left = (self.zeros, self.zeros)
         for character in characters:
             right = self.read_character(self.spell_rightward, character, right)
@@ -77,7 +77,7 @@ class BiLSTMCharTagger(BiLSTMTagger):
         return list(zip(right, left, strict=True))
 
     def chain(self, lstm: ab.LSTMCell, vectors: Sequence[Any]) -> list[Any]:
-        """Read vectors one after the other: the state after each."""
+        """Read vectors in order; return the state after each."""
         states, state = [], (self.zeros, self.zeros)
         for vector in vectors:
             state = self.read_vector(lstm, vector, state)

@@ -29,16 +29,16 @@ class BiLSTMCRF(BiLSTMTagger):
         self.crf = CRF(n_tags, rng)
 
     def loss(self, sentence: Sentence[int]) -> Any:
-        """Compute minus the logarithm of the probability of the tags: a scalar."""
+        """Compute the negative log-probability of the tags: a scalar."""
         return self.crf.loss(self.scores(sentence), sentence.tags)
 
     def tags(self, sentence: Sentence[int]) -> list[Any]:
-        """Find the likeliest tags: a list of ints."""
+        """Find the most likely tags: a list of ints."""
         return self.crf.best(self.scores(sentence))
 
 
 def count_correct(found: Any, sentences: Sequence[Sentence[int]], vocabularies: Mapping[str, Vocabulary]) -> Counts:
-    """Count right tags and entities, from what batched `BiLSTMCRF.tags` found."""
+    """Count correct tags and entities, from the results of batched `BiLSTMCRF.tags`."""
     return count_tagged(found, [sentence.tags for sentence in sentences], vocabularies["tags"])
 
 

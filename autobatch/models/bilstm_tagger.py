@@ -40,17 +40,17 @@ class BiLSTMTagger(ab.Module):
 
     @ab.cell
     def read_word(self, lstm: ab.LSTMCell, word: int, state: Any) -> Any:
-        """Read a word in a state, h (H,) and c (H,): the next state."""
+        """Return the state, h (H,) and c (H,), after reading a word."""
         return lstm(ab.lookup(self.embedding, word), state)
 
     @ab.cell
     def read_states(self, lstm: ab.LSTMCell, right: Any, left: Any, state: Any) -> Any:
-        """Read the rightward and leftward states of the layer below at a word: the next state."""
+        """Return the state after reading the rightward and leftward states of the layer below at a word."""
         return lstm(ab.concat((right[0], left[0])), state)
 
     @ab.cell
     def tag_loss(self, right: Any, left: Any, tag: int) -> Any:
-        """Compare a word with its tag: a scalar."""
+        """Compute the cross-entropy of a word's tag: a scalar."""
         return ab.cross_entropy(self.output(ab.concat((right[0], left[0]))), tag)
 
     @ab.cell
@@ -68,7 +68,7 @@ class BiLSTMTagger(ab.Module):
         return inputs
 
     def chain(self, lstm: ab.LSTMCell, inputs: Sequence[Any]) -> list[Any]:
-        """Read words, or the states of the layer below, one after the other: the state after each."""
+        """Read words, or the states of the layer below, in order; return the state after each."""
         states, state = [], (self.zeros, self.zeros)
         for read in inputs:
             if isinstance(read, tuple):
@@ -94,7 +94,7 @@ def count_correct(outputs: Any, sentences: Sequence[Sentence[int]], vocabularies
     """Count right tags and entities.
 
     Args:
-        outputs: of batched `BiLSTMTagger.scores`: per sentence the logits of its words.
+        outputs: results of batched `BiLSTMTagger.scores`: per sentence the logits of its words.
         sentences: one per output.
         vocabularies: the names of the tags, such as I-LOC.
     """

@@ -1,9 +1,9 @@
-"""Linear-chain conditional random field: scores sequences of tags as wholes, on top of any tagger.
+"""Linear-chain conditional random field: scores whole sequences of tags, on top of any tagger.
 
-The score of tags y of a sentence is s(y) = Σ P_i[y_i] + start[y_1] + Σ T[y_i, y_(i-1)] + end[y_n]: the scores P_i (C,)
-of single words, which a network computes, and learned transitions between neighbours. The loss is minus the logarithm
-of the right tags' probability, log Z - s(y), with Z = Σ exp s(y') over all sequences y'. The forward algorithm sums
-them along the sentence, in log space; the algorithm of Viterbi has a maximum in place of the sum, and finds the best:
+The score of tags y of a sentence is s(y) = Σ P_i[y_i] + start[y_1] + Σ T[y_i, y_(i-1)] + end[y_n], with scores P_i (C,)
+of single words from a network and learned transitions T between adjacent words. The loss is the negative
+log-probability of the right tags, log Z - s(y), with Z = Σ exp s(y') over all sequences y'. The forward algorithm
+computes log Z along the sentence; the Viterbi algorithm has maxima in place of sums, and finds the best sequence:
 
     paths_1 = start + P_1,    paths_i[t] = P_i[t] + log Σ_u exp(T[t, u] + paths_(i-1)[u])
     Z = Σ_t exp(paths_n[t] + end[t])
@@ -22,11 +22,11 @@ import numpy as np
 import autobatch as ab
 from autobatch.models.data.vocabulary import UNKNOWN
 
-BARRED = -1e9  # added to the score of a tag that must not be chosen
+BARRED = -1e9  # added to the score of a forbidden tag
 
 
 class CRF(ab.Module):
-    """Transitions between tags, with their sums over all sequences and the best of these.
+    """Learned transitions between tags, with the loss and the best sequence of tags.
 
     Args:
         n_tags: C, tags are 0 to C - 1.
@@ -52,7 +52,7 @@ class CRF(ab.Module):
 
     @ab.cell
     def sum_paths(self, paths: Any, scores: Any) -> Any:
-        """Make all paths longer by a word with these scores: by its tag, the logarithm of their sum (C,)."""
+        """Extend all paths by a word with these scores; return the log of their sums, by its tag (C,)."""
         return scores + ab.logsumexp(self.transitions + paths, axis=1)
 
     @ab.cell
@@ -62,12 +62,12 @@ class CRF(ab.Module):
 
     @ab.cell
     def last_tag(self, paths: Any) -> Any:
-        """Find the tag at which the best path ends: an int."""
+        """Find the last tag of the best path: an int."""
         return ab.argmax(paths + self.end)
 
     @ab.cell
     def tag_before(self, paths: Any, tag: Any) -> Any:
-        """Find the tag from which the best path came to a tag of the next word: an int."""
+        """Find the best tag before a tag of the next word: an int."""
         return ab.argmax(paths + ab.lookup(self.transitions, tag))
 
     @ab.cell
@@ -82,11 +82,11 @@ class CRF(ab.Module):
 
     @ab.cell
     def compare(self, paths: Any, tag: int, right: Sequence[Any]) -> Any:
-        """Compare all paths with the scores along the right one, which ends at a tag: a scalar."""
+        """Compute the loss from the sums over all paths and the scores of the right one, with last `tag`: a scalar."""
         return ab.logsumexp(paths + self.end) - ab.lookup(self.end, tag) - ab.sum_n(right)
 
     def loss(self, scores: Sequence[Any], tags: Sequence[int]) -> Any:
-        """Compute minus the logarithm of the probability of the tags of a sentence: a scalar, 0 of no words."""
+        """Compute the negative log-probability of the tags of a sentence: a scalar, 0 without words."""
         if not tags:
             return ab.sum_n([], shape=())
         paths, right = self.begin(scores[0]), [self.first_score(scores[0], tags[0])]

@@ -1,14 +1,14 @@
-"""DAG-RNN that labels every pixel of a picture: four sweeps read it, each from another corner.
+"""DAG-RNN that labels every pixel of a picture in four sweeps, one from each corner.
 
-A sweep d goes through the graph in which a pixel i follows those of its eight neighbours that lie nearer to the corner,
-P_d(i), up to three. From the pixel's word x_i it computes the state h_i, and from those of all sweeps the scores o_i:
+In sweep d, a pixel i follows its neighbours P_d(i) that are nearer to the corner, up to three. Its state h_i^d depends
+on their states and on the pixel's word x_i, and its scores o_i on the states of all sweeps:
 
     h_i = tanh(U_d x_i + W_d sum_{j in P_d(i)} h_j + b_d)
     o_i = sum_d V_d h_i^d + c
 
 Source: Shuai, Zuo, Wang and Wang 2015, DAG-recurrent neural networks for scene labeling (arXiv:1509.00552), section 3,
-where features of a convolutional network are in the place of words. Sums over the nodes before in a graph are also the
-benchmark "DAG-RNN" of Fegade et al. 2021, Cortex: a compiler for recursive deep learning models (arXiv:2011.01383).
+with features of a convolutional network instead of words. Sums over preceding nodes of a graph are also the benchmark
+"DAG-RNN" of Fegade et al. 2021, Cortex: a compiler for recursive deep learning models (arXiv:2011.01383).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from autobatch.models.spec import Counts, ModelSpec
 
 
 class Sweep(ab.Module):
-    """Reads pixels after those before them; `down` and `right` are 1 or -1, the directions in which it goes."""
+    """A sweep over the pixels; `down` and `right` are its directions, 1 or -1."""
 
     def __init__(self, n_words: int, dim: int, down: int, right: int, rng: np.random.Generator) -> None:
         self.words = ab.Parameter(0.1 * rng.standard_normal((n_words, dim)))
@@ -36,7 +36,7 @@ class Sweep(ab.Module):
 
     @ab.cell
     def read(self, word: int, before: Any) -> Any:
-        """Read a pixel after those before it, whose states add up to `before` (H,): a state (H,)."""
+        """Return the state (H,) of a pixel; `before` (H,) is the sum of the states before it."""
         return ab.tanh(ab.lookup(self.words, word) + self.weigh(before))
 
     def states(self, picture: Picture[int]) -> list[Any]:
@@ -67,7 +67,7 @@ class DagRNN(ab.Module):
 
     @ab.cell
     def pixel_loss(self, states: Sequence[Any], tag: int) -> Any:
-        """Compare a pixel with its tag, by its states in the four sweeps: a scalar."""
+        """Compute the cross-entropy of a pixel's tag, from its states in the four sweeps: a scalar."""
         return ab.cross_entropy(self.output(ab.concat(states)), tag)
 
     @ab.cell
@@ -90,7 +90,7 @@ class DagRNN(ab.Module):
 
 
 def count_correct(outputs: Any, pictures: Sequence[Picture[int]], vocabularies: Mapping[str, Vocabulary]) -> Counts:
-    """Count right and all pixels."""
+    """Count correct pixels and all pixels."""
     found = pick_best(outputs, vocabularies["tags"])
     return {"pixel_accuracy": count_tags(found, [list(picture.tags()) for picture in pictures])}
 

@@ -1,8 +1,8 @@
 """Network that grows a tree from its root, one instance at a time.
 
-What a node is depends on two states: the ancestral one has read the labels above the node, the fraternal one those of
-the siblings before it. It learns from right trees; by its own it awaits at every node the likeliest label, whether
-there are children, and whether there is another sibling. Subtrees grow side by side.
+A node depends on two states: the ancestral one has read the labels above the node, and the fraternal one those of its
+preceding siblings. Training uses given trees. In generation, the program awaits at every node the most likely label,
+whether it has children, and whether a sibling follows. Subtrees grow concurrently.
 
 Source: Alvarez-Melis and Jaakkola 2017, Tree-structured decoding with doubly-recurrent neural networks (ICLR),
 section 3, on top of an LSTM that reads a text, as in their section 4.1.
@@ -25,11 +25,12 @@ from autobatch.models.tree_metric import count_edges, predict_trees
 
 
 class DoublyRecurrent(NodeStates):
-    """The states of nodes, and layers that decide at each node by them.
+    """The states of nodes, and layers for the decisions at each node.
 
     Args:
-        n_words, n_labels, dim, rng: those of `NodeStates`; labels are 0 to C - 1.
-        max_steps: from the root to a node that is grown, down or aside; so trees end, with less than 2^max_steps nodes.
+        n_words, n_labels, dim, rng: as for `NodeStates`; labels are 0 to C - 1.
+        max_steps: largest number of steps, down or aside, from the root to a grown node; bounds trees to 2^max_steps
+            nodes.
     """
 
     def __init__(self, n_words: int, n_labels: int, dim: int, rng: np.random.Generator, max_steps: int = 10) -> None:
@@ -42,7 +43,7 @@ class DoublyRecurrent(NodeStates):
 
     @ab.cell
     def node_loss(self, above: Any, before: Any, label: int, is_parent: int, goes_on: int) -> Any:
-        """Compare a node with its label, and with whether it has children and a next sibling, 1 or 0: a scalar."""
+        """Compute the loss of a node's label, and of whether it has children and a next sibling (1 or 0): a scalar."""
         hidden = self.hidden(above, before)
         topology = self.topology(hidden)
         wrong = ab.sum(ab.softplus(topology)) - is_parent * topology[0] - goes_on * topology[1]
@@ -50,7 +51,7 @@ class DoublyRecurrent(NodeStates):
 
     @ab.cell
     def decide(self, above: Any, before: Any) -> Any:
-        """Decide the label of a node, and whether it has children and a next sibling, 1 or 0.
+        """Decide the label of a node, and whether it has children and a next sibling (1 or 0).
 
         The label is an int counted from the first named label; the unknown label before it is never generated.
         """
@@ -85,7 +86,7 @@ class DoublyRecurrent(NodeStates):
         return root
 
     async def grow_siblings(self, above: Any, before: Any, n_steps: int) -> list[OrderedTree[int]]:
-        """Grow a node and the siblings that follow, and what is below them, as far as `n_steps` steps reach."""
+        """Grow a node and its following siblings with their subtrees, up to `n_steps` steps."""
         label, *decided = (int(x) for x in await ab.value(self.decide(above, before)))
         label += UNKNOWN + 1
         is_parent, goes_on = decided if n_steps > 1 else (False, False)
@@ -97,7 +98,7 @@ class DoublyRecurrent(NodeStates):
 
 
 async def no_nodes() -> list[OrderedTree[int]]:
-    """Grow no node."""
+    """Return no nodes, in place of a subtree that does not grow."""
     return []
 
 

@@ -1,10 +1,10 @@
-"""LSTM that classifies a text and stops reading when it is sure, one instance at a time.
+"""LSTM that classifies a text and stops reading early, one instance at a time.
 
-It learns to classify after every word, so that its probabilities say how sure it can be; then it awaits the highest
-after each word that it reads, and stops where that is above a threshold.
+Training classifies after every word. In prediction, the program awaits the highest probability after each word, and
+stops as soon as it is above a threshold.
 
-Source: the exits of Teerapittayanon, McDanel and Kung 2016, BranchyNet (arXiv:1709.01686), along a text in place of
-layers, and by the highest probability in place of the entropy.
+Source: the exits of Teerapittayanon, McDanel and Kung 2016, BranchyNet (arXiv:1709.01686), along a text instead of
+layers, and by the highest probability instead of the entropy.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ class EarlyExit(ab.Module):
 
     @ab.cell
     def read(self, word: int, state: Any) -> Any:
-        """Read a word in a state, h (H,) and c (H,): the next state."""
+        """Return the state, h (H,) and c (H,), after reading a word."""
         return self.lstm(ab.lookup(self.embedding, word), state)
 
     @ab.cell
     def word_loss(self, state: Any, label: int) -> Any:
-        """Compare what is known after a word with the label: a scalar."""
+        """Compute the cross-entropy of the label after a word: a scalar."""
         h, _ = state
         return ab.cross_entropy(self.output(h), label)
 
     @ab.cell
     def guess(self, state: Any) -> Any:
-        """Classify after a word: the likeliest label, an int, and its probability."""
+        """Classify after a word; return the most likely label, an int, and its probability."""
         h, _ = state
         logits = self.output(h)
         return ab.argmax(logits), ab.max(ab.softmax(logits))
@@ -68,7 +68,7 @@ class EarlyExit(ab.Module):
         return ab.sum_n(losses)
 
     async def classify(self, words: Sequence[int]) -> tuple[int, int]:
-        """Read until sure, or to the end: the label, and how many words were read, of one or more."""
+        """Read one or more words until the threshold or the end; return the label and the number of words read."""
         state, label, n_read = (self.zeros, self.zeros), 0, 0
         for word in words:
             state, n_read = self.read(word, state), n_read + 1
@@ -79,10 +79,10 @@ class EarlyExit(ab.Module):
 
 
 def count_correct(outputs: Any, trees: Sequence[Tree[int]], vocabularies: Mapping[str, Vocabulary]) -> Counts:
-    """Count right and all labels, and the words that were read and all words.
+    """Count correct labels and all labels, and words read and all words.
 
     Args:
-        outputs: of batched `EarlyExit.classify`: the labels of the B texts (B,), and how many words were read of each.
+        outputs: results of batched `EarlyExit.classify`: labels of the B texts (B,), and numbers of words read (B,).
         trees: one per output.
         vocabularies: not used.
     """
@@ -93,7 +93,7 @@ def count_correct(outputs: Any, trees: Sequence[Tree[int]], vocabularies: Mappin
 
 
 def predict(outputs: Any, trees: Sequence[Tree[int]], vocabularies: Mapping[str, Vocabulary]) -> list[dict[str, Any]]:
-    """Give the label of each text and the words read for it, {"label": 2, "words_read": 7}."""
+    """Return the label of each text, and the number of words read, {"label": 2, "words_read": 7}."""
     labels, n_read = outputs
     name = vocabularies["classes"].word
     return [{"label": to_label(name(label)), "words_read": int(n)} for label, n in zip(labels, n_read, strict=True)]
@@ -101,7 +101,7 @@ def predict(outputs: Any, trees: Sequence[Tree[int]], vocabularies: Mapping[str,
 
 SPEC = ModelSpec(
     name="early-exit",
-    summary="LSTM that classifies a text, and stops reading when it is sure (after Teerapittayanon et al. 2016)",
+    summary="LSTM that classifies a text, and stops reading when it is confident (after Teerapittayanon et al. 2016)",
     model=EarlyExit,
     generators=tuple(TREES.generators),
     reads=TREES.reads,

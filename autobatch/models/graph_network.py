@@ -1,7 +1,7 @@
-"""Message passing between the atoms of a molecule, to predict a number, one instance at a time.
+"""Message passing between the atoms of a molecule to predict a number, one instance at a time.
 
-    m_v = Σ_w A_{b(v,w)} h_w          messages of the neighbours w of v, by the kind of bond b; or their mean or maximum
-    h_v ← GRU(m_v, h_v)               T steps of all atoms; at first h_v is the embedding x_v of the atom's kind
+    m_v = Σ_w A_{b(v,w)} h_w          messages of the neighbours w of v, by kind of bond b; or their mean or maximum
+    h_v ← GRU(m_v, h_v)               T steps of all atoms; initially h_v is the embedding x_v of the atom's kind
     y = Σ_v σ(G [h_v, x_v]) ∘ V h_v   readout, and a linear layer from y to the number
 
 Source: Gilmer, Schoenholz, Riley, Vinyals and Dahl 2017, Neural message passing for quantum chemistry
@@ -33,8 +33,8 @@ class GraphNetwork(ab.Module):
         n_bonds: kinds of bonds are 0 to n_bonds - 1.
         dim: H, width of embeddings, states and messages.
         rng: draws the initial parameters.
-        n_steps: T, how many bonds far an atom can see.
-        aggregate: what becomes of an atom's messages: "sum", "mean" or "max".
+        n_steps: T, the distance in bonds over which atoms interact.
+        aggregate: aggregation of an atom's messages: "sum", "mean" or "max".
     """
 
     def __init__(
@@ -51,32 +51,32 @@ class GraphNetwork(ab.Module):
 
     @ab.cell
     def embed(self, atom: int) -> Any:
-        """Look up a kind of atom: a state (H,)."""
+        """Look up the state of a kind of atom (H,)."""
         return ab.lookup(self.atoms, atom)
 
     @ab.cell
     def send(self, bond: ab.Linear, h: Any) -> Any:
-        """Make the message that an atom sends along bonds of one kind (H,)."""
+        """Compute the message of an atom along bonds of one kind (H,)."""
         return bond(h)
 
     @ab.cell
     def receive(self, h: Any, messages: Sequence[Any]) -> Any:
-        """Change the state of an atom by the messages of its neighbours: a state (H,)."""
+        """Update the state of an atom (H,) by the messages of its neighbours."""
         return self.update(AGGREGATES[self.aggregate](messages, shape=h.shape), h)
 
     @ab.cell
     def weigh(self, h: Any, x: Any) -> Any:
-        """Say what an atom adds to the molecule (H,)."""
+        """Compute the contribution of an atom to the molecule (H,)."""
         return ab.sigmoid(self.gate(ab.concat((h, x)))) * self.value(h)
 
     @ab.cell
     def read(self, parts: Sequence[Any]) -> Any:
-        """Predict the number of a molecule of what its atoms add: a scalar."""
+        """Predict the number of a molecule from its atoms' contributions: a scalar."""
         return self.output(ab.sum_n(parts))[0]
 
     @ab.cell
     def error(self, found: Any, target: float) -> Any:
-        """Compare a number with the right one: a scalar."""
+        """Compute the squared error of a number: a scalar."""
         return ab.squared_error(found, target)
 
     def scores(self, molecule: Molecule[int]) -> Any:
@@ -93,18 +93,18 @@ class GraphNetwork(ab.Module):
         return self.read([self.weigh(h, x) for h, x in zip(states, first, strict=True)])
 
     def loss(self, molecule: Molecule[int]) -> Any:
-        """Square the error of the number: a scalar."""
+        """Compute the squared error of the number: a scalar."""
         return self.error(self.scores(molecule), molecule.target)
 
 
 def count_correct(outputs: Any, molecules: Sequence[Molecule[int]], vocabularies: Mapping[str, Vocabulary]) -> Counts:
-    """Sum what the explained share of variance is computed of, from predicted numbers (B,)."""
+    """Sum the statistics for the explained variance of predicted numbers (B,)."""
     return {"explained_variance": count_squares(outputs, [molecule.target for molecule in molecules])}
 
 
 SPEC = ModelSpec(
     name="graph-network",
-    summary="messages between the atoms of a molecule, to predict a number (Gilmer et al. 2017)",
+    summary="message passing between the atoms of a molecule, to predict a number (Gilmer et al. 2017)",
     model=GraphNetwork,
     generators=tuple(MOLECULES.generators),
     reads=MOLECULES.reads,

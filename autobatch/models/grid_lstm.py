@@ -1,12 +1,12 @@
 """Grid LSTM that compares two texts, one instance at a time.
 
-Block (i, j) of a grid joins word i of one text and word j of the other by an LSTM along each side:
+Block (i, j) of a grid combines word i of one text and word j of the other with an LSTM along each side:
 
-    (h_i, c_i) ← LSTM_across([h_i, h_j], c_i)        the memory of row i, on its way past the columns
-    (h_j, c_j) ← LSTM_down([h_i, h_j], c_j)          the memory of column j, on its way past the rows
+    (h_i, c_i) ← LSTM_across([h_i, h_j], c_i)        the state of row i, updated by each column
+    (h_j, c_j) ← LSTM_down([h_i, h_j], c_j)          the state of column j, updated by each row
 
-both of the states before the block. A row and a column begin with h and c of their word; the label is read from h of
-the last row and column, in the far corner.
+where both use the states before the block. Initial states are looked up by word. The label is computed from h of the
+last row and column, at the far corner.
 
 Source: Kalchbrenner, Danihelka and Graves 2015, Grid long short-term memory (arXiv:1507.01526), section 3.1 in two
 dimensions.
@@ -44,23 +44,23 @@ class GridLSTM(ab.Module):
 
     @ab.cell
     def begin_row(self, word: int) -> Any:
-        """Look up a word of the left text: a state, h (H,) and c (H,)."""
+        """Look up the state of a word of the left text, h (H,) and c (H,)."""
         return tuple(ab.split(ab.lookup(self.left_words, word), 2))
 
     @ab.cell
     def begin_column(self, word: int) -> Any:
-        """Look up a word of the right text: a state."""
+        """Look up the state of a word of the right text."""
         return tuple(ab.split(ab.lookup(self.right_words, word), 2))
 
     @ab.cell
     def block(self, row: Any, column: Any) -> Any:
-        """Join a row and a column where they meet: the next state of each."""
+        """Combine a row and a column at their crossing; return the next state of each."""
         (h_i, _), (h_j, _) = row, column
         return self.across(h_j, row), self.down(h_i, column)
 
     @ab.cell
     def label_loss(self, row: Any, column: Any, label: int) -> Any:
-        """Compare the far corner with the label: a scalar."""
+        """Compute the cross-entropy of the label at the far corner: a scalar."""
         return ab.cross_entropy(self.read(row, column), label)
 
     @ab.cell
@@ -74,7 +74,7 @@ class GridLSTM(ab.Module):
         return self.output(ab.concat((h_i, h_j)))
 
     def corner(self, pair: Comparison[int]) -> Any:
-        """Go through the grid: the states of the last row and of the last column."""
+        """Process the grid; return the states of the last row and of the last column."""
         columns = [self.begin_column(word) for word in pair.right]
         for word in pair.left:
             row = self.begin_row(word)

@@ -1,14 +1,14 @@
 """Lattice-GRU that tags every position of a lattice of characters and words, one instance at a time.
 
-The lattice-LSTM with cells of fewer gates: with x the vector of a character or word, h the state at the start of its
-arc, σ the sigmoid, * the product by elements, and W, b, U, d each gate's own, an arc gives
+The lattice-LSTM with GRU cells: with x the vector of a character or word, h the state at the start of its arc, σ the
+sigmoid, * the element-wise product, and W, b, U, d separate for each gate, the state of an arc is
 
     r = σ(W x + b + U h + d),  z = σ(W x + b + U h + d),  n = tanh(W x + b + r * (U h + d)),  a = (1 - z) * n + z * h
 
-and the state of a position where k arcs end is their mean, (a_1 + ... + a_k) / k. So every element stays between -1 and
-1 if it does at position 0. A sum would not do: z * h passes on what there is, and each word of a long lattice could
-double it. Source: the workload LatticeGRU of Chen et al. 2023, ED-Batch (arXiv:2302.03851), with means as in
-`tree_gru`; cells of Cho et al. 2014 (arXiv:1406.1078) in the form that torch has.
+and the state of a position where k arcs end is their mean, (a_1 + ... + a_k) / k. Every element stays between -1 and 1
+if it is at position 0. With sums it could double with each word of a long lattice, because z * h passes the state on.
+Source: the workload LatticeGRU of Chen et al. 2023, ED-Batch (arXiv:2302.03851), with means as in `tree_gru`; cells of
+Cho et al. 2014 (arXiv:1406.1078) in torch's form.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ class LatticeGRU(LatticeTagger):
         self.output = ab.Linear(dim, n_tags, rng=rng)
 
     def first_state(self) -> Any:
-        """Give the learned state of position 0, h (H,) alone."""
+        """Return the learned state of position 0, h (H,) alone."""
         return (self.first_h,)
 
     @ab.cell
     def read_character(self, state: Any, character: int) -> Any:
-        """Follow an arc with a character: a state."""
+        """Return the state after an arc with a character."""
         return (self.character_gru(ab.lookup(self.characters, character), state[0]),)
 
     @ab.cell
     def read_word(self, state: Any, word: int) -> Any:
-        """Follow an arc with a word: a state."""
+        """Return the state after an arc with a word."""
         return (self.word_gru(ab.lookup(self.words, word), state[0]),)
 
     def join(self, arcs: list[Any]) -> Any:
-        """Average what the arcs give: a state."""
+        """Average the states of the arcs."""
         return ab.mean_n(arcs)
 
 

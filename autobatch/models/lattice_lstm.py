@@ -36,21 +36,21 @@ class LatticeLSTM(LatticeTagger):
         self.output = ab.Linear(dim, n_tags, rng=rng)
 
     def first_state(self) -> Any:
-        """Give the learned state of position 0, h (H,) and c (H,)."""
+        """Return the learned state of position 0, h (H,) and c (H,)."""
         return self.first_h, self.first_c
 
     @ab.cell
     def read_character(self, state: Any, character: int) -> Any:
-        """Follow an arc with a character: a state."""
+        """Return the state after an arc with a character."""
         return self.character_lstm(ab.lookup(self.characters, character), state)
 
     @ab.cell
     def read_word(self, state: Any, word: int) -> Any:
-        """Follow an arc with a word: a state."""
+        """Return the state after an arc with a word."""
         return self.word_lstm(ab.lookup(self.words, word), state)
 
     def join(self, arcs: list[Any]) -> Any:
-        """Add up what the arcs give: a state."""
+        """Sum the states of the arcs."""
         return ab.sum_n(arcs)
 
 

@@ -1,7 +1,7 @@
-"""Lattice-LSTM and random field that find names in a text written without spaces, one instance at a time.
+"""Lattice-LSTM with a CRF that finds names in a text without spaces, one instance at a time.
 
-Two `LatticeReader`s read in opposite directions, a layer scores the tags of each character by the states of both, and
-a `CRF` tags the text as a whole: see these two for the equations.
+Two `LatticeReader`s read in opposite directions, a layer scores the tags of each character from both states, and a
+`CRF` tags the text as a whole; these two classes have the equations.
 
 Source: Zhang and Yang 2018, Chinese NER using lattice LSTM (arXiv:1805.02023).
 """
@@ -50,7 +50,7 @@ class LatticeLSTMNER(ab.Module):
         return self.output(ab.concat((right[0], left[0])))
 
     def scores(self, lattice: Lattice[int]) -> list[Any]:
-        """Score the tags of the characters each by itself: a list of (C,)."""
+        """Score the tags of each character on its own: a list of (C,)."""
         n, characters = len(lattice.arcs) - 1, list(lattice.characters())
         ending: list[list[tuple[int, int]]] = [[] for _ in range(n)]
         beginning: list[list[tuple[int, int]]] = [[] for _ in range(n)]  # at each character, counted from the last one
@@ -64,27 +64,27 @@ class LatticeLSTMNER(ab.Module):
         return [self.tag_scores(*both) for both in zip(right, left, strict=True)]
 
     def loss(self, lattice: Lattice[int]) -> Any:
-        """Compute minus the logarithm of the probability of the tags: a scalar."""
+        """Compute the negative log-probability of the tags: a scalar."""
         return self.crf.loss(self.scores(lattice), lattice.tags[1:])
 
     def tags(self, lattice: Lattice[int]) -> list[Any]:
-        """Find the likeliest tags: a list of ints."""
+        """Find the most likely tags: a list of ints."""
         return self.crf.best(self.scores(lattice))
 
 
 def check_characters(dataset: Dataset, rng: np.random.Generator) -> Dataset:
-    """Refuse lattices without exactly one character per position, as text has.
+    """Return the data set, after checking that every position of every lattice has exactly one character.
 
     Raises:
-        DataError: a position has none or several characters.
+        DataError: a position has no character or several.
     """
     for number, lattice in enumerate(dataset.items, start=1):
         for end, arcs in enumerate(lattice.arcs[1:], start=1):
             n_characters = sum(start == end - 1 for start, _ in arcs)
             if n_characters != 1:
                 raise DataError(
-                    f"cannot read lattice {number} of {dataset.name} as a text: {n_characters} characters lead from "
-                    f"position {end - 1} to {end}; give one."
+                    f"lattice {number} of {dataset.name} must have one character from position {end - 1} to {end} to "
+                    f"be read as a text, got {n_characters}."
                 )
     return dataset
 
@@ -93,12 +93,12 @@ load_character_lattices = replace(load_lattices, finish=check_characters)
 
 
 def say_missing_names(vocabularies: Mapping[str, Vocabulary]) -> str:
-    """Say that entity F1 is left out if tags are numbers; "" if they are names."""
+    """Explain that entity F1 is left out if tags are numbers; "" if they are names."""
     if not all(map(str.isdecimal, vocabularies["tags"].words)):
         return ""
     return (
         f"tags are numbers without names, so entity F1 is left out; name them in a file {NAMES} beside the data, with "
-        f"a number and a name in each line, such as 4 B-PER."
+        f"a number and a name per line, such as 4 B-PER."
     )
 
 

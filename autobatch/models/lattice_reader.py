@@ -1,9 +1,9 @@
-"""One direction of a lattice-LSTM, with gates between the characters of a text and the words that may be read in it.
+"""One direction of a lattice-LSTM, with gates between the characters of a text and its possible words.
 
-An LSTM reads the characters x_j of a text. A word w that may be read from character b to character e is a cell of its
-own, which goes on from the state at b; at e a gate of its own, i_be, weighs what it found against the other words that
-end there and against the character, with weights that sum to one. With [a; b] for vectors joined, σ the sigmoid, * the
-product by elements, and W, b of each line its own:
+An LSTM reads the characters x_j of a text. A possible word w from character b to character e is a cell that continues
+from the state at b. At e, a gate i_be weighs it against the other words that end there and against the character, with
+weights that sum to one. With [a; b] for concatenation, σ the sigmoid, * the element-wise product, and separate W, b in
+each line:
 
     word:        i, f = σ(W [w; h_b] + b),  u = tanh(W [w; h_b] + b),  c_be = f * c_b + i * u
                  i_be = σ(W [x_e; c_be] + b)
@@ -24,7 +24,7 @@ import numpy as np
 import autobatch as ab
 
 Words = Sequence[Sequence[tuple[int, int]]]
-"""For each character of a text the words that end there: the place of their first character, and their id."""
+"""For each character of a text, the words that end there: the index of their first character, and their id."""
 
 
 class LatticeReader(ab.Module):
@@ -39,7 +39,7 @@ class LatticeReader(ab.Module):
 
     @ab.cell
     def read_word(self, word: int, state: Any, last: int) -> Any:
-        """Read a word from the state at its first character: c (H,), and its weight (H,) at its last character."""
+        """Read a word from the state at its first character; return c (H,) and the weight (H,) at its last one."""
         h, c = state
         i, f, u = ab.split(self.word_gates(ab.concat((ab.lookup(self.words, word), h))), 3)
         c = ab.sigmoid(f) * c + ab.sigmoid(i) * ab.tanh(u)
@@ -47,7 +47,7 @@ class LatticeReader(ab.Module):
 
     @ab.cell
     def read_character(self, character: int, state: Any, words: Sequence[Any] | None) -> Any:
-        """Read a character, at which words may end, each a c and a weight: the next state, h (H,) and c (H,)."""
+        """Read a character where words, each with c and weight, may end; return the next state, h (H,) and c (H,)."""
         h, c = state
         gates = self.character_gates(ab.concat((ab.lookup(self.characters, character), h)))
         i, o, f, u = ab.split(gates, 4)

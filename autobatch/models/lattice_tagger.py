@@ -1,4 +1,4 @@
-"""What models that tag every position of a lattice have in common: states joined over arcs, metrics and data."""
+"""The common part of models that tag every position of a lattice: states, metrics and data."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from autobatch.models.spec import Counts, ModelSpec
 
 
 class LatticeTagger(ab.Module):
-    """What lattice models of any cell share: states joined over arcs, and tags of states.
+    """The base of lattice models: combines states over arcs, and tags positions by their states.
 
-    A model adds its parameters and the four methods below; a state is a tuple, the first of which is h (H,).
+    A subclass adds its parameters and the four methods below; a state is a tuple that begins with h (H,).
     """
 
     output: ab.Linear
 
     def first_state(self) -> Any:
-        """Give the learned state of position 0."""
+        """Return the learned state of position 0."""
         raise NotImplementedError
 
     def read_character(self, state: Any, character: int) -> Any:
-        """Follow an arc with a character: a state."""
+        """Return the state after an arc with a character."""
         raise NotImplementedError
 
     def read_word(self, state: Any, word: int) -> Any:
-        """Follow an arc with a word: a state."""
+        """Return the state after an arc with a word."""
         raise NotImplementedError
 
     def join(self, arcs: list[Any]) -> Any:
-        """Join what the arcs that end at a position give, one at least: its state."""
+        """Combine the states of the arcs that end at a position, at least one, to its state."""
         raise NotImplementedError
 
     @ab.cell
     def tag_loss(self, state: Any, tag: int) -> Any:
-        """Compare a position with its tag: a scalar."""
+        """Compute the cross-entropy of a position's tag: a scalar."""
         return ab.cross_entropy(self.output(state[0]), tag)
 
     @ab.cell
@@ -72,7 +72,7 @@ def count_correct(outputs: Any, lattices: Sequence[Lattice[int]], vocabularies: 
     """Count correct and all tags and entities, without the first position of each lattice.
 
     Args:
-        outputs: of batched `LatticeTagger.scores`: per lattice the logits of its positions.
+        outputs: results of batched `LatticeTagger.scores`: per lattice the logits of its positions.
         lattices: one per output.
         vocabularies: the names of the tags.
     """
@@ -81,7 +81,7 @@ def count_correct(outputs: Any, lattices: Sequence[Lattice[int]], vocabularies: 
 
 
 def describe(name: str, summary: str, model: Callable[..., LatticeTagger]) -> ModelSpec:
-    """Describe a model of lattices."""
+    """Make the spec of a model of lattices."""
     return ModelSpec(
         name=name,
         summary=summary,

@@ -1,11 +1,11 @@
 """LSTM that predicts the next word of a sentence, one instance at a time: a language model.
 
-The probability of a sentence w_1 ... w_n is that of each word after those before it, and of its end, word V, at last:
+The probability of a sentence w_1 ... w_n is the product of the probabilities of each word given those before it, and of
+its end, word V:
 
     P(w) = Π_i softmax(W h_i + b)[w_i],   h_i, c_i = LSTM(E[w_(i-1)], h_(i-1), c_(i-1)),   w_0 = w_(n+1) = V
 
-The loss is -log P(w). Perplexity is exp of its mean over all words and ends, the number of equally likely words that
-would be as hard to predict.
+The loss is -log P(w). Perplexity is exp of its mean over all words and ends.
 
 Source: Sundermeyer, Schlüter and Ney 2012, LSTM neural networks for language modeling.
 """
@@ -45,17 +45,17 @@ class LSTMLM(ab.Module):
 
     @ab.cell
     def read(self, word: int, state: Any) -> Any:
-        """Read a word in a state, h (H,) and c (H,): the next state."""
+        """Return the state, h (H,) and c (H,), after reading a word."""
         return self.lstm(ab.lookup(self.embedding, word), state)
 
     @ab.cell
     def word_loss(self, state: Any, word: int) -> Any:
-        """Compare the next word with the right one: a scalar."""
+        """Compute the cross-entropy of the next word: a scalar."""
         return ab.cross_entropy(self.output(state[0]), word)
 
     @ab.cell
     def word_score(self, state: Any, word: int) -> Any:
-        """Compute the logarithm of the probability of the next word: a scalar."""
+        """Compute the log-probability of the next word: a scalar."""
         return ab.lookup(ab.log_softmax(self.output(state[0])), word)
 
     def states(self, words: Sequence[int]) -> list[Any]:
@@ -67,25 +67,25 @@ class LSTMLM(ab.Module):
         return states
 
     def loss(self, words: Sequence[int]) -> Any:
-        """Compute minus the logarithm of the probability of a sentence: a scalar."""
+        """Compute the negative log-probability of a sentence: a scalar."""
         nexts = zip(self.states(words), [*words, self.end], strict=True)
         return ab.sum_n([self.word_loss(state, word) for state, word in nexts])
 
     def scores(self, words: Sequence[int]) -> list[Any]:
-        """Compute the logarithms of the probabilities of all words, and of the end: a list of scalars."""
+        """Compute the log-probabilities of all words and of the end: a list of scalars."""
         nexts = zip(self.states(words), [*words, self.end], strict=True)
         return [self.word_score(state, word) for state, word in nexts]
 
 
 def count_correct(outputs: Any, texts: Sequence[Sequence[int]], vocabularies: Mapping[str, Vocabulary]) -> Counts:
-    """Sum the logarithms of the probabilities, from batched `LSTMLM.scores`, and count words and ends."""
+    """Sum the log-probabilities of batched `LSTMLM.scores`, and count words and ends."""
     return {"perplexity": (sum(map(math.fsum, outputs)), sum(map(len, outputs)))}
 
 
 def predict(
     outputs: Any, texts: Sequence[Sequence[int]], vocabularies: Mapping[str, Vocabulary]
 ) -> list[dict[str, Any]]:
-    """Tell how likely each sentence is: {"log_probability": -9.1, "perplexity": 4.2}."""
+    """Return the probability of each sentence: {"log_probability": -9.1, "perplexity": 4.2}."""
     sums = [(math.fsum(scores), len(scores)) for scores in outputs]
     return [{"log_probability": total, "perplexity": perplexity(total, n)} for total, n in sums]
 

@@ -1,7 +1,7 @@
-"""LSTM that translates sentences by way of one state, without attention, one instance at a time.
+"""LSTM that translates sentences without attention, one instance at a time.
 
-An encoder of several LSTM layers reads the sentence from its last word to its first, so that its beginning is read
-last; the decoder, as deep, goes on from the states of all layers, and a linear layer scores the words that may follow.
+An encoder of several LSTM layers reads the sentence from its last word to its first. The decoder, with as many layers,
+continues from the states of all layers, and a linear layer scores the next word.
 
 Source: Sutskever, Vinyals and Le 2014, Sequence to sequence learning with neural networks (arXiv:1409.3215).
 """
@@ -43,25 +43,25 @@ class LSTMNMT(Translator):
 
     @ab.cell
     def read(self, word: int, state: Any) -> Any:
-        """Read a word of the sentence in a state, which is an h (H,) and a c (H,) per layer: the next state."""
+        """Return the state, an h (H,) and a c (H,) per layer, after reading a word of the sentence."""
         return climb(self.encoder, ab.lookup(self.source_words, word), state)
 
     @ab.cell
     def write(self, word: int, state: Any) -> Any:
-        """Note that a word of the translation was written, in a state: the next state."""
+        """Return the decoder's state after writing a word of the translation."""
         return climb(self.decoder, ab.lookup(self.target_words, word), state)
 
     def step(self, word: int, state: Any, memory: Sequence[Any]) -> Any:
-        """Note that a word of the translation was written: the next state, whatever was read."""
+        """Return the decoder's state after writing a word of the translation; `memory` is not used."""
         return self.write(word, state)
 
     def scores(self, state: Any, memory: Sequence[Any]) -> Any:
-        """Score the words that may follow, inside a cell: logits (V + 1,), the last for the end."""
+        """Score the next word, inside a cell: logits (V + 1,), the last one for the end."""
         h, _ = state[-1]
         return self.output(h)
 
     def encode(self, source: Sequence[int]) -> tuple[Any, list[Any]]:
-        """Read a sentence backwards: the last state, and nothing to attend to."""
+        """Read a sentence backwards; return the last state, and an empty memory."""
         state = tuple((self.zeros, self.zeros) for _ in self.encoder)
         for word in reversed(source):
             state = self.read(word, state)
@@ -69,7 +69,7 @@ class LSTMNMT(Translator):
 
 
 def climb(layers: Sequence[ab.LSTMCell], x: Any, state: Any) -> tuple[Any, ...]:
-    """Take one step of all layers, inside a cell, each of which reads the h of the layer below: the next state."""
+    """Take a step of all layers, inside a cell, where each reads the h of the layer below; return the next state."""
     after: list[Any] = []
     for layer, before in zip(layers, state, strict=True):
         after.append(layer(after[-1][0] if after else x, before))

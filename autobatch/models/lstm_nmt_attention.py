@@ -1,16 +1,16 @@
-"""LSTM that translates sentences, and looks for what to translate before each word, one instance at a time.
+"""LSTM that translates sentences with additive attention, one instance at a time.
 
-Two LSTMs read the sentence in opposite directions; m_j joins their states at word j. Before a word is written, a small
-network compares the state h of the decoder with every m_j; with [a; b] for vectors joined:
+Two LSTMs read the sentence in opposite directions; m_j concatenates their states at word j. Before each word of the
+translation, a small network compares the decoder's state h with every m_j; with [a; b] for concatenation:
 
     e_j = v · tanh(W h + U m_j),   context = Σ_j softmax(e)_j m_j,   h', c' = LSTM([y; context], h, c)
 
-where y is the word before. The first h is tanh(W' m + b), m being the leftward state at the first word. The words that
-may follow are scored by a linear layer of [h'; context].
+where y is the previous word. The first h is tanh(W' m + b), with m the leftward state at the first word. A linear layer
+of [h'; context] scores the next word.
 
 Source: Bahdanau, Cho and Bengio 2015, Neural machine translation by jointly learning to align and translate
-(arXiv:1409.0473), section 3; with LSTMs for their gated units, and without the maxout layer. `seq2seq` has attention
-of another kind: it compares by products, after the word before is read, and reads in one direction.
+(arXiv:1409.0473), section 3; with LSTMs for their gated units, and without the maxout layer. `seq2seq` instead has
+multiplicative attention after reading the previous word, and reads in one direction.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from autobatch.models.translator import Translator
 
 
 class LSTMNMTAttention(Translator):
-    """An embedding on either side, two LSTMs that read, the network that compares, an LSTM that writes, and outputs.
+    """An embedding on either side, two encoder LSTMs, an attention network, a decoder LSTM and an output layer.
 
     Args:
         n_source_words: word ids of sentences are 0 to n_source_words - 1.
@@ -52,23 +52,23 @@ class LSTMNMTAttention(Translator):
 
     @ab.cell
     def read(self, lstm: ab.LSTMCell, word: int, state: Any) -> Any:
-        """Read a word of the sentence in a state, h (H,) and c (H,): the next state."""
+        """Return the state, h (H,) and c (H,), after reading a word of the sentence."""
         return lstm(ab.lookup(self.source_words, word), state)
 
     @ab.cell
     def note(self, right: Any, left: Any) -> Any:
-        """Join the states at a word: U m (H,), which is compared with the decoder's, and m (2H,)."""
+        """Combine the states at a word; return the key U m (H,) and m (2H,)."""
         m = ab.concat((right[0], left[0]))
         return self.key(m), m
 
     @ab.cell
     def begin(self, left: Any) -> Any:
-        """Make the first h (H,) of the decoder of the leftward state at the first word."""
+        """Compute the decoder's first h (H,) from the leftward state at the first word."""
         return ab.tanh(self.first(left[0]))
 
     @ab.cell
     def step(self, word: int, state: Any, memory: Sequence[Any]) -> Any:
-        """Look for what follows a word of the translation, in a state: the next, h (H,), c (H,) and a context (2H,)."""
+        """Attend and read a word of the translation; return the next state, h (H,), c (H,) and a context (2H,)."""
         h, c, _ = state
         query = self.query(h)
         weights = ab.softmax_n([ab.dot(self.compare, ab.tanh(query + key)) for key, _ in memory])
@@ -76,18 +76,18 @@ class LSTMNMTAttention(Translator):
         return *self.decoder(ab.concat((ab.lookup(self.target_words, word), context)), (h, c)), context
 
     def scores(self, state: Any, memory: Sequence[Any]) -> Any:
-        """Score the words that may follow, inside a cell: logits (V + 1,), the last for the end."""
+        """Score the next word, inside a cell: logits (V + 1,), the last one for the end."""
         h, _, context = state
         return self.output(ab.concat((h, context)))
 
     def encode(self, source: Sequence[int]) -> tuple[Any, list[Any]]:
-        """Read a sentence in both directions: the first state of the decoder, and what is noted of each word."""
+        """Read a sentence in both directions; return the decoder's first state, and a memory of each word."""
         right, left = self.states(self.rightward, source), self.states(self.leftward, source[::-1])[::-1]
         memory = [self.note(*both) for both in zip(right[1:], left[:-1], strict=True)]
         return (self.begin(left[0]), self.zeros, self.no_context), memory
 
     def states(self, lstm: ab.LSTMCell, words: Sequence[int]) -> list[Any]:
-        """Read words one after the other: the state before the first, and that after each."""
+        """Read words in order; return the state before the first word and after each word."""
         states: list[Any] = [(self.zeros, self.zeros)]
         for word in words:
             states.append(self.read(lstm, word, states[-1]))
@@ -97,6 +97,6 @@ class LSTMNMTAttention(Translator):
 SPEC = replace(
     seq2seq.SPEC,
     name="lstm-nmt-attention",
-    summary="LSTM that translates sentences, with attention by a small network (Bahdanau, Cho and Bengio 2015)",
+    summary="LSTM that translates sentences, with additive attention (Bahdanau, Cho and Bengio 2015)",
     model=LSTMNMTAttention,
 )

@@ -1,13 +1,12 @@
-"""Metrics: of tags, the share of right ones and F1 of their entities; of translations, BLEU; of texts, perplexity; of
-numbers, the share of their variance that is explained.
+"""Metrics: accuracy and entity F1 of tags, BLEU of translations, perplexity of texts, explained variance of numbers.
 
-An entity is a run of words tagged with one type. B-type begins an entity, I-type continues one of the same type or else
-begins one (this reads both IOB2 and IOB1, where B- only separates neighbours of one type); E-type ends an entity,
-S-type is an entity of one word. A tag of another form, such as O, is outside of all entities. An entity counts as found
-if its type, its first and its last word are right. Source: Tjong Kim Sang and Buchholz 2000, Introduction to the
-CoNLL-2000 shared task, and the rules of its script conlleval.
+An entity is a run of words tagged with one type. B-type begins an entity; I-type continues one of the same type or else
+begins one (this reads both IOB2 and IOB1, where B- only separates adjacent entities of one type); E-type ends an
+entity; S-type is an entity of one word. Other tags, such as O, are outside entities. An entity is correct if its type,
+its first and its last word are. Source: Tjong Kim Sang and Buchholz 2000, Introduction to the CoNLL-2000 shared task,
+and the rules of its script conlleval.
 
-BLEU is computed by sacrebleu, of words as they are in the data: Post 2018, A call for clarity in reporting BLEU scores.
+sacrebleu computes BLEU, with the data's own tokens: Post 2018, A call for clarity in reporting BLEU scores.
 """
 
 from __future__ import annotations
@@ -57,17 +56,17 @@ def count_entities(found: Sequence[Sequence[str]], meant: Sequence[Sequence[str]
     """Count entities so that the ratio of the two counts is F1, also after summing the counts of many sentences.
 
     Args:
-        found: the tags that were predicted, per sentence.
-        meant: the right ones.
+        found: predicted tags, per sentence.
+        meant: right tags, per sentence.
 
     Returns:
-        Twice the number of entities that are right, and the number of entities in either.
+        Twice the number of correct entities, and the number of predicted plus right entities.
     """
     return count_common(list(map(find_entities, found)), list(map(find_entities, meant)))
 
 
 def count_common(found: Sequence[Iterable[Any]], meant: Sequence[Iterable[Any]]) -> tuple[int, int]:
-    """Count for F1, of collections of anything: twice the elements in common, and the elements of both.
+    """Count for the F1 of collections: twice the common elements, and the elements of both.
 
     >>> count_common([[1, 2, 2], [3]], [[2, 2], [4]])
     (4, 7)
@@ -77,17 +76,17 @@ def count_common(found: Sequence[Iterable[Any]], meant: Sequence[Iterable[Any]])
 
 
 def count_tags(found: Sequence[Sequence[int]], meant: Sequence[Sequence[int]]) -> tuple[int, int]:
-    """Count right tags and all tags; a tag that is not in the vocabulary is never right."""
+    """Count correct tags and all tags; a tag outside the vocabulary is never correct."""
     pairs = [pair for tags, right in zip(found, meant, strict=True) for pair in zip(tags, right, strict=True)]
     return sum(tag == right != UNKNOWN for tag, right in pairs), len(pairs)
 
 
 def count_squares(found: Any, meant: Any) -> tuple[float, ...]:
-    """Sum what `explained_variance` is computed of: how many numbers, they, their squares, and squares of the errors.
+    """Sum the statistics for `explained_variance`: count, sum and squares of the right numbers, and squared errors.
 
     Args:
-        found: the numbers that were predicted (N,).
-        meant: the right ones (N,).
+        found: predicted numbers (N,).
+        meant: right numbers (N,).
 
     >>> count_squares([1.0, 2.5], [1.0, 2.0])
     (2, 3.0, 5.0, 0.25)
@@ -98,10 +97,10 @@ def count_squares(found: Any, meant: Any) -> tuple[float, ...]:
 
 
 def explained_variance(n: float, total: float, squares: float, errors: float) -> float:
-    """Compute the share of the variance of numbers that predictions explain, of the sums of what `count_squares` gives.
+    """Compute the explained variance from sums of `count_squares`.
 
-    1 is perfect; predicting the mean for all is 0, and what is worse is less. Numbers that do not vary have no such
-    share: it is 1 if there is no error, else 0.
+    It is 1 for perfect predictions, 0 for predicting the mean, and negative for worse ones. For constant numbers it is
+    1 without errors, else 0.
 
     >>> explained_variance(2, 3.0, 5.0, 0.25)
     0.5
@@ -113,39 +112,36 @@ def explained_variance(n: float, total: float, squares: float, errors: float) ->
 def predict_numbers(
     outputs: Any, instances: Sequence[Any], vocabularies: Mapping[str, Vocabulary]
 ) -> list[dict[str, Any]]:
-    """Give the number that was predicted for each instance, {"value": -2.42}; a `ModelSpec.predict`."""
+    """Return the predicted number of each instance, {"value": -2.42}; a `ModelSpec.predict`."""
     return [{"value": float(found)} for found in outputs]
 
 
 def pick_best(outputs: Sequence[Sequence[Any]], names: Vocabulary) -> list[list[int]]:
-    """Pick the name with the highest score, per instance and position, from lists of logits (C,).
-
-    The id of unknown names is never picked.
-    """
+    """Choose the id with the highest logit, per instance and position, but never the id of unknown names."""
     return [_best(scores, names).tolist() if len(scores) else [] for scores in outputs]
 
 
 def _best(scores: Any, names: Vocabulary) -> Any:
-    """Pick the ids of the best names (N,) by logits (N, C)."""
+    """Choose the ids of the best names (N,) by logits (N, C)."""
     return names.first + np.argmax(np.asarray(scores)[:, names.first :], axis=1)
 
 
 def name_tags(tags: Sequence[Sequence[int]], names: Vocabulary) -> list[list[str]]:
-    """Replace numbers by names."""
+    """Replace ids by names."""
     return [[names.word(tag) for tag in sentence] for sentence in tags]
 
 
 def count_tagged(
     found: Sequence[Sequence[int]], meant: Sequence[Sequence[int]], names: Vocabulary
 ) -> dict[str, tuple[int, int]]:
-    """Count right and all tags; and for F1, which is their ratio, twice the right entities and all meant and found.
+    """Count correct tags and all tags, and entities as in `count_entities`.
 
-    Entities are left out if no name marks one, as with parts of speech.
+    Entities are left out if no tag marks one, as with parts of speech.
 
     Args:
-        found: the tags that were predicted, per sentence.
-        meant: the right ones.
-        names: of the tags, such as I-LOC.
+        found: predicted tags, per sentence.
+        meant: right tags, per sentence.
+        names: names of the tags, such as I-LOC.
     """
     counts = {"tag_accuracy": count_tags(found, meant)}
     if any(find_entities([name]) for name in names.words):
@@ -156,7 +152,7 @@ def count_tagged(
 def tell_tags(
     found: Sequence[Sequence[int]], instances: Sequence[Any], vocabularies: Mapping[str, Vocabulary]
 ) -> list[dict[str, Any]]:
-    """Name the tags that were predicted, {"tags": [...]} for each instance; a `ModelSpec.predict`."""
+    """Name the predicted tags, {"tags": [...]} for each instance; a `ModelSpec.predict`."""
     return [{"tags": tags} for tags in name_tags(found, vocabularies["tags"])]
 
 
@@ -170,7 +166,7 @@ def predict_tags(
 def count_classes(
     outputs: Any, instances: Sequence[Any], vocabularies: Mapping[str, Vocabulary]
 ) -> dict[str, tuple[int, int]]:
-    """Count right and all classifications of instances that have a `label`; a `ModelSpec.count_correct`.
+    """Count correct and all classifications of instances with a `label`; a `ModelSpec.count_correct`.
 
     Args:
         outputs: logits (B, C).
@@ -182,13 +178,13 @@ def count_classes(
 def predict_classes(
     outputs: Any, instances: Sequence[Any], vocabularies: Mapping[str, Vocabulary]
 ) -> list[dict[str, Any]]:
-    """Name the best class of each instance, {"label": "..."}, of logits (B, C); a `ModelSpec.predict`."""
+    """Name the best class of each instance, {"label": "..."}, by logits (B, C); a `ModelSpec.predict`."""
     classes = vocabularies["classes"]
     return [{"label": classes.word(label)} for label in _best(outputs, classes)]
 
 
 def predict_labels(outputs: Any, trees: Sequence[Any], vocabularies: Mapping[str, Vocabulary]) -> list[dict[str, Any]]:
-    """Give the best label of each tree, and of all its nodes in postorder; a `ModelSpec.predict`.
+    """Return the best label of each tree, and of all its nodes in postorder; a `ModelSpec.predict`.
 
     Args:
         outputs: logits of the roots (B, C), and per tree the logits of its nodes, the root's last.
@@ -200,7 +196,7 @@ def predict_labels(outputs: Any, trees: Sequence[Any], vocabularies: Mapping[str
 
 
 def perplexity(log_probability: float, n_words: float) -> float:
-    """Compute perplexity from the logarithm of the probability of so many words; 1 of no words, inf if too large."""
+    """Compute perplexity from the log-probability of `n_words` words; 1 without words, inf on overflow."""
     try:
         return math.exp(-log_probability / max(n_words, 1))
     except OverflowError:
@@ -208,10 +204,10 @@ def perplexity(log_probability: float, n_words: float) -> float:
 
 
 def count_ngrams(found: Sequence[str], meant: Sequence[str]) -> tuple[int, ...]:
-    """Count what BLEU is computed of: for n from 1 to 4 the right n-grams, then all, and the words in either.
+    """Count the statistics for BLEU: for n from 1 to 4 the correct n-grams, then all, then the words of either side.
 
     Args:
-        found: one or more translations, words separated by spaces.
+        found: one or more translations, with words separated by spaces.
         meant: their references.
 
     >>> count_ngrams(["a b c d e"], ["a b c d f"])
@@ -224,7 +220,7 @@ def count_ngrams(found: Sequence[str], meant: Sequence[str]) -> tuple[int, ...]:
 
 
 def bleu(*counts: int) -> float:
-    """Compute BLEU, 0 to 1, from the sums of what `count_ngrams` counts."""
+    """Compute BLEU, 0 to 1, from sums of `count_ngrams`."""
     from sacrebleu.metrics.bleu import BLEU
 
     n_found, n_meant = counts[8:]

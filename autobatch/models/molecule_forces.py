@@ -2,11 +2,11 @@
 
     w_ij = cos²(π d_ij / 2c) W_2 ς(W_1 b(d_ij))       a filter for each pair of near atoms and each block
     m_i = Σ_j (U h_j) ∘ w_ij                          messages of the near atoms j of i
-    h_i ← h_i + V_2 ς(V_1 m_i)                        T blocks; at first h_i is the embedding of the atom's element
+    h_i ← h_i + V_2 ς(V_1 m_i)                        T blocks; initially h_i is the embedding of the atom's element
     E = Σ_i A_2 ς(A_1 h_i)                            the energy; the force on atom i is -∂E/∂x_i
 
 d_ij is the distance of two atoms, c the cutoff, b the value of Gaussians around K distances, and ς(x) = softplus(x) -
-log 2. The loss compares the forces too, so it is made of a gradient that the program itself asks for.
+log 2. The loss includes the forces, which are a gradient computed by the program itself.
 
 Source: Schütt, Kindermans, Sauceda, Chmiela, Tkatchenko and Müller 2017, SchNet, a continuous-filter convolutional
 neural network for modeling quantum interactions (arXiv:1706.08566), with a smooth cutoff (Behler and Parrinello 2007).
@@ -33,7 +33,7 @@ LOG_2 = math.log(2.0)
 
 
 class Block(ab.Module):
-    """The parameters of one block: of its filters, messages and updates."""
+    """The parameters of one block: filters, messages and updates."""
 
     def __init__(self, dim: int, rng: np.random.Generator) -> None:
         self.filter = ab.Linear(dim, dim, rng=rng)
@@ -43,14 +43,14 @@ class Block(ab.Module):
 
 
 class MoleculeForces(ab.Module):
-    """A table of elements, T blocks and a small network that reads an atom's energy.
+    """A table of elements, T blocks and a small network for an atom's energy.
 
     Args:
         n_elements: elements are 0 to n_elements - 1.
         dim: H, width of states, filters and messages.
         rng: draws the initial parameters.
         n_blocks: T, one or more.
-        cutoff: c, in the unit of positions; two atoms of a molecule's pairs are nearer than that.
+        cutoff: c, in the unit of positions; the atoms of a pair are nearer than that.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class MoleculeForces(ab.Module):
 
     @ab.cell
     def embed(self, element: int) -> Any:
-        """Look up an element: a state (H,), and what it sends in the first block (H,)."""
+        """Look up the state of an element (H,), and its message in the first block (H,)."""
         h = ab.lookup(self.elements, element)
         return h, self.blocks[0].send(h)
 
     @ab.cell
     def pair(self, x: Any, y: Any) -> Any:
-        """Make the filters of two atoms at positions (3,), one for each block: T times (H,)."""
+        """Compute the filters of two atoms at positions (3,): one (H,) for each of T blocks."""
         apart = x - y
         d = ab.sqrt(ab.sum(apart * apart))
         off = (d - self.centres) * (N_CENTRES / self.cutoff)
@@ -82,29 +82,29 @@ class MoleculeForces(ab.Module):
 
     @ab.cell
     def interact(self, block: Block, following: Block, h: Any, sent: Sequence[Any], filters: Sequence[Any]) -> Any:
-        """Change a state by what near atoms send, each with the filter of the pair; say what it sends in the next."""
+        """Update a state by the filtered messages of near atoms; return it and its message in the next block."""
         h = self.receive(block, h, sent, filters)
         return h, following.send(h)
 
     @ab.cell
     def atom_energy(self, block: Block, h: Any, sent: Sequence[Any], filters: Sequence[Any]) -> Any:
-        """Change a state in the last block, and read the energy of the atom of it: a scalar."""
+        """Update a state in the last block, and compute the energy of the atom: a scalar."""
         h = self.receive(block, h, sent, filters)
         return self.energy_output(shifted_softplus(self.energy_hidden(h)))[0]
 
     def receive(self, block: Block, h: Any, sent: Sequence[Any], filters: Sequence[Any]) -> Any:
-        """Change a state (H,) by what any number of near atoms send (H,), each times a filter (H,)."""
+        """Update a state (H,) by the messages (H,) of any number of near atoms, each times a filter (H,)."""
         messages = ab.dot_n(filters, sent, shape=h.shape)
         return h + block.output(shifted_softplus(block.hidden(messages)))
 
     @ab.cell
     def energy_error(self, found: Any, energy: float) -> Any:
-        """Compare an energy with the right one: a scalar."""
+        """Compute the squared error of an energy: a scalar."""
         return ab.squared_error(found, energy)
 
     @ab.cell
     def force_error(self, gradient: Any, force: Any) -> Any:
-        """Compare the gradient of the energy at an atom with the force on it, both (3,): a scalar."""
+        """Compute the squared error of the force on an atom (3,), from the gradient of the energy (3,): a scalar."""
         return ab.sum(ab.squared_error(-gradient, force))
 
     def energy(self, molecule: Conformation[int]) -> Any:
@@ -137,21 +137,21 @@ class MoleculeForces(ab.Module):
         return energy, [-g for g in gradient]
 
     def loss(self, molecule: Conformation[int]) -> Any:
-        """Square the error of the energy in eV, and add the squares of those of all forces in eV/Å: a scalar."""
+        """Sum the squared errors of the energy in eV and of all forces in eV/Å: a scalar."""
         energy, gradient = self.energy_and_gradient(molecule)
         errors = [self.force_error(g, force) for g, force in zip(gradient, molecule.forces, strict=True)]
         return ab.sum_n([self.energy_error(energy, molecule.energy), *errors])
 
 
 def shifted_softplus(x: Any) -> Any:
-    """log((1 + exp(x)) / 2) for each element: 0 where x is 0."""
+    """Compute log((1 + exp(x)) / 2) element by element; it is 0 at 0."""
     return ab.softplus(x) - LOG_2
 
 
 def count_correct(
     outputs: Any, molecules: Sequence[Conformation[int]], vocabularies: Mapping[str, Vocabulary]
 ) -> Counts:
-    """Sum what the explained shares of variance of energies and of all numbers of the forces are computed of.
+    """Sum the statistics for the explained variances of energies and of all force components.
 
     Args:
         outputs: energies (B,), and for each molecule the forces on its atoms, (3,) each.
@@ -170,7 +170,7 @@ def count_correct(
 def predict_forces(
     outputs: Any, molecules: Sequence[Conformation[int]], vocabularies: Mapping[str, Vocabulary]
 ) -> list[dict[str, Any]]:
-    """Give each energy and the forces, {"energy": -0.41, "forces": [[0.1, -0.2, 0.0], ...]}; a `ModelSpec.predict`."""
+    """Return energies and forces, {"energy": -0.41, "forces": [[0.1, -0.2, 0.0], ...]}; a `ModelSpec.predict`."""
     return [
         {"energy": float(energy), "forces": [[float(number) for number in force] for force in of_molecule]}
         for energy, of_molecule in zip(*outputs, strict=True)

@@ -1,7 +1,7 @@
-"""MV-RNN that classifies every node of a binary tree: each node is a vector, and a matrix that changes its sibling's.
+"""MV-RNN that classifies every node of a binary tree: a node is a vector, and a matrix that transforms its sibling.
 
-A word w has a vector a and a matrix A, which is of low rank but for its diagonal; a node with the children (a, A) and
-(b, B) has the vector p and the matrix P:
+A word w has a vector a and a matrix A, a low-rank matrix plus a diagonal; a node with the children (a, A) and (b, B)
+has the vector p and the matrix P:
 
     A = U_w V_w + diag(d_w)
     p = tanh(W [B a; A b] + g)
@@ -20,18 +20,18 @@ import numpy as np
 import autobatch as ab
 from autobatch.models.tree_classifier import TreeClassifier, describe
 
-NOISE = 0.01  # the standard deviation of what is added to identities
+NOISE = 0.01  # standard deviation of the noise added to identity matrices
 
 
 class MVRNN(TreeClassifier):
-    """Vectors and matrices of words, what joins two of each, and one output layer for all nodes.
+    """Vectors and matrices of words, layers that combine two of each, and one output layer for all nodes.
 
     Args:
         n_words: V, word ids are 0 to V - 1.
         dim: H, vectors are (H,) and matrices (H, H).
         n_classes: C, labels are 0 to C - 1.
         rng: draws the initial parameters.
-        rank: R, that of a word's matrix without its diagonal.
+        rank: R, rank of a word's matrix without its diagonal.
     """
 
     def __init__(self, n_words: int, dim: int, n_classes: int, rng: np.random.Generator, rank: int = 3) -> None:
@@ -50,19 +50,19 @@ class MVRNN(TreeClassifier):
 
     @ab.cell
     def leaf(self, word: int) -> Any:
-        """Look up a word: a state, its vector (H,) and its matrix (H, H)."""
+        """Look up the state of a word: its vector (H,) and its matrix (H, H)."""
         low_rank = ab.lookup(self.lefts, word) @ ab.lookup(self.rights, word)
         return ab.lookup(self.vectors, word), low_rank + ab.lookup(self.diagonals, word) * self.identity
 
     @ab.cell
     def merge(self, left: Any, right: Any) -> Any:
-        """Apply the matrix of each child to the vector of the other, and join both: a state."""
+        """Apply the matrix of each child to the vector of the other, and combine both to a state."""
         (a, A), (b, B) = left, right
         vector = ab.tanh(self.join_vectors @ ab.concat((B @ a, A @ b)) + self.bias)
         return vector, self.join_matrices @ ab.concat((A, B), axis=0)
 
     def hidden(self, state: Any) -> Any:
-        """Find the vector (H,) of a state."""
+        """Return the vector (H,) of a state."""
         vector, _ = state
         return vector
 

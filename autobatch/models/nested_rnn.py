@@ -1,11 +1,11 @@
-"""RNN whose step runs another RNN as often as the instance says, one instance at a time.
+"""RNN whose steps run an inner RNN for a number of steps given by the data, one instance at a time.
 
     u_0 = h_{t-1}
     u_k = tanh(W x_t + U u_{k-1} + b)          for k = 1 to n_t: the inner RNN, n_t is data
     h_t = GRU(u_{n_t}, h_{t-1})                the outer RNN, whose states are tagged
 
-Lengths differ from step to step, so that no two instances do the same at the same time: the loops of one have to run
-beside the loops of all others.
+The number of inner steps differs from step to step, so instances are never in lockstep: the loops of one instance must
+be batched with different loops of the others.
 
 Source: the workload NestedRNN of Fegade, Chen, Gibbons and Mowry 2023, ACRoBat: Optimizing auto-batching of dynamic
 deep learning at compile time (arXiv:2305.10611), an RNN loop in a GRU loop.
@@ -46,17 +46,17 @@ class NestedRNN(ab.Module):
 
     @ab.cell
     def inner_step(self, word: int, u: Any) -> Any:
-        """Do a word once more: an inner state (H,)."""
+        """Compute the next inner state (H,) of a word."""
         return ab.tanh(self.read(ab.lookup(self.words, word)) + self.repeat(u))
 
     @ab.cell
     def outer_step(self, u: Any, h: Any) -> Any:
-        """Take in what a word has become: a state (H,)."""
+        """Compute the next outer state (H,) from a word's last inner state."""
         return self.outer(u, h)
 
     @ab.cell
     def tag_loss(self, h: Any, tag: int) -> Any:
-        """Compare the tag after a word with the right one: a scalar."""
+        """Compute the cross-entropy of the tag after a word: a scalar."""
         return ab.cross_entropy(self.output(h), tag)
 
     @ab.cell
@@ -85,13 +85,13 @@ class NestedRNN(ab.Module):
 
 
 def count_correct(outputs: Any, texts: Sequence[Repeats[int]], vocabularies: Mapping[str, Vocabulary]) -> Counts:
-    """Count right and all tags, of logits per text and word."""
+    """Count correct tags and all tags, from logits per text and word."""
     return {"tag_accuracy": count_tags(pick_best(outputs, vocabularies["tags"]), [text.tags for text in texts])}
 
 
 SPEC = ModelSpec(
     name="nested-rnn",
-    summary="RNN whose step runs another RNN as often as the instance says (after Fegade et al. 2023)",
+    summary="RNN whose steps run an inner RNN for a number of steps given by the data (after Fegade et al. 2023)",
     model=NestedRNN,
     generators=tuple(REPEATS.generators),
     reads=REPEATS.reads,

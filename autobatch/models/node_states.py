@@ -1,11 +1,11 @@
-"""The two states by which a network that grows a tree knows a node: of what is above it, and of what is before it.
+"""The two states of a node in a network that grows trees: of the nodes above it, and of the siblings before it.
 
-With v the vectors of labels, p the parent of a node and s the sibling before it, a node has
+With v the vectors of labels, p the parent of a node and s its preceding sibling, the states are
 
     ancestral:   a = LSTM_a(v_p, a_p),    at the root the state of an LSTM that has read the text
-    fraternal:   f = LSTM_f(v_s, f_s),    at a first sibling 0
+    fraternal:   f = LSTM_f(v_s, f_s),    0 at the first sibling
 
-Decisions on it read tanh(W [a; f]), of the h of both. `autobatch.models.doubly_recurrent` has the source.
+Decisions at the node read tanh(W [a; f]), with h of both states. `autobatch.models.doubly_recurrent` has the source.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import autobatch as ab
 
 
 class NodeStates(ab.Module):
-    """Embeddings of words and labels, three LSTMs, and a layer that joins two states.
+    """Embeddings of words and labels, three LSTMs, and a layer that combines two states.
 
     Args:
         n_words: word ids of texts are 0 to n_words - 1.
@@ -39,25 +39,25 @@ class NodeStates(ab.Module):
 
     @ab.cell
     def read(self, word: int, state: Any) -> Any:
-        """Read a word of the text in a state, h (H,) and c (H,): the next state."""
+        """Return the state, h (H,) and c (H,), after reading a word of the text."""
         return self.encoder(ab.lookup(self.words, word), state)
 
     @ab.cell
     def descend(self, label: int, state: Any) -> Any:
-        """Read the label of a node: the ancestral state of its children."""
+        """Return the ancestral state of a node's children, from its label and state."""
         return self.ancestral(ab.lookup(self.labels, label), state)
 
     @ab.cell
     def pass_on(self, label: int, state: Any) -> Any:
-        """Read the label of a node: the fraternal state of the next sibling."""
+        """Return the fraternal state of a node's next sibling, from its label and state."""
         return self.fraternal(ab.lookup(self.labels, label), state)
 
     def hidden(self, above: Any, before: Any) -> Any:
-        """Join the ancestral and the fraternal state of a node, inside a cell: (H,)."""
+        """Combine the ancestral and the fraternal state of a node, inside a cell: (H,)."""
         return ab.tanh(self.join(ab.concat((above[0], before[0]))))
 
     def encode(self, words: Sequence[int]) -> Any:
-        """Read a text: the ancestral state of the root."""
+        """Read a text; return the ancestral state of the root."""
         state: Any = self.first
         for word in words:
             state = self.read(word, state)

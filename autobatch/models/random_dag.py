@@ -2,11 +2,11 @@
 
     h_v = tanh(V_k tanh(U_k Σ_w h_w + b_k) + c_k)     k is the kind of node v, w the nodes that it reads
 
-Each kind has parameters of its own, and so a type of its own for batching. Kinds come in any order and read nodes of
-any kind, so that which type to run next is a real choice: the more are ready of one, the fewer batches there are.
+Each kind has its own parameters, and is thus a type for batching. Kinds come in any order and read nodes of any kind,
+so the order of types matters: the more nodes of a type are ready, the fewer batches are needed.
 
-Source: none but ours; it is the problem of batching in its general form, as in section 2 of Chen, Fegade, Chen, Gibbons
-and Mowry 2023, ED-Batch (arXiv:2302.03851).
+Source: our own; it is the general batching problem of section 2 of Chen, Fegade, Chen, Gibbons and Mowry 2023, ED-Batch
+(arXiv:2302.03851).
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class RandomDag(ab.Module):
 
     @ab.cell
     def node(self, kind: Kind, inputs: Sequence[Any]) -> Any:
-        """Compute the state of a node (H,) from those that it reads, which may be none."""
+        """Compute the state of a node (H,) from any number of inputs (H,)."""
         total = ab.sum_n(inputs, shape=(self.dim,))
         return ab.tanh(kind.outer(ab.tanh(kind.inner(total))))
 
     @ab.cell
     def tag_loss(self, h: Any, tag: int) -> Any:
-        """Compare a node with its tag: a scalar."""
+        """Compute the cross-entropy of a node's tag: a scalar."""
         return ab.cross_entropy(self.output(h), tag)
 
     @ab.cell
@@ -80,7 +80,7 @@ class RandomDag(ab.Module):
 
 
 def count_correct(outputs: Any, circuits: Sequence[Circuit[int]], vocabularies: Mapping[str, Vocabulary]) -> Counts:
-    """Count right and all tags, and the circuits whose tags are all right, of logits per circuit and node."""
+    """Count correct tags and all tags, and circuits whose tags are all correct, from logits per circuit and node."""
     pairs = list(zip(pick_best(outputs, vocabularies["tags"]), [circuit.tags for circuit in circuits], strict=True))
     n_right = sum(found == tags for found, tags in pairs)
     return {"tag_accuracy": count_tags(*zip(*pairs, strict=True)), "exact": (n_right, len(pairs))}

@@ -1,4 +1,4 @@
-"""Find a model by name: one that comes with autobatch, or a user's own as `package.module:Class`."""
+"""Find a model by name: a model of autobatch, or a user's as `package.module:Class`."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ MODELS = {
 def find_model(name: str) -> ModelSpec:
     """Find a model by its name, or by `package.module:Class`.
 
-    A class of the user's is an `ab.Module` with a method `loss(tree)`; it reads the same data as `tree-lstm` and is
-    measured like it if it has `scores(tree)`: the root's scores (n_classes,), and a list of those of all nodes in
-    postorder. For other data, `package.module:name` may name a `ModelSpec`.
+    A user's class is an `ab.Module` with a method `loss(tree)`. It reads the same data as `tree-lstm`, and has the same
+    metrics if it has a method `scores(tree)` that returns the root's scores (n_classes,) and a list of the scores of
+    all nodes in postorder. For other data, `package.module:name` may name a `ModelSpec`.
 
     Raises:
-        DataError: there is no such model, or it cannot be used.
+        DataError: the model is unknown or unusable.
     """
     if name in MODELS:
         return _spec(name, MODELS[name])
@@ -61,10 +61,10 @@ def find_model(name: str) -> ModelSpec:
 
 
 def check_name(name: str) -> None:
-    """Refuse an unknown model name; does not look up user-defined models.
+    """Check the name of a model, without looking up user-defined models.
 
     Raises:
-        DataError: there is no such model.
+        DataError: the name is unknown.
     """
     if name not in MODELS and ":" not in name:
         raise _unknown(name)
@@ -73,8 +73,8 @@ def check_name(name: str) -> None:
 def _unknown(name: str) -> DataError:
     meant = nearest(name, MODELS)
     return DataError(
-        f"cannot find model {name!r}: {f'did you mean {meant}? The' if meant else 'the'} models are "
-        f"{', '.join(MODELS)}; give one of these, or package.module:Class for a model of your own."
+        f"cannot find model {name!r}{f'; did you mean {meant}?' if meant else '.'} Give one of {', '.join(MODELS)}, or "
+        f"package.module:Class for a model of your own."
     )
 
 
@@ -86,8 +86,8 @@ def _spec(name: str, place: str) -> ModelSpec:
         return found
     if not (isinstance(found, type) and issubclass(found, ab.Module) and callable(getattr(found, "loss", None))):
         raise DataError(
-            f"cannot load model {name!r}: found {_describe(found)}; expected a class derived from autobatch.Module "
-            f"with a method loss(instance), or a ModelSpec."
+            f"model {name!r} must be a subclass of autobatch.Module with a method loss(instance), or a ModelSpec, got "
+            f"{_describe(found)}."
         )
     from autobatch.models.tree_lstm import SPEC
 
@@ -106,13 +106,13 @@ def _spec(name: str, place: str) -> ModelSpec:
 
 
 def _of_scores(name: str, function: Any) -> Any:
-    """A function of what the batched method `scores` of a user's class returned, which is checked."""
+    """Make a function of the results of a user's batched `scores` check them first."""
 
     def call(outputs: Any, trees: Sequence[Any], vocabularies: Any) -> Any:
         if not _are_scores(outputs, trees):
             raise DataError(
-                f"cannot use what scores(tree) of {name} returned: it has to be a tuple of the root's scores, of shape "
-                f"(n_classes,), and of a list of the scores of all nodes in postorder."
+                f"scores(tree) of {name} must return a tuple of the root's scores, of shape (n_classes,), and a list "
+                f"of the scores of all nodes in postorder."
             )
         return function(outputs, trees, vocabularies)
 
@@ -120,7 +120,7 @@ def _of_scores(name: str, function: Any) -> Any:
 
 
 def _are_scores(outputs: Any, trees: Sequence[Any]) -> bool:
-    """Whether outputs are root logits (B, C), and for each of the B trees the logits (C,) of its nodes."""
+    """Return whether outputs are root logits (B, C), and for each of the B trees the logits (C,) of its nodes."""
     if type(outputs) is not tuple or len(outputs) != 2:
         return False
     root, of_trees = outputs
@@ -137,10 +137,10 @@ def _import(place: str) -> Any:
     module_name, _, attribute = place.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # the user's module may raise anything; the message names it
+    except Exception as error:  # the user's module may raise any error
         raise DataError(
             f"cannot load model {place!r}: importing {module_name!r} failed ({type(error).__name__}: {error}); "
-            f"run where it can be imported."
+            f"run in a directory from which it can be imported."
         ) from error
     if not hasattr(module, attribute):
         raise DataError(

@@ -1,7 +1,7 @@
 """LSTM that translates sentences, one instance at a time, with attention over all states of the encoder.
 
-With h the states of the decoder and m_j those of the encoder after each word, a context is the sum of the m_j, weighed
-by the softmax of (W h) · m_j, and the words that may follow are scored by W' tanh(W'' [context; h]) + b.
+With h the state of the decoder and m_j the states of the encoder after each word, the context is the sum of the m_j
+weighted by the softmax of (W h) · m_j, and the scores of the next word are W' tanh(W'' [context; h]) + b.
 
 Source: Luong, Pham and Manning 2015, Effective approaches to attention-based neural machine translation
 (arXiv:1508.04025), section 3.1 with the score "general"; one layer, without input feeding.
@@ -44,26 +44,26 @@ class Seq2Seq(Translator):
 
     @ab.cell
     def read(self, word: int, state: Any) -> Any:
-        """Read a word of the sentence in a state, h (H,) and c (H,): the next state."""
+        """Return the state, h (H,) and c (H,), after reading a word of the sentence."""
         return self.encoder(ab.lookup(self.source_words, word), state)
 
     @ab.cell
     def write(self, word: int, state: Any) -> Any:
-        """Note that a word of the translation was written, in a state: the next state."""
+        """Return the decoder's state after writing a word of the translation."""
         return self.decoder(ab.lookup(self.target_words, word), state)
 
     def step(self, word: int, state: Any, memory: Sequence[Any]) -> Any:
-        """Note that a word of the translation was written: the next state, whatever was read."""
+        """Return the decoder's state after writing a word of the translation; `memory` is not used."""
         return self.write(word, state)
 
     def scores(self, state: Any, memory: Sequence[Any]) -> Any:
-        """Score the words that may follow, inside a cell: logits (V + 1,), the last for the end."""
+        """Score the next word, inside a cell: logits (V + 1,), the last one for the end."""
         h, _ = state
         context = ab.attend(self.attention(h), memory, memory, shape=h.shape)
         return self.output(ab.tanh(self.combine(ab.concat((context, h)))))
 
     def encode(self, source: Sequence[int]) -> tuple[Any, list[Any]]:
-        """Read a sentence: the last state, and the h (H,) after each word."""
+        """Read a sentence; return the last state, and the h (H,) after each word."""
         state, memory = (self.zeros, self.zeros), []
         for word in source:
             state = self.read(word, state)

@@ -1,12 +1,12 @@
-"""Graphs with the models' structure and without numbers, for learning, bounding and comparing batching policies.
+"""Graphs with the structure of the models, but without numbers, to learn, bound and compare batching policies.
 
-A mini-batch is one graph, with one sum of all its losses, as in ED-Batch (arXiv:2302.03851). States that are not
-computed, such as the first of a chain, are not nodes, and a sum of one value is that value. The definition of types
-changes the number of batches more than the policy does, so lattices come in three forms:
+A mini-batch is one graph with one sum of all its losses, as in ED-Batch (arXiv:2302.03851). Constant states, such as
+the first of a chain, are not nodes, and a sum of one value is that value. The definition of types changes the number of
+batches more than the policy does, so lattices have three forms:
 
-    arity      sums of two, of three, ... values are different types, as where a kernel has a fixed number of inputs
+    arity      sums of two, three, ... values are different types, as for kernels with a fixed number of inputs
     variadic   all sums are one type
-    folded     there are no sums: readers of a sum read its values, as after pass "fold" of the recorded model
+    folded     no sums: readers of a sum read its values, as after the rewrite "fold" of the recorded model
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def make_tree_graph(trees: Sequence[Tree[Any]]) -> Graph:
 
 
 def make_two_type_tree_graph(trees: Sequence[Tree[Any]], rng: np.random.Generator) -> Graph:
-    """Make the graph of trees whose inner nodes are of one of two types, drawn with equal chance; the rest as above.
+    """Make the graph of trees as `make_tree_graph`, with one of two random types for each inner node.
 
     Types: leaf, inner_a, inner_b, output, loss, sum.
 
@@ -64,14 +64,14 @@ def make_lattice_graph(lattices: Sequence[Lattice[Any]], form: str = "variadic")
         form: one of `LATTICE_FORMS`.
 
     Raises:
-        GraphError: there is no such form.
+        GraphError: the form is unknown.
 
     >>> lattice = Lattice([0, 1, 2], [[], [(0, 5)], [(1, 6), (0, 9)]])
     >>> [make_lattice_graph([lattice], form).n_nodes for form in LATTICE_FORMS]
     [7, 7, 6]
     """
     if form not in LATTICE_FORMS:
-        raise GraphError(f"making the graph of lattices: form {form!r} is none of {', '.join(LATTICE_FORMS)}.")
+        raise GraphError(f"form of make_lattice_graph must be one of {', '.join(LATTICE_FORMS)}, got {form!r}.")
     character, word, output, loss, first_sum = range(5)
     most_arcs = max((len(arcs) for lattice in lattices for arcs in lattice.arcs), default=0)
     sums = {"arity": [f"sum{n}" for n in range(2, most_arcs + 1)], "variadic": ["sum"], "folded": []}[form]
@@ -125,13 +125,13 @@ SHAPES: Mapping[str, Callable[[Sequence[Any], np.random.Generator], Graph]] = {
     "lattice-lstm, variadic": lambda lattices, rng: make_lattice_graph(lattices, "variadic"),
     "lattice-lstm, folded": lambda lattices, rng: make_lattice_graph(lattices, "folded"),
 }
-"""By the model's name, the function that makes the graph of a mini-batch; `rng` draws choices beyond the data."""
+"""Model name to the function that makes the graph of a mini-batch; `rng` draws choices that are not in the data."""
 
 
 def _make_tree_graph(
     trees: Sequence[Tree[Any]], names: Sequence[str], inner_kinds: Callable[[int], list[int]]
 ) -> Graph:
-    """`inner_kinds(n)` gives the types of a tree's n inner nodes, in postorder."""
+    """Make the graph of trees; `inner_kinds(n)` returns the types of a tree's n inner nodes, in postorder."""
     output, loss, total = range(len(names) - 3, len(names))
     sketch = Sketch(len(names))
     losses = []

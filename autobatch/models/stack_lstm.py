@@ -1,12 +1,12 @@
-"""The stack and the buffer of a shift-reduce parser, each read by an LSTM that goes back where something is taken off.
+"""The stack and the buffer of a shift-reduce parser, each read by an LSTM that returns to an earlier state on a pop.
 
-With e_1 to e_k the elements on the stack, from the lowest, and x_1 to x_n the vectors of the words that are left, the
+With e_1 to e_k the elements of the stack, from the bottom, and x_1 to x_n the vectors of the remaining words, the
 states are
 
-    stack:    s_0 = 0,      s_i = LSTM_s(e_i, s_(i-1)),    of which s_k is read
-    buffer:   b_(n+1) = 0,  b_i = LSTM_b(x_i, b_(i+1)),    of which b_1 is read
+    stack:    s_0 = 0,      s_i = LSTM_s(e_i, s_(i-1)),    of which s_k is used
+    buffer:   b_(n+1) = 0,  b_i = LSTM_b(x_i, b_(i+1)),    of which b_1 is used
 
-An element is the vector of a word, or composed of two others and a label: tanh(W [left; right] + b + v_label).
+An element is the vector of a word, or composed of two elements and a label: tanh(W [left; right] + b + v_label).
 `autobatch.models.stack_lstm_parser` has the source.
 """
 
@@ -41,61 +41,61 @@ class StackCells(ab.Module):
 
     @ab.cell
     def read(self, word: int, state: Any) -> Any:
-        """Read a word of the buffer, the last word first, in a state, h (H,) and c (H,): the next state."""
+        """Return the state, h (H,) and c (H,), after reading a word of the buffer, from the last word to the first."""
         return self.buffer(ab.lookup(self.embedding, word), state)
 
     @ab.cell
     def element(self, word: int) -> Any:
-        """Make a word an element of the stack (H,)."""
+        """Look up the element (H,) of a word."""
         return ab.lookup(self.embedding, word)
 
     @ab.cell
     def compose(self, left: Any, right: Any, label: int) -> Any:
-        """Make two elements one, with a label."""
+        """Combine two elements and a label to one element (H,)."""
         return ab.tanh(self.join(ab.concat((left, right))) + ab.lookup(self.labels, label))
 
     @ab.cell
     def push(self, element: Any, state: Any) -> Any:
-        """Put an element on the stack, in the state of what is below it: the state of the stack."""
+        """Return the stack's state after pushing an element, from the state below it."""
         return self.stack(element, state)
 
 
 class Parse:
-    """A text that is being parsed: what is on the stack, and how many words have been shifted."""
+    """A text during parsing: the stack, the buffer and the number of shifted words."""
 
     def __init__(self, model: StackCells, words: Sequence[int]) -> None:
         self._model, self._words, self._n_shifted = model, words, 0
         bottom = model.zeros, model.zeros
         self._elements: list[Any] = []
         self._stack = [bottom]
-        """The states of the stack LSTM: below all elements, and after each."""
+        """States of the stack LSTM: below all elements, and after each."""
         self._buffer = [bottom]
-        """The states of the buffer LSTM, after the words from the last to each; the first word's is on top."""
+        """States of the buffer LSTM, from the empty buffer to the state of the next word."""
         for word in reversed(words):
             self._buffer.append(model.read(word, self._buffer[-1]))
 
     @property
     def may_shift(self) -> bool:
-        """Whether a word is left."""
+        """Return whether a word is left."""
         return self._n_shifted < len(self._words)
 
     @property
     def may_reduce(self) -> bool:
-        """Whether there are two elements."""
+        """Return whether the stack has two elements."""
         return len(self._elements) > 1
 
     @property
     def first(self) -> int:
-        """The first of the actions that are possible: without a word left, the one after `SHIFT`."""
+        """Return the first possible action: `SHIFT`, or without words left, `REDUCE`."""
         return SHIFT if self.may_shift else REDUCE
 
     @property
     def states(self) -> tuple[Any, Any]:
-        """The states of stack and buffer."""
+        """Return the states of stack and buffer."""
         return self._stack[-1], self._buffer[-1]
 
     def act(self, action: int) -> None:
-        """Shift or reduce."""
+        """Perform an action, shift or reduce."""
         model = self._model
         if action == SHIFT:
             element = model.element(self._words[self._n_shifted])

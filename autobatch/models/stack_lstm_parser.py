@@ -1,8 +1,8 @@
 """Shift-reduce parser whose stack and buffer are LSTMs, one instance at a time.
 
-It reads a text from the left: it *shifts* the next word onto a stack, or *reduces* the two topmost elements to one
-with a label, until one element is left and no word. The stack is read by an LSTM that goes back where something is
-taken off. It learns from the actions that build a tree, and parses by its own: it awaits the likeliest.
+It *shifts* the next word onto a stack, or *reduces* the two topmost elements to one with a label, until no word and one
+element are left. Training uses the actions that build a given tree. In parsing, the program awaits the most likely
+action of each step.
 
 Source: Dyer, Ballesteros, Ling, Matthews and Smith 2015, Transition-based dependency parsing with stack long
 short-term memory (arXiv:1505.08075), for labelled binary trees, and without their LSTM of past actions.
@@ -25,9 +25,9 @@ from autobatch.models.tree_metric import count_brackets, predict_parses
 
 
 class StackLSTMParser(StackCells):
-    """The cells of stack and buffer, and two layers that choose an action by the states of both.
+    """The cells of stack and buffer, and two layers that choose an action from the states of both.
 
-    Actions are `SHIFT`, and `REDUCE` + l for each label l, C + 1 in all. Arguments are those of `StackCells`.
+    Actions are `SHIFT`, and `REDUCE` + l for each label l, C + 1 in total. Arguments are those of `StackCells`.
     """
 
     def __init__(self, n_words: int, n_classes: int, dim: int, rng: np.random.Generator) -> None:
@@ -37,12 +37,12 @@ class StackLSTMParser(StackCells):
 
     @ab.cell(static=("first",))
     def action_loss(self, stack: Any, buffer: Any, action: int, first: int) -> Any:
-        """Compare the next action, counted from the first that is possible, with the right one: a scalar."""
+        """Compute the cross-entropy of the next action, an int counted from the first possible one: a scalar."""
         return ab.cross_entropy(self.scores(stack, buffer)[first:], action)
 
     @ab.cell(static=("first",))
     def best_action(self, stack: Any, buffer: Any, first: int) -> Any:
-        """Choose the next action, counted from the first that is possible: an int."""
+        """Choose the next action, an int counted from the first possible one."""
         return ab.argmax(self.scores(stack, buffer)[first:])
 
     def scores(self, stack: Any, buffer: Any) -> Any:
@@ -50,7 +50,7 @@ class StackLSTMParser(StackCells):
         return self.output(ab.relu(self.hidden(ab.concat((stack[0], buffer[0])))))
 
     def loss(self, tree: Tree[int]) -> Any:
-        """Sum the cross-entropies of the actions that build a tree, where there is a choice: a scalar."""
+        """Sum the cross-entropies of the actions that build a tree, except where only one is possible: a scalar."""
         parse, losses = Parse(self, tree.words()), []
         for action in actions_of(tree):
             if parse.may_reduce:
@@ -59,7 +59,7 @@ class StackLSTMParser(StackCells):
         return ab.sum_n(losses, shape=())
 
     async def parse(self, words: Sequence[int]) -> list[int]:
-        """Find the actions that build the tree of a text, of one or more words."""
+        """Find the actions that parse a text of one or more words."""
         parse, actions = Parse(self, words), list[int]()
         while parse.may_shift or parse.may_reduce:
             action = SHIFT

@@ -1,7 +1,7 @@
-"""What translators of any cells share: their loss, how they translate, and how translations are measured.
+"""The common part of translators: loss, greedy and beam search, and metrics.
 
-They learn from right words (teacher forcing: an ordinary loss), and translate by their own: they await the word that
-they find most likely, and stop where that is the end.
+Training uses teacher forcing, with an ordinary loss. In translation, the program awaits the most likely word of each
+step, and stops at the end of the sentence.
 """
 
 from __future__ import annotations
@@ -17,32 +17,33 @@ from autobatch.models.metric import count_ngrams
 from autobatch.models.spec import Counts
 
 FIRST = UNKNOWN + 1
-"""The first real word; the id before it, which stands for all unknown words, is never written."""
+"""The id of the first known word; the id before it, of all unknown words, is never generated."""
 
 
 class Translator(ab.Module):
-    """A model adds its parameters and the three methods below; V is the number of words of translations.
+    """The base of translators; a subclass adds its parameters and the three methods below.
 
-    The end of a sentence is word V, after the last of the vocabulary; it also stands before the first word.
+    With V words in the vocabulary of translations, word V is the end of a sentence; it is also used before the first
+    word.
     """
 
     end: int
 
     def encode(self, source: Sequence[int]) -> tuple[Any, list[Any]]:
-        """Read a sentence: the state before the first word, and what the model attends to, if it does."""
+        """Read a sentence; return the decoder's first state, and the memory for attention, empty without attention."""
         raise NotImplementedError
 
     def step(self, word: int, state: Any, memory: Sequence[Any]) -> Any:
-        """Note that a word of the translation was written, in a state: the next state."""
+        """Return the decoder's state after writing a word of the translation."""
         raise NotImplementedError
 
     def scores(self, state: Any, memory: Sequence[Any]) -> Any:
-        """Score the words that may follow, inside a cell: logits (V + 1,), the last for the end."""
+        """Score the next word, inside a cell: logits (V + 1,), the last one for the end."""
         raise NotImplementedError
 
     @ab.cell
     def word_loss(self, state: Any, memory: Sequence[Any], word: int) -> Any:
-        """Compare the next word with the right one: a scalar."""
+        """Compute the cross-entropy of the next word: a scalar."""
         return ab.cross_entropy(self.scores(state, memory), word)
 
     @ab.cell
@@ -69,7 +70,7 @@ class Translator(ab.Module):
         return ab.sum_n(losses)
 
     async def translate(self, source: Sequence[int]) -> list[int]:
-        """Write the word that is most likely, one after the other."""
+        """Translate greedily, by the most likely word at each step."""
         state, memory = self.encode(source)
         word, words = self.end, list[int]()
         while len(words) < max_words(source):
@@ -81,10 +82,10 @@ class Translator(ab.Module):
         return words
 
     async def beam(self, source: Sequence[int], width: int = 4) -> list[int]:
-        """Search for the translation whose words are most likely, per word, among `width` at a time.
+        """Find the translation with the highest log-probability per word, by beam search.
 
-        A step makes of each unfinished translation those with its `width` likeliest next words, and keeps the `width`
-        likeliest of all; one that has ended is put aside. The search ends when `width` have ended.
+        A step extends each unfinished translation by its `width` most likely next words, and keeps the `width` most
+        likely of all; finished ones are set aside. The search ends when `width` are finished.
         """
         width = min(width, self.end)
         state, memory = self.encode(source)
@@ -108,7 +109,7 @@ class Translator(ab.Module):
 
 
 class Hypothesis(NamedTuple):
-    """The beginning of a translation: the logarithm of its probability, its words, and the state before the last."""
+    """A partial translation: its log-probability, its words, and the state before the last word."""
 
     score: float
     words: list[int]
@@ -116,17 +117,15 @@ class Hypothesis(NamedTuple):
 
 
 def max_words(source: Sequence[int]) -> int:
-    """Limit the length of a translation, which might never end."""
+    """Return the largest length of a translation, which bounds the search."""
     return 10 + 2 * len(source)
 
 
 def count_correct(outputs: Sequence[list[int]], pairs: Sequence[Pair[int]], names: Mapping[str, Vocabulary]) -> Counts:
-    """Count what BLEU is computed of, and the translations that are the reference's, word for word.
-
-    Without sacrebleu, BLEU is left out.
+    """Count the statistics for BLEU, unless sacrebleu is missing, and the translations equal to the reference.
 
     Args:
-        outputs: of batched `Translator.translate`: per pair the ids of the words.
+        outputs: results of batched `Translator.translate`: per pair the ids of the words.
         pairs: one per output.
         names: the vocabulary of the translations.
     """
@@ -139,7 +138,7 @@ def count_correct(outputs: Sequence[list[int]], pairs: Sequence[Pair[int]], name
 def predict(
     outputs: Sequence[list[int]], pairs: Sequence[Pair[int]], names: Mapping[str, Vocabulary]
 ) -> list[dict[str, Any]]:
-    """Spell the translations as {"translation": "..."} for each pair; a blank line gives a blank one."""
+    """Return {"translation": "..."} for each pair; blank for a blank line."""
     texts = zip(_spell(outputs, names), pairs, strict=True)
     return [{"translation": text if pair.source else ""} for text, pair in texts]
 

@@ -1,4 +1,4 @@
-"""What models that classify every node of a tree have in common: losses, scores, metrics and data."""
+"""The common part of models that classify every node of a tree: losses, scores, metrics and data."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from autobatch.models.spec import Counts, ModelSpec
 
 
 class NodeClassifier(ab.Module):
-    """Classifies nodes by their states; a model derives from it and has a layer `output`."""
+    """The base of models that classify nodes by their states; a subclass has a layer `output`."""
 
     output: ab.Linear
 
     def hidden(self, state: Any) -> Any:
-        """Find the vector h (H,) by which a node is classified, inside a cell: here all of its state."""
+        """Return the vector h (H,) that classifies a node, inside a cell; by default its whole state."""
         return state
 
     @ab.cell
     def node_loss(self, state: Any, label: int) -> Any:
-        """Compare a node with its label: a scalar."""
+        """Compute the cross-entropy of a node's label: a scalar."""
         return ab.cross_entropy(self.output(self.hidden(state)), label)
 
     @ab.cell
@@ -37,7 +37,7 @@ class NodeClassifier(ab.Module):
 
 
 class TreeClassifier(NodeClassifier):
-    """Classifies every node of a binary tree; a model derives from it and has cells `leaf` and `merge`."""
+    """The base of models that classify every node of a binary tree; a subclass has cells `leaf` and `merge`."""
 
     leaf: Callable[[int], Any]
     merge: Callable[[Any, Any], Any]
@@ -53,7 +53,7 @@ class TreeClassifier(NodeClassifier):
 
 
 class LabelledTreeClassifier(NodeClassifier):
-    """Classifies the nodes of trees with any number of children; a model derives from it and has a cell `node`."""
+    """The base of models that classify nodes with any number of children; a subclass has a cell `node`."""
 
     node: Callable[[int, Sequence[Any]], Any]
 
@@ -72,10 +72,10 @@ class LabelledTreeClassifier(NodeClassifier):
 
 
 def count_correct(outputs: Any, trees: Sequence[Tree[int]], vocabularies: Mapping[str, Vocabulary]) -> Counts:
-    """Count right and all classifications, at roots and at all nodes.
+    """Count correct and all classifications, at roots and at all nodes.
 
     Args:
-        outputs: of batched `TreeClassifier.scores`: root logits (B, C), and per tree the logits of its nodes.
+        outputs: results of batched `TreeClassifier.scores`: root logits (B, C), and per tree the logits of its nodes.
         trees: the B trees, with ids as labels; labels unseen in training are never correct.
         vocabularies: not used.
     """
@@ -94,10 +94,10 @@ def count_correct(outputs: Any, trees: Sequence[Tree[int]], vocabularies: Mappin
 def count_labels(
     outputs: Sequence[Any], trees: Sequence[LabelledTree[int]], vocabularies: Mapping[str, Vocabulary]
 ) -> Counts:
-    """Count right and all labels, at roots and at all nodes that have labels; neither where there are none.
+    """Count correct and all labels, at roots and at all nodes with labels; metrics without labels are left out.
 
     Args:
-        outputs: of batched `LabelledTreeClassifier.scores`: per tree the logits of its nodes.
+        outputs: results of batched `LabelledTreeClassifier.scores`: per tree the logits of its nodes.
         trees: one per output.
         vocabularies: the names of the labels.
     """
@@ -122,7 +122,7 @@ def name_labels(
 
 
 def describe(name: str, summary: str, model: Callable[..., TreeClassifier], default_data: str = "listops") -> ModelSpec:
-    """Describe a model of binary trees."""
+    """Make the spec of a model of binary trees."""
     return ModelSpec(
         name=name,
         summary=summary,
@@ -138,7 +138,7 @@ def describe(name: str, summary: str, model: Callable[..., TreeClassifier], defa
 
 
 def describe_labelled(name: str, summary: str, model: Callable[..., LabelledTreeClassifier]) -> ModelSpec:
-    """Describe a model of trees with any number of children."""
+    """Make the spec of a model of trees with any number of children."""
     return ModelSpec(
         name=name,
         summary=summary,

@@ -1,6 +1,6 @@
-"""Fully connected layers along a binary tree, of which every node is classified.
+"""Recursive fully connected network that classifies every node of a binary tree.
 
-A leaf's state is the embedding of its word; a node with the children's states h_l and h_r has
+A leaf's state is the embedding of its word; the state of a node with the children's states h_l and h_r is
 
     h = relu(W [h_l; h_r] + b)
 
@@ -35,12 +35,12 @@ class TreeFC(TreeClassifier):
 
     @ab.cell
     def leaf(self, word: int) -> Any:
-        """Look up a word: a state (H,)."""
+        """Look up the state of a word (H,)."""
         return ab.lookup(self.embedding, word)
 
     @ab.cell
     def merge(self, left: Any, right: Any) -> Any:
-        """Join the states of two children: a state."""
+        """Combine the states of two children to a state."""
         return ab.relu(self.layer(ab.concat((left, right))))
 
 

@@ -1,14 +1,15 @@
 """Tree-GRU that classifies every node of a binary tree: a GRU from each child, and their mean.
 
-A leaf computes its state h from the embedding x of its word as an inner node does from each child k, 1 or 2:
+An inner node computes its state h from the states of its children k, 1 and 2:
 
     r_k = sigmoid(U_r,k h_k + b_r)
     z_k = sigmoid(U_z,k h_k + b_z)
     c_k = tanh(U_c,k (r_k * h_k) + b_c)
     h = 1/2 sum_k (z_k * h_k + (1 - z_k) * c_k)
 
-Biases are those of both children; leaves have matrices and biases of their own, and no 1/2. Source: the gates of Cho et
-al. 2014 (arXiv:1406.1078), as in the tree-GRU among the workloads of ED-Batch (arXiv:2302.03851).
+The children share the biases. A leaf does the same from the embedding of its word, with its own matrices and biases and
+without 1/2. Source: the gates of Cho et al. 2014 (arXiv:1406.1078), as in the tree-GRU among the workloads of ED-Batch
+(arXiv:2302.03851).
 """
 
 from __future__ import annotations
@@ -41,18 +42,18 @@ class TreeGRU(TreeClassifier):
 
     @ab.cell
     def leaf(self, word: int) -> Any:
-        """Read a word: a state (H,)."""
+        """Compute the state of a word (H,)."""
         x = ab.lookup(self.embedding, word)
         r, z = ab.split(ab.sigmoid(self.leaf_gates(x)), 2)
         return z * x + (1.0 - z) * ab.tanh(self.leaf_candidate(r * x))
 
     @ab.cell
     def merge(self, left: Any, right: Any) -> Any:
-        """Join the states of two children: a state."""
+        """Combine the states of two children to a state."""
         return (self.step(left, 0) + self.step(right, 1)) / 2.0
 
     def step(self, h: Any, k: int) -> Any:
-        """Do a GRU's step from a child, inside a cell."""
+        """Take a GRU step from a child, inside a cell."""
         r, z = ab.split(ab.sigmoid(self.gates[k](h) + self.gate_bias), 2)
         c = ab.tanh(self.candidates[k](r * h) + self.candidate_bias)
         return z * h + (1.0 - z) * c

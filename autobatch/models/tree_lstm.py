@@ -33,19 +33,19 @@ class TreeCells(NodeClassifier):
 
     @ab.cell
     def leaf(self, word: int) -> Any:
-        """Read a word: a state, h (H,) and c (H,)."""
+        """Compute the state of a word, h (H,) and c (H,)."""
         i, o, u = ab.split(self.leaf_gates(ab.lookup(self.embedding, word)), 3)
         c = ab.sigmoid(i) * ab.tanh(u)
         return ab.sigmoid(o) * ab.tanh(c), c
 
     @ab.cell
     def merge(self, left: Any, right: Any) -> Any:
-        """Join the states of two children: a state."""
+        """Combine the states of two children to a state."""
         (h_l, c_l), (h_r, c_r) = left, right
         return join_cells(self.left_gates(h_l) + self.right_gates(h_r), c_l, c_r)
 
     def hidden(self, state: Any) -> Any:
-        """Find the vector h (H,) of a state."""
+        """Return the vector h (H,) of a state."""
         h, _ = state
         return h
 

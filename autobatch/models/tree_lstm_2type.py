@@ -1,8 +1,7 @@
-"""Binary Tree-LSTM in which each inner node joins its children by one of two sets of parameters.
+"""Binary Tree-LSTM in which each inner node uses one of two sets of parameters.
 
-The set is drawn at random and is part of the data, as a grammar's rule would be. Two kinds of cells that alternate
-without a pattern make trees hard to batch. Source: the workload after ED-Batch (arXiv:2302.03851); the cells are those
-of `autobatch.models.tree_lstm`.
+The set is drawn at random and is part of the data, like a grammar rule. Irregularly alternating cells make trees hard
+to batch. Source: after a workload of ED-Batch (arXiv:2302.03851); cells of `autobatch.models.tree_lstm`.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class TwoTypeTreeLSTM(TreeCells):
 
     @ab.cell
     def merge_other(self, left: Any, right: Any) -> Any:
-        """Join the states of two children by the second set of gates: a state."""
+        """Combine the states of two children to a state with the second set of gates."""
         (h_l, c_l), (h_r, c_r) = left, right
         return join_cells(self.other_left_gates(h_l) + self.other_right_gates(h_r), c_l, c_r)
 
@@ -64,7 +63,7 @@ class TwoTypeTreeLSTM(TreeCells):
 
 
 def count_correct(outputs: Any, instances: Sequence[TwoTypeTree], vocabularies: Mapping[str, Vocabulary]) -> Counts:
-    """Count right and all classifications, at roots and at all nodes, as for `tree-lstm`."""
+    """Count correct and all classifications, at roots and at all nodes, as for `tree-lstm`."""
     return tree_classifier.count_correct(outputs, [instance.tree for instance in instances], vocabularies)
 
 

@@ -42,7 +42,7 @@ class ChildSumTreeLSTM(LabelledTreeClassifier):
 
     @ab.cell
     def node(self, word: int, children: Sequence[Any]) -> Any:
-        """Read a word below which are the states of any number of children: a state, h (H,) and c (H,)."""
+        """Compute the state of a node, h (H,) and c (H,), from its word and the states of any number of children."""
         x = ab.lookup(self.embedding, word)
         total = ab.sum_n([h for h, _ in children], shape=x.shape)
         i, o, u = ab.split(self.gates_x(x) + self.gates_h(total), 3)
@@ -52,7 +52,7 @@ class ChildSumTreeLSTM(LabelledTreeClassifier):
         return ab.sigmoid(o) * ab.tanh(c), c
 
     def hidden(self, state: Any) -> Any:
-        """Find the vector h (H,) of a state."""
+        """Return the vector h (H,) of a state."""
         h, _ = state
         return h
 

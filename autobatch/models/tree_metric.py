@@ -1,6 +1,6 @@
-"""Metrics of trees that models make: F1 of their brackets or of their edges, and the share of trees that are right.
+"""Metrics of predicted trees: F1 of brackets or edges, and the fraction of correct trees.
 
-A bracket is an inner node with its label and the words that it is over; an edge is the labels of a node and of a child.
+A bracket is an inner node with its label and the span of its words; an edge is the labels of a node and its child.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from autobatch.models.spec import Counts
 def count_brackets(
     outputs: Sequence[list[int]], trees: Sequence[Tree[int]], vocabularies: Mapping[str, Vocabulary]
 ) -> Counts:
-    """Count for F1, which is their ratio, twice the right brackets and all meant and found; and right and all trees.
+    """Count brackets for F1, as in `count_common`, and correct trees and all trees.
 
     Args:
-        outputs: of batched `StackLSTMParser.parse`: per text the actions.
+        outputs: results of batched `StackLSTMParser.parse`: actions per text.
         trees: one per output.
         vocabularies: not used.
     """
@@ -43,10 +43,10 @@ def predict_parses(
 def count_edges(
     outputs: Sequence[OrderedTree[int]], described: Sequence[DescribedTree[int]], vocabularies: Mapping[str, Vocabulary]
 ) -> Counts:
-    """Count for F1, which is their ratio, twice the right edges and all meant and grown; and right and all trees.
+    """Count edges for F1, as in `count_common`, and correct trees and all trees.
 
     Args:
-        outputs: of batched `DoublyRecurrent.grow`: a tree per text.
+        outputs: results of batched `DoublyRecurrent.grow`: a tree per text.
         described: one per output.
         vocabularies: not used.
     """

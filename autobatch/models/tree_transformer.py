@@ -1,16 +1,15 @@
 """Tree Transformer that classifies nodes of trees with any number of children, one instance at a time.
 
-A node attends to its own word and to the states of its children, and is then a Transformer's block on top of its word.
-With the word's embedding x, the members m_0 = x and m_k = h_k of the children k, and heads a, each with its own
-matrices Q, K and V:
+A node is a Transformer block that attends from its word to the word and the states of its children. With the word's
+embedding x, members m_0 = x and m_k = h_k of the children k, and heads a, each with its own matrices Q, K and V:
 
     w_k = softmax over k of (Q x) . (K m_k) / sqrt(d)
     y = norm(x + O [sum_k w_k V m_k of all heads])
     h = norm(y + W_2 relu(W_1 y + b_1) + b_2)
 
-So information rises from children to parents by attention alone, in trees of any shape and without any padding. Source:
-after Ahmed, Samee and Mercer 2019, You only need attention to traverse trees (ACL), whose parents attend to their
-dependents in this way; theirs let all members attend to all others, and sum them.
+Information passes from children to parents by attention alone, without padding. Source: after Ahmed, Samee and Mercer
+2019, You only need attention to traverse trees (ACL), where parents attend to dependents; there, all members attend to
+all others and are summed.
 """
 
 from __future__ import annotations
@@ -50,12 +49,12 @@ class TreeTransformer(LabelledTreeClassifier):
 
     @ab.cell
     def read(self, word: int) -> Any:
-        """Look up a word: (H,)."""
+        """Look up the embedding of a word (H,)."""
         return ab.lookup(self.embedding, word)
 
     @ab.cell
     def block(self, x: Any, members: Sequence[Any]) -> Any:
-        """Attend from a word to members, of which it is one: a state (H,)."""
+        """Attend from a word to members, which include it; return a state (H,)."""
         queries = ab.split(self.query(x), self.n_heads)
         keys = [ab.split(self.key(member), self.n_heads) for member in members]
         values = [ab.split(self.value(member), self.n_heads) for member in members]

@@ -136,7 +136,7 @@ def test_drawn_molecules_print_and_read_back(tmp_path: Path) -> None:
 @each(
     "text, line, column, expected, found",
     [
-        ("x", 1, 1, "the number of atoms, from 1 to 999999999, alone in its line", "'x'"),
+        ("x", 1, 1, "the number of atoms, from 1 to 999999999", "'x'"),
         ("\n 0", 2, 2, "the number of atoms, from 1", "'0'"),
         ("1 2", 1, 1, "the number of atoms, from 1", "'1'"),
         ("1", 1, 2, "a line with energy=-1.5, in the next line", "the end of the line"),
@@ -147,10 +147,10 @@ def test_drawn_molecules_print_and_read_back(tmp_path: Path) -> None:
         ("1\nenergy= 1", 2, 8, "a number, such as -1.5", "' '"),
         ("1\nenergy=1 Properties=pos:R:3", 2, 21, "the columns species:S:1:pos:R:3:forces:R:3", "'pos:R:3'"),
         ("1\nenergy=1", 2, 9, "atom 1 of 1, such as O 0.0 0.0 1.5 0.1 -0.2 0.0, in the next line", "the end of"),
-        ("1\nenergy=1\nC 0 0 0", 3, 8, "an element, a place and a force, such as O", "the end of the line"),
-        ("1\nenergy=1\nC 0 0 0 0 0 0 9", 3, 15, "an element, a place and a force, such as O", "'9'"),
+        ("1\nenergy=1\nC 0 0 0", 3, 8, "an element, a position and a force, such as O", "the end of the line"),
+        ("1\nenergy=1\nC 0 0 0 0 0 0 9", 3, 15, "an element, a position and a force, such as O", "'9'"),
         ("1\nenergy=1\nC 0 0 z 0 0 0", 3, 7, "a number, such as -1.5", "'z'"),
-        ("2\nenergy=1\nC 0 0 0 1 0 0\nO 0 -0.0 0 0 0 0", 4, 1, "an atom at a place of its own", "'O'"),
+        ("2\nenergy=1\nC 0 0 0 1 0 0\nO 0 -0.0 0 0 0 0", 4, 1, "an atom at a position of its own", "'O'"),
     ],
 )  # fmt: skip
 def test_a_malformed_molecule_is_named(

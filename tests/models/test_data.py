@@ -289,7 +289,7 @@ def test_a_tenth_of_a_single_file_is_held_out(tmp_path: Path) -> None:
 
 
 def test_data_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="'listop': there is no such file, folder or generator; did"):
+    with pytest.raises(DataError, match="'listop': no such file, folder or generator; did"):
         load_trees("listop", np.random.default_rng(0))
     (tmp_path / "train.txt").write_text("(1 ok)\n")
     with pytest.raises(DataError, match=r"dev\.txt: no such file or directory"):

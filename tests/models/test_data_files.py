@@ -120,7 +120,7 @@ def test_strays_inside_of_a_line_are_refused(name: str, stray: str, path: Path) 
                 READERS[name].read(path)
     for encoding in ("utf-16-le", "utf-16-be", "utf-16"):
         path.write_bytes("\n".join(lines).encode(encoding))
-        with pytest.raises(DataError, match=r"line 1, column \d+: (a zero byte|byte 0x\w\w) is .* to UTF-8\."):
+        with pytest.raises(DataError, match=r"line 1, column \d+: (a zero byte|byte 0x\w\w) .* UTF-8\."):
             READERS[name].read(path)
 
 
@@ -195,9 +195,9 @@ def test_words_labels_and_children_may_be_left_out(path: Path) -> None:
         ("9" * 5_000, "column 1: expected JSON"),
         ("[]", r"column 1: the root is \[\]; expected an object with"),
         ('  {"text": "a"}', 'column 3: the root is {"text": "a"}; expected an object'),
-        ('{"word": "a\\ud800"}', r'word of the root is "a\\ud800"; expected whole characters'),
+        ('{"word": "a\\ud800"}', r'word of the root is "a\\ud800"; expected no halves of surrogate pairs'),
         ('{"children": {}}', "column 1: children of the root is {}; expected a list"),
-        ('{"children": [{}, {"word": 2.5}]}', "word of child 2 of the root is 2.5; expected a string or a whole"),
+        ('{"children": [{}, {"word": 2.5}]}', "word of child 2 of the root is 2.5; expected a string or an int"),
         ('{"children": [{"children": [{"label": true}]}]}', "label of child 1 of child 1 of the root is true"),
     ],
 )
@@ -323,15 +323,15 @@ def test_a_lattice_is_its_arcs_and_tags(path: Path) -> None:
         ("", 1, 1, "the number of lattices", "the end of the file"),
         ("0", 1, 1, "the number of lattices, at least 1", "'0'"),
         ("x", 1, 1, "the number of lattices, at least 1", "'x'"),
-        ("1 1", 1, 3, "the number of lattices in the file, as the only number", "'1'"),
+        ("1 1", 1, 3, "the number of lattices in the file", "'1'"),
         ("9999999999", 1, 1, "the number of lattices", "'9999999999'"),
         ("2\n1\n0\n0\n", 4, 2, "the number of positions of a lattice", "the end of the file"),
-        ("1\n1\n0\n0\n\n7", 6, 1, "the end of the file after the 1 lattices", "'7'"),
+        ("1\n1\n0\n0\n\n7", 6, 1, "the end of the file after 1 lattices", "'7'"),
         ("1\n\n0", 3, 1, "the number of positions, at least 1", "'0'"),
         ("1\n2\n0", 3, 2, "2 tags, one for each position", "the end of the line"),
         ("1\n2\n0 1 1", 3, 5, "2 tags, one for each position", "'1'"),
         ("1\n2\n1 1\n", 3, 1, "tag 0 for the first position", "'1'"),
-        ("1\n2\n0 1\n1 0 5\n", 4, 1, "0, for no arc ends at the first position", "'1'"),
+        ("1\n2\n0 1\n1 0 5\n", 4, 1, "0, as no arc ends at the first position", "'1'"),
         ("1\n2\n0 1\n0\n", 4, 2, "the number of arcs that end at position 1", "the end of the file"),
         ("1\n2\n0 1\n0\n\n", 5, 1, "the number of arcs that end at position 1", "the end of the line"),
         ("1\n2\n0 1\n0\n0\n", 5, 1, "the number of arcs that end at position 1, at least 1", "'0'"),
@@ -388,7 +388,7 @@ def test_compressed_files_are_read(name: str, tmp_path: Path) -> None:
     assert reader.read(packed) == reader.read(plain)
     for damaged in (compressed[:-9], compressed[:12] + b"\xff\xff" + compressed[14:]):
         packed.write_bytes(damaged)
-        with pytest.raises(DataError, match=r"data.txt.gz: what gzip compressed is cut short or damaged; give the"):
+        with pytest.raises(DataError, match=r"data.txt.gz: the gzip file is truncated or damaged"):
             reader.read(packed)
 
 
@@ -439,7 +439,7 @@ def test_tags_of_lattices_are_names_or_numbers_that_a_file_names(tmp_path: Path)
     (tmp_path / "tags.txt").write_text("0 O\n1 B-PER\n\n12\tE-PER\n")
     assert read_lattices(path) == named
     path.write_text("1\n" + ONE_LATTICE.format(1, 13))
-    with pytest.raises(DataError, match=r"line 3, column 5: expected a tag that tags\.txt beside the file names"):
+    with pytest.raises(DataError, match=r"line 3, column 5: expected a tag named in tags\.txt"):
         read_lattices(path)
     assert read_lattices(path, answered=False)[0].tags == ["0", "B-PER", "13"]
 
@@ -447,8 +447,8 @@ def test_tags_of_lattices_are_names_or_numbers_that_a_file_names(tmp_path: Path)
 @each(
     "text, message",
     [
-        ("1 a\n1 b\n", "line 2, column 1: expected a number and a name that no line before has"),
-        ("1 a\n2 a\n", "line 2, column 1: expected a number and a name that no line before has"),
+        ("1 a\n1 b\n", "line 2, column 1: expected a number and a name not in an earlier line"),
+        ("1 a\n2 a\n", "line 2, column 1: expected a number and a name not in an earlier line"),
         ("a 1\n", "line 1, column 1: expected a number and a name, such as 4 B-PER"),
         ("1\n", "line 1, column 1: expected a number and a name, such as 4 B-PER"),
         ("\n", "the file holds none"),

@@ -373,8 +373,8 @@ def test_known_vocabularies_encode_other_data(name: str, monkeypatch: pytest.Mon
 def test_data_of_another_kind_is_not_found(form: Any) -> None:
     other = next(name for name in GENERATORS if name not in form.generators)
     for data, reason in (
-        (other, "that generator draws no instances of this kind"),
-        ("nothing", "there is no such file, folder or generator"),
+        (other, "that generator does not fit the model"),
+        ("nothing", "no such file, folder or generator"),
     ):
         with pytest.raises(
             DataError, match=f"'{data}': {reason}; give a path, or one of: {next(iter(form.generators))}"

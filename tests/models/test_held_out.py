@@ -91,4 +91,4 @@ def test_few_instances_are_predicted_whole(command: Command, tmp_path: Path) -> 
 def test_the_split_is_described(command: Command) -> None:
     status, out, _ = command("train", "--help")
     assert status == 0
-    assert "Of a single file, a tenth of the instances, drawn by --seed, is held back" in " ".join(out.split())
+    assert "10%, drawn by --seed, are held out" in " ".join(out.split())

@@ -57,11 +57,13 @@ def test_entities_are_counted_unless_tags_are_numbers() -> None:
 
 @pytest.mark.slow
 def test_lattices_that_are_no_texts_are_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="lattice 1 of random-dag as a text: 0 characters lead from position 3 to 4"):
+    with pytest.raises(
+        DataError, match=r"lattice 1 of random-dag must have one character from position 3 to 4 .*got 0"
+    ):
         load_character_lattices("random-dag", np.random.default_rng(1))
     path = tmp_path / "two.txt"
     path.write_text("1\n2\n0 1\n0\n2 0 4 0 5\n")
-    with pytest.raises(DataError, match=f"lattice 1 of {path} as a text: 2 characters lead from position 0 to 1; give"):
+    with pytest.raises(DataError, match=f"lattice 1 of {path} must have one character from position 0 to 1 .*got 2"):
         load_character_lattices(str(path), np.random.default_rng(0))
 
 

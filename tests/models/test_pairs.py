@@ -40,9 +40,9 @@ def test_lines_are_aligned(tmp_path: Path) -> None:
 @each(
     "source, target, message",
     [
-        ("a\nb\n", "c\n", "cannot align {}/train.en with train.vi: train.en has a line 2 and train.vi has none; give"),
-        ("a\n", "c\n\n", "cannot align {}/train.en with train.vi: train.vi has a line 2 and train.en has none; give"),
-        ("\n", "\n", "cannot read sentences from {}/train.en: the file holds none; expected one a line."),
+        ("a\nb\n", "c\n", "cannot align {}/train.en with train.vi: train.en has a line 2,"),
+        ("a\n", "c\n\n", "cannot align {}/train.en with train.vi: train.vi has a line 2,"),
+        ("\n", "\n", "cannot read sentences from {}/train.en: the file holds none; expected one per line."),
     ],
 )
 def test_what_cannot_be_aligned_is_refused(tmp_path: Path, source: str, target: str, message: str) -> None:
@@ -54,9 +54,7 @@ def test_what_cannot_be_aligned_is_refused(tmp_path: Path, source: str, target: 
 def test_one_file_lies_beside_another(tmp_path: Path, beside: tuple[str, ...], found: str) -> None:
     for name in ("train.en", "dev.vi", *beside):
         (tmp_path / name).write_text("a\n")
-    with pytest.raises(
-        DataError, match=re.escape(f"cannot read translations of {tmp_path}/train.en: there is {found}")
-    ):
+    with pytest.raises(DataError, match=rf"translations of {re.escape(str(tmp_path))}/train\.en: .* got {found}\."):
         read_pairs(tmp_path / "train.en")
 
 
@@ -88,12 +86,12 @@ def test_talks_are_read() -> None:
         (
             "a\n\nb\n",
             "c\nd\ne\n",
-            "1 line is blank in one of {}/train.en and train.vi alone and left out",
+            "1 line is blank in only one of {}/train.en and train.vi",
         ),
         (
             "a\n\nb\n\t\n",
             "c\nd\n \nf\n",
-            "3 lines are blank in one of {}/train.en and train.vi alone",
+            "3 lines are blank in only one of {}/train.en and train.vi",
         ),
         ("a\n\nb\n\n", "c\n\nd\n \n", None),
     ],

@@ -72,7 +72,7 @@ def test_a_python_without_its_library_is_named(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "null.py").write_bytes(b"\0")
     (tmp_path / "other.py").write_text("def other(): pass")
     monkeypatch.setattr("autobatch.models.data.python_ast.sysconfig.get_path", lambda name: str(tmp_path))
-    with pytest.raises(DataError, match="holds no source of any; use a Python that comes with it"):
+    with pytest.raises(DataError, match="holds no source"):
         python_ast.draw_trees(1, np.random.default_rng(0))
 
 

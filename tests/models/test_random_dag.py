@@ -31,7 +31,7 @@ def test_a_circuit_is_its_nodes() -> None:
         ("(0)|1", "(", NODE),
         ("and()", "and", NODE),
         *((f"and({inputs}|1", "and", NODE) for inputs in ("", "0", "00)", "0,)", "0)1", "-1)", "٠)")),
-        ("and(0,1)|1", "and", "a node that reads nodes before it, 0 to 0"),
+        ("and(0,1)|1", "and", "a node that reads earlier nodes, 0 to 0"),
     ],
 )
 def test_a_malformed_node_is_named(token: str, found: str, expected: str) -> None:
@@ -43,7 +43,7 @@ def test_a_malformed_node_is_named(token: str, found: str, expected: str) -> Non
 
 
 def test_the_first_node_reads_none() -> None:
-    with pytest.raises(DataError, match="column 1: expected a node that reads none"):
+    with pytest.raises(DataError, match="column 1: expected a node without inputs"):
         parse_circuit(Line(Path("c.txt"), 7, "not(0)|1"))
 
 

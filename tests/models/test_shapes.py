@@ -121,7 +121,7 @@ def test_trees_are_as_counted_elsewhere() -> None:
 
 
 def test_another_form_is_refused() -> None:
-    with pytest.raises(GraphError, match="form 'packed' is none of arity, variadic, folded"):
+    with pytest.raises(GraphError, match="must be one of arity, variadic, folded, got 'packed'"):
         make_lattice_graph([LATTICE], "packed")
 
 

@@ -1,1 +1,1 @@
-"""Readers and generators: instances for the models."""
+"""Readers and generators of instances for the models."""

@@ -1,7 +1,7 @@
-"""Actions that build a labelled binary tree of a text, as those of a shift-reduce parser do.
+"""Actions of a shift-reduce parser that build a labelled binary tree of a text.
 
-`SHIFT` puts the next word on a stack; `REDUCE` + l makes the two topmost elements one, an inner node with label l.
-Labels of leaves are left out.
+`SHIFT` pushes the next word on a stack; `REDUCE` + l combines the two topmost elements to an inner node with label l.
+Labels of leaves are ignored.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def brackets_in(tree: Tree[int]) -> set[tuple[int, int, int]]:
 
 
 def brackets_of(actions: Sequence[int]) -> set[tuple[int, int, int]]:
-    """Collect the inner nodes that actions build: the label, the first and the last word of each.
+    """Collect the label, the first and the last word of each inner node that actions build.
 
     >>> brackets_of([0, 0, 4])
     {(3, 0, 1)}

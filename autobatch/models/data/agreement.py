@@ -1,10 +1,10 @@
-"""Draw sentences in which the verb agrees with a noun that may be far away, and tell how likely each is.
+"""Draw sentences in which the verb agrees with a possibly distant noun, and compute their probabilities.
 
     the letter near the keys behind the lamps falls slowly
 
-A sentence is a noun with any number of places, each another noun, a verb and an adverb. The verb agrees with the first
-noun, whatever the others are, so a model of the language must keep its number in mind. All choices are independent and
-each has a known probability: no model has a lower perplexity than the language itself.
+A sentence is a noun with any number of places, each with another noun, then a verb and an adverb. The verb agrees with
+the first noun, so a language model must remember whether it is singular. All choices are independent with known
+probabilities, so the lowest possible perplexity is known.
 
 Source of the idea: Linzen, Dupoux and Goldberg 2016, Assessing the ability of LSTMs to learn syntax-sensitive
 dependencies (arXiv:1611.01368).
@@ -19,7 +19,7 @@ import numpy as np
 
 NOUNS = ("key", "lamp", "letter", "river", "stone", "garden", "bird", "song")
 VERBS = {"falls": "fall", "sings": "sing", "moves": "move", "shines": "shine", "waits": "wait", "burns": "burn"}
-"""Their forms of one and of many."""
+"""Singular to plural forms."""
 ADVERBS = ("slowly", "again", "today", "alone")
 PREPOSITIONS = ("near", "behind", "under")
 MORE_PLACES = 0.5  # probability of another place
@@ -28,7 +28,7 @@ _N_FORMS = 2 * len(NOUNS)
 
 
 def draw_texts(n_texts: int, rng: np.random.Generator) -> list[list[str]]:
-    """Draw sentences, as lists of words: 7 in the mean.
+    """Draw sentences as lists of words, 7 words on average.
 
     >>> print(" ".join(draw_texts(1, np.random.default_rng(1))[0]))
     the bird under the lamp near the letter moves slowly
@@ -37,7 +37,7 @@ def draw_texts(n_texts: int, rng: np.random.Generator) -> list[list[str]]:
 
 
 def log_probability(text: Sequence[str]) -> float:
-    """Compute the logarithm of the probability with which a sentence is drawn.
+    """Compute the log-probability of a sentence.
 
     >>> round(math.exp(-log_probability("the key falls slowly".split())))
     768

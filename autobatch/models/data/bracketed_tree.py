@@ -1,10 +1,10 @@
 r"""Trees of any shape in brackets, as in the Penn Treebank: `(S (NP (DT The) (NN film)) (VP (VBZ ends)))`.
 
 A node is a label with any number of child nodes, or with a word. Labels are optional: `(film)` is a word without one.
-The unlabeled outer brackets that the treebank puts around each tree are dropped. Words and labels contain neither
+The unlabelled outer brackets that the treebank puts around each tree are dropped. Words and labels contain neither
 blanks nor brackets; `-LRB-` reads as `(` and `\/` as `/`. Parsing does not recurse, so any depth works.
 
-Source of the form: Marcus, Santorini and Marcinkiewicz 1993, Building a large annotated corpus of English.
+Source of the format: Marcus, Santorini and Marcinkiewicz 1993, Building a large annotated corpus of English.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Open(Generic[T]):
         self.children: list[T] = []
 
     def parts(self) -> tuple[str | None, str, list[T]]:
-        """Return label, word and children. The first of two words is the label, as is a single word before children."""
+        """Return label, word and children. The label is the first of two words, or a single word before children."""
         *labels, last = [*self.words, ""] if self.children else self.words or [""]
         return labels[0] if labels else None, unescape(last), self.children
 
@@ -44,7 +44,7 @@ def parse_brackets(line: Line, make: Callable[[str | None, str, list[T]], T]) ->
         make: makes a node from its label or None, its word or "", and its children.
 
     Raises:
-        DataError: malformed text; names the place, the column, what was expected and what was found.
+        DataError: malformed text; the message has the place, the column, and the expected and actual text.
 
     >>> from pathlib import Path
     >>> parse_brackets(Line(Path("x.txt"), 1, "(NP (DT the) (film))"), lambda *parts: parts)

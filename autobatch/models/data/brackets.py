@@ -1,10 +1,10 @@
-"""Draw nested lists and sets of letters, as trees to be found by a parser.
+"""Draw nested lists and sets of letters, as trees for a parser.
 
     list a set b c end d end
 
-A list, or a set, is its first word, one or more items and the word "end"; an item is a letter, a list or a set. Every
-inner node adds an item or the end to what is before it, `((((list a) (((set b) c) end)) d) end)`. Labels: 0 is a word,
-1 what has not ended yet, 2 a list, 3 a set. Both end by the same word, so a parser has to remember which it is in.
+A list or set is the word "list" or "set", one or more items and the word "end"; an item is a letter, a list or a set.
+Every inner node appends an item or the end, `((((list a) (((set b) c) end)) d) end)`. Labels: 0 is a word, 1 an
+unfinished list or set, 2 a list, 3 a set. Both end with the same word, so a parser must remember which one is open.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def draw_brackets(
     """Draw lists and sets.
 
     Args:
-        n_trees: how many.
+        n_trees: number of trees.
         rng: draws all choices.
-        max_depth: lists and sets on the longest path from the root; 1 is no nesting.
-        max_items: of a list or set, 1 to this many, each number equally often.
+        max_depth: largest number of lists and sets on a path from the root; 1 for no nesting.
+        max_items: largest number of items; numbers from 1 on are equally likely.
         nesting: the probability that an item is a list or a set, if depth allows; otherwise it is a letter.
 
     Returns:
-        Trees over about 10 words in the mean, by default.
+        Trees over about 10 words on average, by default.
 
     >>> draw_brackets(1, np.random.default_rng(1), max_depth=1)
     [(2 (1 (1 (0 list) (0 e)) (0 f)) (0 end))]

@@ -1,10 +1,10 @@
-"""Directed acyclic graphs of nodes of several kinds, with a tag at every node, one a line.
+"""Directed acyclic graphs of nodes of several kinds, with a tag at every node, one per line.
 
     true()|1 false()|0 or(0,1)|1 not(2)|0 and(0,2,3)|0
 
-A token is the kind of a node, in brackets the nodes before it that it reads, `|` and a tag; nodes are numbered from 0.
-A kind may hold any character but blanks, brackets and `|`. Blank lines are skipped. If answers are not required, the
-tags of a line may be left out: `true() not(0)`.
+A token is the kind of a node, in brackets the earlier nodes that it reads, `|` and a tag; nodes are numbered from 0. A
+kind may contain any characters except blanks, brackets and `|`. Blank lines are skipped. If answers are not required,
+the tags of a line may be left out: `true() not(0)`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Circuit(Generic[W]):
     """Nodes in an order in which each comes after those that it reads; kinds and tags are ints after encoding.
 
     Attributes:
-        kinds: what each node is.
-        inputs: the nodes that each reads, of any number, all before it.
-        tags: the answer for each node; empty if not given.
+        kinds: kind of each node.
+        inputs: the nodes that each node reads, all before it.
+        tags: tag of each node; empty if not given.
     """
 
     kinds: list[W]
@@ -50,20 +50,20 @@ def read_circuits(path: Path, answered: bool = True) -> list[Circuit[str]]:
     """Read every graph of a file.
 
     Args:
-        path: a UTF-8 text file, one graph a line.
+        path: a UTF-8 text file, one graph per line.
         answered: whether every node must have a tag.
 
     Raises:
         DataError: the file cannot be read, holds no graph, or a line is malformed; names file, line and column.
     """
-    return parse_lines(path, "circuits", partial(parse_circuit, answered=answered), f"one a line, {_EXAMPLE}")
+    return parse_lines(path, "circuits", partial(parse_circuit, answered=answered), f"one per line, {_EXAMPLE}")
 
 
 def parse_circuit(line: Line, answered: bool = True) -> Circuit[str]:
     """Read one graph. If `answered`, every node must have a tag; otherwise all or none have one.
 
     Raises:
-        DataError: a token is no node, or reads one that is not before it; names the place and the column of the token.
+        DataError: a token is not a node, or reads a node that is not before it; the message has place and column.
 
     >>> parse_circuit(Line(Path("x.txt"), 1, "true()|1 false()|0 or(0,1)|1")).inputs
     [[], [], [0, 1]]
@@ -76,7 +76,7 @@ def parse_circuit(line: Line, answered: bool = True) -> Circuit[str]:
             raise line.fault("a circuit", token.start(), expected)
         inputs = [int(node) for node in parts[2].split(",")] if parts[2] else []
         if any(node >= number for node in inputs):
-            readable = f"a node that reads nodes before it, 0 to {number - 1}" if number else "a node that reads none"
+            readable = f"a node that reads earlier nodes, 0 to {number - 1}" if number else "a node without inputs"
             raise line.fault("a circuit", token.start(), readable)
         circuit.kinds.append(parts[1])
         circuit.inputs.append(inputs)

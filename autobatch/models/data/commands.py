@@ -1,10 +1,10 @@
-"""Draw commands of a few words, with the trees of what they make a robot do.
+"""Draw commands of a few words, with trees of the robot actions that they describe.
 
     twice hop salute        (do (twice (hop bend rise)) (salute (raise arm) nod))
 
-A command is one to three actions in a row, which become the children of "do"; each action stands for a small tree of
-its own, to be known by heart, and may have a word before it that becomes its parent. No two siblings have the same
-label but different children: a network that knows the labels above a node could not tell these apart.
+A command is one to three actions, which become the children of "do". Each action stands for a fixed small tree, and may
+follow an adverb that becomes its parent. Siblings with the same label have the same children, because a network that
+only knows the labels above a node could not distinguish them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ ACTIONS: dict[str, list[str | tuple[str, str]]] = {
     "bow": [("bend", "head")],
     "leave": ["right", ("go", "there")],
 }
-"""What each action consists of: labels, or a label with that of its only child."""
+"""The children of each action: labels, or a label with the label of its only child."""
 
 
 def draw_commands(n_commands: int, rng: np.random.Generator, *, max_actions: int = 3) -> list[DescribedTree[str]]:
     """Draw commands of 1 to `max_actions` actions, with their trees.
 
     Returns:
-        Commands of about 3 words in the mean, by default, and trees of about 9 nodes.
+        Commands of about 3 words on average, by default, and trees of about 9 nodes.
 
     >>> draw_commands(1, np.random.default_rng(1))[0].tree
     (do (salute (raise arm) nod))

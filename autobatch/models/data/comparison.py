@@ -1,4 +1,4 @@
-"""Two texts and what there is to say about both, three parts of a line with tabs between them.
+"""Pairs of texts with a label, one pair per line, separated by tabs.
 
     a cat sleeps<tab>an animal sleeps<tab>entailment
 
@@ -22,7 +22,7 @@ _EXPECTED = "a word of the first text", "a tab and a word of the second text", "
 
 @dataclass(frozen=True)
 class Comparison(Generic[W]):
-    """Two texts, of a word or more, and a label: strings as read, ints after encoding by vocabularies.
+    """Two texts of at least one word and a label: strings as read, ints after encoding by vocabularies.
 
     The label is None if not given.
     """
@@ -54,7 +54,7 @@ def parse_comparison(line: Line, answered: bool = True) -> Comparison[str]:
     """Read two texts and a label, which is optional unless `answered`.
 
     Raises:
-        DataError: a part is missing or one is too many; names the place, the column and what was expected.
+        DataError: a part is missing, or there are too many; the message has place, column and expected text.
 
     >>> parse_comparison(Line(Path("x.txt"), 1, "a b c\\ta c\\tshorter"))
     Comparison(left=['a', 'b', 'c'], right=['a', 'c'], label='shorter')

@@ -1,4 +1,4 @@
-"""Molecules with the places of their atoms, their energy and the forces on their atoms, in the extended XYZ format.
+"""Molecules with positions of atoms, energy and forces, in the extended XYZ format.
 
 3
 energy=-0.41 Properties=species:S:1:pos:R:3:forces:R:3
@@ -6,13 +6,13 @@ O 0.0 0.0 0.0 0.1 -0.2 0.0
 H 1.1 0.0 0.0 -0.1 0.0 0.0
 H -0.3 1.0 0.0 0.0 0.2 0.0
 
-The first line has the number of atoms, the second one the energy, and each further line the element of an atom, its
-place and the force on it, in three numbers each. Other words of the second line are not read, except `Properties`,
-which must name these columns. Blank lines between molecules are skipped.
+The first line is the number of atoms, the second has the energy, and each further line has the element of an atom, its
+position and the force on it, three numbers each. Other words of the second line are ignored, except `Properties`, which
+must name these columns. Blank lines between molecules are skipped.
 
 If answers are not required, the energy and the force columns may be left out: `Properties=species:S:1:pos:R:3`.
 
-Source of the form: ASE, the Atomic Simulation Environment, ase.io.extxyz.
+Source of the format: ASE, the Atomic Simulation Environment, ase.io.extxyz.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ W = TypeVar("W")
 Array = NDArray[np.float64]
 
 CUTOFF = 4.0
-"""Atoms that are nearer to each other than this, in the unit of places (Å), are a pair."""
+"""Atoms closer than this, in Å, are a pair."""
 
 _WORD = re.compile(r"[^ \t]+")
 _NUMBER = re.compile(r"[ \t]*([1-9][0-9]{0,8})[ \t]*")
@@ -51,12 +51,12 @@ class Conformation(Generic[W]):
     """A molecule of n atoms: elements are strings as read, ints after encoding by a vocabulary.
 
     Attributes:
-        elements: of the atoms.
-        positions: of the atoms (n, 3), in Å.
-        energy: of the molecule, in eV; NaN if not given.
-        forces: on the atoms (n, 3), the negative gradient of the energy with respect to the positions, in eV/Å; NaN if
-            not given.
-        pairs: of atoms that are nearer to each other than `CUTOFF`, each once, the smaller number first.
+        elements: elements of the atoms.
+        positions: positions of the atoms (n, 3), in Å.
+        energy: energy of the molecule, in eV; NaN if not given.
+        forces: forces on the atoms (n, 3), the negative gradient of the energy with respect to the positions, in eV/Å;
+            NaN if not given.
+        pairs: pairs of atoms closer than `CUTOFF`, each once, the smaller index first.
     """
 
     elements: list[W]
@@ -88,20 +88,20 @@ class Conformation(Generic[W]):
 
 
 def measure_distances(positions: Array) -> Array:
-    """Measure how far each atom is from each other (n, n); from itself it is infinitely far.
+    """Compute the distances of all pairs of atoms (n, n); infinity on the diagonal.
 
     >>> measure_distances(np.array([[0.0, 0.0, 0.0], [3.0, 4.0, 0.0]]))
     array([[inf,  5.],
            [ 5., inf]])
     """
-    with np.errstate(over="ignore"):  # what is too far for a float64 is infinitely far
+    with np.errstate(over="ignore"):  # distances that overflow are infinite
         distances: Array = np.linalg.norm(positions[:, None] - positions[None], axis=2)
     np.fill_diagonal(distances, np.inf)
     return distances
 
 
 def find_pairs(distances: Array, cutoff: float = CUTOFF) -> list[tuple[int, int]]:
-    """List the pairs of atoms that are nearer to each other than `cutoff`, each once, the smaller number first.
+    """List the pairs of atoms closer than `cutoff`, each once, the smaller index first.
 
     >>> find_pairs(measure_distances(np.array([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [5.0, 0.0, 0.0]])), cutoff=4.5)
     [(0, 1), (1, 2)]
@@ -119,26 +119,26 @@ def read_conformations(path: Path, answered: bool = True) -> list[Conformation[s
 
     Raises:
         DataError: the file cannot be read, holds no molecule, ends inside one, a line is malformed, or two atoms of a
-            molecule are at one place; names file, line and column.
+            molecule have the same position; names file, line and column.
 
-    Cost: O(n²) of n atoms of a molecule.
+    Cost: O(n²) for a molecule of n atoms.
     """
     lines = read_lines(path, "conformations")
     read = [_read_conformation(line, lines, answered) for line in lines if line.text.strip(" \t")]
     if not read:
         raise DataError(
-            f"cannot read conformations from {path}: the file holds none; expected a number of atoms, then a line with "
-            f"energy=-1.5, then a line for each atom, {_EXAMPLE}."
+            f"cannot read conformations from {path}: the file holds none; expected a number of atoms, a line with "
+            f"energy=-1.5, and a line per atom, {_EXAMPLE}."
         )
     return read
 
 
 def _read_conformation(line: Line, lines: Iterator[Line], answered: bool) -> Conformation[str]:
-    """Read a molecule whose first line is `line`, and whose other lines follow."""
+    """Read a molecule with the first line `line`, and further lines from `lines`."""
     number = _NUMBER.fullmatch(line.text)
     if number is None:
         start = len(line.text) - len(line.text.lstrip(" \t"))
-        raise _fault(line, start, "the number of atoms, from 1 to 999999999, alone in its line")
+        raise _fault(line, start, "the number of atoms, from 1 to 999999999, on a line of its own")
     n_atoms = int(number[1])
     line = _follow(line, lines, "a line with energy=-1.5")
     energy, n_columns = _read_facts(line, answered)
@@ -154,12 +154,12 @@ def _read_conformation(line: Line, lines: Iterator[Line], answered: bool) -> Con
     distances = measure_distances(positions)
     if not distances.all():
         _, other = np.argwhere(np.triu(distances == 0.0))[0]
-        raise _fault(atoms[other][0], 0, "an atom at a place of its own")
+        raise _fault(atoms[other][0], 0, "an atom at a position of its own")
     return Conformation([element for _, element, _ in atoms], positions, energy, forces, find_pairs(distances))
 
 
 def _follow(line: Line, lines: Iterator[Line], expected: str) -> Line:
-    """The line after `line`."""
+    """Return the line after `line`; it is an error if the file ends."""
     following = next(lines, None)
     if following is None:
         raise _fault(line, len(line.text), f"{expected}, in the next line")
@@ -186,7 +186,7 @@ def _read_atom(line: Line, n_columns: tuple[int, ...]) -> tuple[str, list[float]
     words = list(_WORD.finditer(line.text))
     if len(words) not in n_columns:
         start = words[max(n_columns)].start() if len(words) > max(n_columns) else len(line.text)
-        expected = "an element, a place and a force" if 7 in n_columns else "an element and a place"
+        expected = "an element, a position and a force" if 7 in n_columns else "an element and a position"
         raise _fault(line, start, f"{expected}, {_EXAMPLE}")
     element, *numbers = words
     return element[0], [_read_number(line, word.start(), word[0]) for word in numbers]
@@ -200,5 +200,5 @@ def _read_number(line: Line, start: int, text: str) -> float:
 
 
 def _fault(line: Line, position: int, expected: str) -> DataError:
-    """The error that something was expected at a position of a line."""
+    """Make the error for a line without the expected text at a position."""
     return line.fault("a conformation", position, expected)

@@ -1,4 +1,4 @@
-"""Draw lattices, which are texts with the words that their characters may form, and random directed acyclic graphs."""
+"""Draw lattices, which are texts with all their possible words, and random directed acyclic graphs."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from autobatch.models.data.lattice import Lattice
 
 LETTERS = "abcdefgh"
 N_DEPTHS = 6
-_LEXICON_SEED = 0  # the language is the same in every data set; `rng` draws the texts
+_LEXICON_SEED = 0  # every data set has the same language; `rng` draws the texts
 _WORDS_PER_LENGTH = 24
 KINDS = ("PER", "LOC", "ORG")
-_NAMED = 2 * len(KINDS)  # one word in so many is a name of each kind
+_NAMED = 2 * len(KINDS)  # one of this many words is a name of each kind
 
 
 def draw_lattices(n_lattices: int, rng: np.random.Generator, *, max_words: int = 5) -> list[Lattice[str]]:
-    """Draw texts of a made-up language, written without spaces, with every word that may be read in them as an arc.
+    """Draw texts of a made-up language without spaces, with an arc for every possible word.
 
-    A text is 1 to `max_words` words, each drawn from 72 words of 2 to 4 letters, or a letter of its own. A position
-    is tagged B, M or E if a word of the text begins, continues or ends there, and S if it is a word of its own. Words
-    of the language also occur by chance, so that arcs alone do not determine the tags.
+    A text is 1 to `max_words` words, each a single letter or one of 72 words of 2 to 4 letters. A position is tagged B,
+    M or E if a word of the text begins, continues or ends there, and S if it is a single letter. Words of the language
+    also occur by chance, so that arcs alone do not determine the tags.
 
     Returns:
-        Lattices of about 9 positions and 12 arcs in the mean, by default; words on arcs are spelled out.
+        Lattices of about 9 positions and 12 arcs on average, by default; words on arcs are spelled out.
 
     >>> print(draw_lattices(1, np.random.default_rng(0), max_words=2)[0])
     5
@@ -40,10 +40,10 @@ def draw_lattices(n_lattices: int, rng: np.random.Generator, *, max_words: int =
 
 
 def draw_named_lattices(n_lattices: int, rng: np.random.Generator, *, max_words: int = 8) -> list[Lattice[str]]:
-    """Draw texts of the same language, every second of whose words is a person's, a place's or a group's name.
+    """Draw texts of the same language, where half of the words are names of people, places or groups.
 
-    The characters of a name are tagged B-PER, I-PER and E-PER, those of other words and single letters O. Names stand
-    in the texts by chance as well, across the words that were drawn: then they are none.
+    The characters of a name are tagged B-PER, I-PER and E-PER; other words and single letters are tagged O. Names also
+    occur by chance across drawn words, and are then not tagged.
 
     >>> print(draw_named_lattices(1, np.random.default_rng(0), max_words=2)[0])
     5
@@ -68,8 +68,8 @@ def draw_named_lattices(n_lattices: int, rng: np.random.Generator, *, max_words:
 def draw_dags(n_dags: int, rng: np.random.Generator, *, max_nodes: int = 16, max_arcs: int = 3) -> list[Lattice[str]]:
     """Draw directed acyclic graphs, as lattices whose arcs come from any earlier nodes.
 
-    A graph has 2 to `max_nodes` nodes; one after the first has 1 to `max_arcs` arcs from different earlier nodes, each
-    with a random letter. The tag of a node is the number of arcs on its longest way from the first, modulo 6.
+    A graph has 2 to `max_nodes` nodes. Each but the first has 1 to `max_arcs` arcs from distinct earlier nodes, with
+    random letters. The tag of a node is the length of its longest path from the first node, modulo 6.
 
     >>> print(draw_dags(1, np.random.default_rng(1), max_nodes=4)[0])
     3
@@ -108,7 +108,7 @@ def _tag_word(word: str) -> list[str]:
 
 
 def read_words(text: str, lexicon: set[str]) -> list[list[tuple[int, str]]]:
-    """Make the arcs of a text: one per letter to the next position, and one across every word of the lexicon.
+    """Return the arcs of a text, as in `Lattice`: one per letter, and one across every word of the lexicon.
 
     >>> read_words("abc", {"ab", "abc", "ca"})
     [[], [(0, 'a')], [(1, 'b'), (0, 'ab')], [(2, 'c'), (0, 'abc')]]

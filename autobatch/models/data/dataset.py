@@ -1,4 +1,4 @@
-"""Load the data that a user names (a built-in generator, a file or a folder of files), and encode it for a model."""
+"""Load data by name (a generator, a file or a folder), and encode it for a model."""
 
 from __future__ import annotations
 
@@ -46,36 +46,36 @@ from autobatch.models.data.tree import Tree
 from autobatch.models.data.vocabulary import Vocabulary, Words
 
 N_DRAWN = 4500  # training and development instances of a generator
-HELD_OUT = 9, 10  # development data: the last ninth of drawn instances, or a random tenth of a single file
-MIN_COUNT_READ_WHOLE = 6  # rarer words are spelled, by models that read characters
+HELD_OUT = 9, 10  # development data: the last 1/9 of drawn instances, or a random 1/10 of a single file
+MIN_COUNT_READ_WHOLE = 6  # models that read characters spell rarer words
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Instances to learn from and to measure on."""
+    """Training and development instances."""
 
     name: str
     train: Sequence[Any]
     dev: Sequence[Any]
     vocabularies: Mapping[str, Vocabulary]
-    """The vocabularies of the encoding, by name: "words", "characters", "tags", as far as the data has them."""
+    """The vocabularies of the encoding by name, such as "words", "characters" or "tags"."""
     sizes: Mapping[str, int]
-    """The sizes that a model of the data needs, by constructor argument: `n_words`, `n_tags`, `n_classes`."""
+    """The sizes needed by models of the data, by constructor parameter: `n_words`, `n_tags`, `n_classes`."""
     dev_places: Sequence[int] | None = None
     """Indices of the `dev` instances among all `items`, ascending; None if they follow those of `train`."""
     digest: str = ""
-    """What tells the training data from other data: SHA-256 of its files; "" if it was drawn, or is not known."""
+    """SHA-256 of the files of the training data; "" if it was drawn, or is unknown."""
 
     @property
     def items(self) -> list[Any]:
-        """All instances, in the order of the files they are from."""
+        """Return all instances, in file order."""
         if self.dev_places is None:
             return [*self.train, *self.dev]
         train, dev, places = iter(self.train), iter(self.dev), set(self.dev_places)
         return [next(dev if place in places else train) for place in range(len(self.train) + len(self.dev))]
 
     def hold_out_the_last(self) -> Dataset:
-        """Split the data of a single file as version 0.2 did: its last tenth is development data."""
+        """Return the data with the last 10% as development data, the split of version 0.2 for a single file."""
         items = self.items
         n_train = len(items) - len(items) // HELD_OUT[1]
         return replace(self, train=items[:n_train], dev=items[n_train:], dev_places=None)
@@ -87,12 +87,12 @@ class Load(Protocol):
     def __call__(
         self, data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None, /
     ) -> Dataset:
-        """Load it; `rng` draws a generator's instances."""
+        """Load data by name; `rng` draws a generator's instances."""
 
 
 @dataclass(frozen=True)
 class Generator:
-    """Draws instances: `draw(n_instances, rng)`, fewer only if it has no more; `sizes` are those of a `Dataset`."""
+    """A generator: `draw(n_instances, rng)` draws instances, perhaps fewer; `sizes` are those of a `Dataset`."""
 
     summary: str
     draw: Callable[[int, np.random.Generator], list[Any]]
@@ -101,28 +101,28 @@ class Generator:
 
 @dataclass(frozen=True)
 class Format:
-    """Instances of one kind: the reader of their files, and their generators."""
+    """A format of instances: the reader of files, and the generators."""
 
     reads: str
     read: Callable[[Path, bool], list[Any]]
-    """Reader of a file; its second argument says whether answers (tags, labels or numbers to predict) are required."""
+    """Reads a file; the second argument is whether answers (tags, labels or numbers to predict) are required."""
     generators: Mapping[str, Generator]
     parts: tuple[str, str] = ("train.txt", "dev.txt")
     """The files of a folder."""
     beside: Callable[[Path], Sequence[Path]] = lambda path: ()
-    """What is read with a file, if it is there."""
+    """Returns additional files that are read with a file, if they exist."""
 
     def find(self, data: str, rng: np.random.Generator, answered: bool, trains: bool = True) -> Found:
-        """Draw or read training and development instances; a random tenth of a single file is development data.
+        """Draw or read training and development instances; 10% of a single file is development data.
 
         Args:
-            data: names them.
-            rng: draws them.
+            data: name of a generator, or a path.
+            rng: draws instances, or the development data of a single file.
             answered: whether instances in files must have answers.
             trains: whether a folder must have training instances.
 
         Raises:
-            DataError: there is no such data, or it is malformed.
+            DataError: the data is missing or malformed.
         """
         if generator := self.generators.get(data):
             drawn = generator.draw(N_DRAWN, rng)
@@ -136,9 +136,9 @@ class Format:
             return Found(train, self.read(path / dev_file, answered))
         if not path.exists():
             meant = nearest(data, self.generators)
-            reason = "there is no such file, folder or generator"
+            reason = "no such file, folder or generator"
             if data in GENERATORS:
-                meant, reason = None, "that generator draws no instances of this kind"
+                meant, reason = None, "that generator does not fit the model"
             raise DataError(
                 f"cannot load data {data!r}: {reason}; {f'did you mean {meant}? Otherwise ' if meant else ''}give a "
                 f"path, or one of: {', '.join(self.generators)}."
@@ -150,7 +150,7 @@ class Format:
         return Found(train, [read[place] for place in places], places)
 
     def digest(self, data: str) -> str:
-        """Compute `Dataset.digest` of data that `find` has found."""
+        """Compute `Dataset.digest` of existing data."""
         path = Path(data)
         if data in self.generators:
             return ""
@@ -173,10 +173,11 @@ class Loader:
     """A `Load` of the instances of a format.
 
     Attributes:
-        words: what each vocabulary is made of, by its name in `Dataset.vocabularies`.
-        encode: `encode(instance, *ids)` gives the instance with ids in place of words; `ids` are functions from a word
-            to its id, one for each vocabulary.
-        finish: changes or checks the data when it is encoded.
+        form: the format.
+        words: the source of each vocabulary, by its name in `Dataset.vocabularies`.
+        encode: `encode(instance, *ids)` returns the instance with ids in place of words; `ids` are functions from a
+            word to its id, one per vocabulary.
+        finish: changes or checks the encoded data.
         answered: whether instances in files must have answers.
     """
 
@@ -194,10 +195,10 @@ class Loader:
     def __call__(
         self, data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None, /
     ) -> Dataset:
-        """Load it.
+        """Load and encode data by name.
 
         Raises:
-            DataError: there is no such data, or it is malformed.
+            DataError: the data is missing or malformed, or training instances have no words for a vocabulary.
         """
         found = self.form.find(data, rng, self.answered, trains=vocabularies is None)
         known = vocabularies or {
@@ -205,7 +206,7 @@ class Loader:
         }
         for name, words in self.words.items():
             if words.min_count == 1 and not known[name].words and vocabularies is None:
-                raise DataError(f"cannot train on {data!r}: its {len(found.train)} training instances have no {name}.")
+                raise DataError(f"cannot train on {data!r}: its {len(found.train)} training instances lack {name}.")
         ids = [known[name].id for name in self.words]
         train, dev = ([self.encode(instance, *ids) for instance in part] for part in (found.train, found.dev))
         sizes = {f"n_{name}": len(known[name]) for name in known}
@@ -214,7 +215,7 @@ class Loader:
 
 
 TREES = Format(
-    reads="labelled binary trees, one a line: (3 (2 good) (2 film)) or (NP (DT the) (NN film)); a file, or a folder "
+    reads="labelled binary trees, one per line: (3 (2 good) (2 film)) or (NP (DT the) (NN film)); a file, or a folder "
     "with train.txt and dev.txt",
     read=sst.read_trees,
     generators={
@@ -224,99 +225,102 @@ TREES = Format(
             {"n_classes": listops.N_CLASSES},
         ),
         "python-ast": Generator(
-            "functions of this Python's standard library as trees, labelled with what their names begin with",
+            "functions of this Python's standard library as trees, labelled with the first words of their names",
             python_ast.draw_trees,
             {"n_classes": python_ast.N_CLASSES},
         ),
         "reviews": Generator(
-            "reviews that are good or bad by a few of their words, read from the left",
+            "reviews whose opinion is in a few of their words, as left-branching trees",
             reviews.draw_reviews,
             {"n_classes": reviews.N_CLASSES},
         ),
         "brackets": Generator(
-            "nested lists and sets of letters, which all end by the same word",
+            "nested lists and sets of letters, which end with the same word",
             brackets.draw_brackets,
             {"n_classes": brackets.N_CLASSES},
         ),
     },
 )
 TEXTS_OF_TREES = replace(TREES, read=sst.read_texts_of_trees)
-"""Return the same files, for models that read only the words of a tree."""
+"""The same files, for models that read only the words of a tree."""
 LABELLED_TREES = Format(
-    reads='trees of any shape, one a line, in JSON: {"word": "MAX", "label": "9", "children": [{"word": "2"}, ...]}, '
+    reads='trees of any shape, one per line, in JSON: {"word": "MAX", "label": "9", "children": [{"word": "2"}, ...]}, '
     "or in brackets: (NP (DT the) (JJ old) (NN film)); a file, or a folder with train.jsonl and dev.jsonl",
     read=lambda path, answered: read_labelled_trees(path),
     generators={
         "operations": Generator(
-            "nested list operations as in listops, with all arguments below their operator", listops.draw_operations
+            "nested list operations as in listops, with all arguments as children of their operator",
+            listops.draw_operations,
         ),
         "functions": Generator(
-            "functions as in python-ast, with all parts of a construct below it", python_ast.draw_functions
+            "functions as in python-ast, with all parts of a construct as its children", python_ast.draw_functions
         ),
     },
     parts=("train.jsonl", "dev.jsonl"),
 )
 SENTENCES = Format(
-    reads="tagged sentences, one a line: Paris|I-LOC is|O; a file, or a folder with train.txt and dev.txt",
+    reads="tagged sentences, one per line: Paris|I-LOC is|O; a file, or a folder with train.txt and dev.txt",
     read=read_sentences,
     generators={
         "tagging": Generator("sentences of a made-up language with people, places and groups", tagging.draw_sentences),
         "rare-names": Generator(
-            "the same with names that tell by their endings what they name", tagging.draw_rare_names
+            "the same with rare names, whose types follow from their endings", tagging.draw_rare_names
         ),
     },
 )
 LATTICES = Format(
     reads="lattices of characters and words as numbers, with tags; a file, or a folder with train.txt and dev.txt; "
-    "tags are names, or numbers that a file tags.txt beside it may name, a number and a name in each line",
+    "tags are names, or numbers with optional names in a file tags.txt beside it, a number and a name per line",
     read=read_lattices,
     generators={
-        "lattices": Generator("characters with the words that they may be read as, tagged by words", dag.draw_lattices),
+        "lattices": Generator("texts without spaces, with all possible words, tagged by words", dag.draw_lattices),
         "lattice-names": Generator(
-            "the same, some of whose words are names of people, places and groups", dag.draw_named_lattices
+            "the same, with names of people, places and groups among the words", dag.draw_named_lattices
         ),
-        "random-dag": Generator("random graphs, each node tagged with its longest way from the start", dag.draw_dags),
+        "random-dag": Generator("random graphs, each node tagged with its longest path from the start", dag.draw_dags),
     },
     beside=lambda path: [path.with_name(NAMES)],
 )
 PICTURES = Format(
-    reads="pictures of tagged pixels, one row a line: blue|sky red|boat, a blank line between two; a file, or a folder "
-    "with train.txt and dev.txt",
+    reads="pictures of tagged pixels, one row per line: blue|sky red|boat, separated by blank lines; a file, or a "
+    "folder with train.txt and dev.txt",
     read=read_pictures,
-    generators={"scenes": Generator("sky over sea and land, in colours that tell little alone", scenes.draw_scenes)},
+    generators={"scenes": Generator("sky over sea and land, in ambiguous colours", scenes.draw_scenes)},
 )
 PAIRS = Format(
-    reads="sentences with translations in the same lines of another file: a folder with train.en and dev.en, or one "
-    "file; beside each, one that differs in the suffix alone, such as train.vi",
+    reads="sentences with translations on the same lines of another file: a folder with train.en and dev.en, or one "
+    "file; beside each, a file that differs only in the suffix, such as train.vi",
     read=read_pairs,
     generators={
-        "translation": Generator("sentences of a small language, and the same in another order", translation.draw_pairs)
+        "translation": Generator(
+            "sentences of a small language, with translations in another word order", translation.draw_pairs
+        )
     },
     parts=("train.en", "dev.en"),
     beside=find_translations,
 )
 DESCRIBED_TREES = Format(
-    reads="a text, a tab and a tree in each line: turn around<tab>(do (turn left left)); a file, or a folder with "
+    reads="a text, a tab and a tree per line: turn around<tab>(do (turn left left)); a file, or a folder with "
     "train.txt and dev.txt",
     read=read_described_trees,
     generators={
-        "commands": Generator("commands of a few words, and trees of what they make a robot do", commands.draw_commands)
+        "commands": Generator("commands of a few words, and trees of the described actions", commands.draw_commands)
     },
 )
 TEXTS = Format(
-    reads="sentences without tags, one a line: the key falls; a file, or a folder with train.txt and dev.txt",
+    reads="sentences without tags, one per line: the key falls; a file, or a folder with train.txt and dev.txt",
     read=lambda path, answered: read_texts(path),
     generators={
-        "agreement": Generator("sentences whose verb agrees with a noun that may be far away", agreement.draw_texts)
+        "agreement": Generator("sentences whose verb agrees with a possibly distant noun", agreement.draw_texts)
     },
 )
 MOLECULES = Format(
-    reads="molecules in SMILES, one a line with a number to predict: CC(=O)O -4.48; a file, or a folder with train.txt "
-    "and dev.txt",
+    reads="molecules in SMILES, one per line with a number to predict: CC(=O)O -4.48; a file, or a folder with "
+    "train.txt and dev.txt",
     read=read_molecules,
     generators={
         "compounds": Generator(
-            "small organic molecules with heats of formation that follow from their bonds and rings",
+            "small organic molecules with heats of formation computed from their bonds and rings",
             compounds.draw_compounds,
         )
     },
@@ -334,21 +338,19 @@ CONFORMATIONS = Format(
     parts=("train.xyz", "dev.xyz"),
 )
 COMPARISONS = Format(
-    reads="two texts and a label in each line, tabs between: a cat<tab>an animal<tab>yes; a file, or a folder with "
+    reads="two texts and a label per line, separated by tabs: a cat<tab>an animal<tab>yes; a file, or a folder with "
     "train.txt and dev.txt",
     read=read_comparisons,
-    generators={
-        "edits": Generator("pairs of words, letter by letter, labelled with the edits between both", edits.draw_edits)
-    },
+    generators={"edits": Generator("pairs of spelled words, labelled with their edit distance", edits.draw_edits)},
 )
 REPEATS = Format(
-    reads="words with counts and tags, one text a line: right*3|F left*1|E; a file, or a folder with train.txt and "
+    reads="words with counts and tags, one text per line: right*3|F left*1|E; a file, or a folder with train.txt and "
     "dev.txt",
     read=read_repeats,
     generators={"moves": Generator("walks around six seats, tagged with the seat after each move", moves.draw_moves)},
 )
 CIRCUITS = Format(
-    reads="graphs, one a line, of nodes with what they read and tags: true()|1 not(0)|0; a file, or a folder with "
+    reads="graphs, one per line, of nodes with inputs and tags: true()|1 not(0)|0; a file, or a folder with "
     "train.txt and dev.txt",
     read=read_circuits,
     generators={"circuits": Generator("random circuits of logic gates, tagged with their values", gates.draw_circuits)},
@@ -388,7 +390,7 @@ load_spelled_sentences = Loader(
     },
     Sentence.spell,
 )
-"""Words with fewer than 6 uses are given by characters."""
+"""Words with fewer than 6 uses are spelled by characters."""
 load_lattices = Loader(
     LATTICES,
     {

@@ -1,9 +1,9 @@
-"""Draw pairs of words, spelled letter by letter, labelled with the edit distance between both.
+"""Draw pairs of words, spelled letter by letter, labelled with their edit distance.
 
     d a d b c<tab>d d c<tab>2
 
-The second word is the first after a few random edits; the label is the smallest number of letters to insert, to leave
-out or to change that make one word the other, which may be less.
+The second word is the first after a few random edits. The label is the smallest number of insertions, deletions and
+substitutions that turn one word into the other, which may be less.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ MIN_LETTERS = 2
 def draw_edits(
     n_pairs: int, rng: np.random.Generator, *, max_letters: int = 6, max_edits: int = 4
 ) -> list[Comparison[str]]:
-    """Draw words of 2 to `max_letters` letters, beside what 0 to `max_edits` edits make of them.
+    """Draw words of 2 to `max_letters` letters, each with the result of 0 to `max_edits` edits.
 
     Returns:
-        Words of about 4 letters in the mean, by default; the labels are "0" to "4", most of them less than "3".
+        Words of about 4 letters on average, by default; the labels are "0" to "4", most of them less than "3".
 
     >>> draw_edits(1, np.random.default_rng(5))[0]
     Comparison(left=['d', 'a', 'd', 'b', 'c'], right=['d', 'd', 'c'], label='2')
@@ -33,7 +33,7 @@ def draw_edits(
 
 
 def edit_distance(left: Sequence[str], right: Sequence[str]) -> int:
-    """Count the letters to insert, to leave out or to change; Wagner and Fischer 1974, row by row.
+    """Compute the Levenshtein distance by the algorithm of Wagner and Fischer (1974), row by row.
 
     >>> edit_distance("kitten", "sitting")
     3

@@ -1,17 +1,17 @@
-"""Draw molecules in space whose energy and forces follow from a small force field, in Å and eV.
+"""Draw molecules in space with energy and forces of a small force field, in Å and eV.
 
     E = Σ_{i<j} ε [(R/r)^12 - 2 (R/r)^6] s(r)  +  Σ_{i-j-k} k/2 (cos θ - cos θ_j)²
 
 The first sum is over all pairs of atoms at a distance r, with R = R_i + R_j and ε = sqrt(ε_i ε_j) of their elements
-(Lennard-Jones); s falls smoothly from 1 to 0 before the cutoff. The second one is over the angles θ between two bonds
-of an atom j, and harmonic in the cosine, so that no force is infinite where three atoms are in a line.
+(Lennard-Jones); s falls smoothly from 1 to 0 before the cutoff. The second sum is over the angles θ between two bonds
+of an atom j, and is harmonic in the cosine, so that forces are finite when three atoms are collinear.
 
-A molecule grows from a carbon: each further one is bonded to an atom that has a bond left, at nearly the distance R,
-where it comes near to no other atom. Two atoms are bonded exactly if they are nearer than `NEAREST` times their R: a
-model that sees distances only can know the bonds.
+A molecule grows from a carbon: each further atom is bonded to an atom with a free bond, at nearly the distance R and
+away from all other atoms. Two atoms are bonded if and only if they are closer than `NEAREST` times their R, so a model
+that sees only distances can infer the bonds.
 
 Source of the terms: Jones 1924, On the determination of molecular fields; van Gunsteren and Berendsen 1987, GROMOS.
-The numbers are made up, of the order of those of organic molecules.
+The parameters are made up, with the magnitude of those of organic molecules.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ Bonds = list[tuple[int, int]]
 
 
 class Element(NamedTuple):
-    """What the force field and the drawing know of an element."""
+    """The parameters of an element."""
 
     symbol: str
     share: float
-    """Of the atoms that are drawn."""
+    """Probability of the element when an atom is drawn."""
     valence: int
-    """The bonds that an atom has at most."""
+    """Largest number of bonds of an atom."""
     radius: float
     """R, in Å."""
     depth: float
     """ε, in eV."""
     cosine: float
-    """Of the angle θ between two bonds that costs no energy."""
+    """Cosine of the equilibrium angle between two bonds."""
 
 
 ELEMENTS = (
@@ -52,19 +52,19 @@ ELEMENTS = (
 STIFFNESS = 0.3
 """k, in eV."""
 SWITCH = 3.0
-"""Where s begins to fall, in Å."""
+"""Distance at which s begins to fall, in Å."""
 STRETCH = 0.93, 1.10
-"""Lengths of bonds, in units of R."""
+"""Range of bond lengths, in units of R."""
 NEAREST = 1.25
-"""Distance of atoms that are not bonded, at least, in units of R."""
+"""Smallest distance of atoms that are not bonded, in units of R."""
 
 _SHARES = np.array([element.share for element in ELEMENTS])
 _RADII = np.add.outer(*2 * [np.array([element.radius for element in ELEMENTS])])
 _DEPTHS = np.sqrt(np.multiply.outer(*2 * [np.array([element.depth for element in ELEMENTS])]))
 _COSINES = np.array([element.cosine for element in ELEMENTS])
-_CARBON = 1  # a molecule grows from one
-_N_TRIED = 12  # places for an atom at one other
-_N_FAILED = 30  # such tries, before a molecule is given up
+_CARBON = 1  # index of the first atom's element
+_N_TRIED = 12  # positions tried for an atom at a given other atom
+_N_FAILED = 30  # failed attempts before a molecule is discarded
 
 
 def draw_conformations(
@@ -83,9 +83,9 @@ def energy_and_forces(kinds: NDArray[np.int64], bonds: Bonds, positions: Array) 
     """Compute the energy of a molecule of n atoms in eV, and the force on each atom (n, 3) in eV/Å.
 
     Args:
-        kinds: the element of each atom, a place in `ELEMENTS`.
-        bonds: two atoms each.
-        positions: of the atoms (n, 3), in Å; no two are equal.
+        kinds: index in `ELEMENTS` of each atom.
+        bonds: pairs of bonded atoms.
+        positions: distinct positions of the atoms (n, 3), in Å.
 
     Cost: O(n²).
     """
@@ -95,7 +95,7 @@ def energy_and_forces(kinds: NDArray[np.int64], bonds: Bonds, positions: Array) 
 
 
 def _attract(kinds: NDArray[np.int64], positions: Array) -> tuple[float, Array]:
-    """The Lennard-Jones terms."""
+    """Compute the Lennard-Jones energy and forces."""
     distances = measure_distances(positions)
     depths, radii = _DEPTHS[np.ix_(kinds, kinds)], _RADII[np.ix_(kinds, kinds)]
     sixth = (radii / distances) ** 6
@@ -107,13 +107,13 @@ def _attract(kinds: NDArray[np.int64], positions: Array) -> tuple[float, Array]:
 
 
 def _switch(distances: Array) -> tuple[Array, Array]:
-    """s and its derivative: a polynomial of degree 5 whose first two derivatives are 0 at both of its ends."""
+    """Compute s and its derivative; s is a polynomial of degree 5 whose first two derivatives are 0 at both ends."""
     t = np.clip((distances - SWITCH) / (CUTOFF - SWITCH), 0.0, 1.0)
     return 1 - t**3 * (10 - 15 * t + 6 * t**2), -30 * t**2 * (1 - t) ** 2 / (CUTOFF - SWITCH)
 
 
 def _bend(kinds: NDArray[np.int64], bonds: Bonds, positions: Array) -> tuple[float, Array]:
-    """The terms of angles."""
+    """Compute the energy and forces of the angles."""
     near: list[list[int]] = [[] for _ in kinds]
     for one, other in bonds:
         near[one].append(other)
@@ -146,16 +146,16 @@ def _draw_conformation(n_atoms: int, rng: np.random.Generator) -> Conformation[s
 
 
 def _grow(n_atoms: int, rng: np.random.Generator) -> tuple[NDArray[np.int64], Bonds, Array] | None:
-    """Draw elements, bonds and places, atom by atom; None if no place is found for one of them."""
+    """Draw elements, bonds and positions atom by atom; return None if no position is found for an atom."""
     kinds, positions = np.full(n_atoms, _CARBON), np.zeros((n_atoms, 3))
     bonds: Bonds = []
-    free = [0] * ELEMENTS[_CARBON].valence  # atoms, each as often as it has bonds left
+    free = [0] * ELEMENTS[_CARBON].valence  # atoms, repeated once per free bond
     n, n_failed = 1, 0
     while n < n_atoms and n_failed < _N_FAILED:
         kind = int(rng.choice(len(ELEMENTS), p=_SHARES))
         more = ELEMENTS[kind].valence - 1
         if len(free) + more < 2 and n + 1 < n_atoms:
-            continue  # no bond would be left for the next atom
+            continue  # no free bond would be left for the next atom
         host = free[rng.integers(len(free))]
         place = _find_place(positions[:n], _RADII[kind, kinds[:n]], host, rng)
         if place is None:
@@ -170,7 +170,7 @@ def _grow(n_atoms: int, rng: np.random.Generator) -> tuple[NDArray[np.int64], Bo
 
 
 def _find_place(positions: Array, reach: Array, host: int, rng: np.random.Generator) -> Array | None:
-    """Draw a place for an atom that is bonded to `host`; `reach` has its R with each atom that is there."""
+    """Draw a position for an atom bonded to `host`, or return None; `reach` is its R with each existing atom."""
     directions = rng.standard_normal((_N_TRIED, 3))
     lengths = reach[host] * rng.uniform(*STRETCH, _N_TRIED) / np.linalg.norm(directions, axis=1)
     places = positions[host] + lengths[:, None] * directions

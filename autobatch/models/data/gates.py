@@ -2,8 +2,8 @@
 
     true()|1 false()|0 or(0,1)|1 not(2)|0 xor(0,2,3)|0
 
-A circuit begins with inputs, which are true or false; every other node is a gate of a random kind that reads any nodes
-before it. "xor" is true where an odd number of what it reads is.
+A circuit begins with inputs, which are true or false; every other node is a gate of a random kind that reads earlier
+nodes. "xor" is true if an odd number of its inputs are.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GATES: Mapping[str, Callable[[Sequence[int]], int]] = {
     "or": max,
     "xor": lambda bits: sum(bits) % 2,
 }
-"""The value of a gate, of those that it reads; "not" reads one."""
+"""The value of a gate as a function of its inputs; "not" has one input."""
 
 
 def draw_circuits(
@@ -30,7 +30,7 @@ def draw_circuits(
     """Draw circuits of 2 to `max_inputs` inputs and 1 to `max_gates` gates, which read 2 to `max_fan_in` nodes each.
 
     Returns:
-        Circuits of about 11 nodes in the mean, by default.
+        Circuits of about 11 nodes on average, by default.
 
     >>> print(draw_circuits(1, np.random.default_rng(0), max_gates=4)[0])
     true()|1 true()|1 false()|0 false()|0 not(0)|0

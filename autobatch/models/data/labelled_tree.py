@@ -3,8 +3,8 @@
     {"word": "MAX", "label": 9, "children": [{"word": "2"}, {"word": "9"}]}
     (NP (DT the) (JJ old) (NN film))
 
-All three are optional. A node without a word has the word ""; a node without a label is not scored. No function here
-recurses, so a tree may be as deep as memory allows.
+All three fields are optional. A node without a word has the word ""; a node without a label is not scored. Trees may
+have any depth, as no function recurses.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 V = TypeVar("V")
 W = TypeVar("W")
 
-MOST_STEPS = 6  # of a path, in a message
+MOST_STEPS = 6  # steps of a path in a message
 
 _WHAT = "a labelled tree"
 _EXAMPLE = '{"word": "MAX", "label": "9", "children": [{"word": "2"}, {"word": "9"}]}'
@@ -99,19 +99,19 @@ def read_labelled_trees(path: Path) -> list[LabelledTree[str]]:
     """Read every tree of a file; words and labels in JSON may also be numbers, which are read as their digits.
 
     Args:
-        path: a UTF-8 text file, one tree a line, in JSON or in brackets; blank lines are skipped.
+        path: a UTF-8 text file, one tree per line, in JSON or in brackets; blank lines are skipped.
 
     Raises:
         DataError: the file cannot be read, holds no tree, or a line is malformed; names file, line and place.
     """
-    return parse_lines(path, "labelled trees", parse_labelled_tree, f"one a line, such as {_EXAMPLE}", blank=None)
+    return parse_lines(path, "labelled trees", parse_labelled_tree, f"one per line, such as {_EXAMPLE}", blank=None)
 
 
 def parse_labelled_tree(line: Line) -> LabelledTree[str]:
     """Read one tree: in brackets if the line begins with one, else in JSON.
 
     Raises:
-        DataError: the text is neither JSON nor brackets, or not a tree; the message says where.
+        DataError: the text is neither JSON nor brackets, or not a tree; the message has the place.
 
     >>> parse_labelled_tree(Line(Path("x.json"), 1, '{"children": [{"word": 2}]}')).children
     [{"word": "2"}]
@@ -127,7 +127,7 @@ def parse_labelled_tree(line: Line) -> LabelledTree[str]:
     while waiting:
         node, tree, place = waiting.pop()
         if not isinstance(node, dict) or node.keys() - {"word", "label", "children"}:
-            expected = 'expected an object with "word", "label" and "children" or some of them'
+            expected = 'expected an object with the optional fields "word", "label" and "children"'
             raise _fault(line, "", place, node, expected)
         children = node.get("children", [])
         if not isinstance(children, list):
@@ -141,7 +141,7 @@ def parse_labelled_tree(line: Line) -> LabelledTree[str]:
 
 
 class _Place(NamedTuple):
-    """Position of a node in a tree, as its index among its parent's children; formatted only for messages."""
+    """The position of a node in a tree: its index among its parent's children; formatted only in messages."""
 
     number: int
     parent: _Place | None
@@ -162,10 +162,10 @@ _ROOT = _Place(1, None)
 
 def _read_word(line: Line, part: str, place: _Place, found: object) -> str:
     if isinstance(found, bool) or not isinstance(found, str | int):
-        raise _fault(line, part, place, found, "expected a string or a whole number")
+        raise _fault(line, part, place, found, "expected a string or an int")
     text = str(found)
     if any("\ud800" <= character <= "\udfff" for character in text):
-        raise _fault(line, part, place, found, "expected whole characters, not halves of a surrogate pair")
+        raise _fault(line, part, place, found, "expected no halves of surrogate pairs")
     return text
 
 
@@ -178,7 +178,7 @@ def _fault(line: Line, part: str, place: _Place, found: object, expected: str) -
 
 
 def _describe(node: LabelledTree[Any], children: list[str]) -> str:
-    """Write a node as JSON, its children written already."""
+    """Write a node as JSON, from the JSON of its children."""
     parts = [f'"word": {json.dumps(node.word, ensure_ascii=False)}']
     parts += [] if node.label is None else [f'"label": {json.dumps(node.label, ensure_ascii=False)}']
     parts += [f'"children": [{", ".join(children)}]'] if children else []

@@ -1,4 +1,4 @@
-"""Lattices of characters and words with a tag at every position, and their text form.
+"""Lattices of characters and words with a tag at every position, and their text format.
 
 A file begins with the number of lattices; then, for each: the number of positions L; L tags; and L lines, the arcs
 that end at a position, as `n_arcs (start id)*`. All are plain decimal numbers separated by spaces. Blank lines are
@@ -11,15 +11,15 @@ allowed before a lattice and at the end. Tabs work like spaces.
     1 0 17
     2 1 18 0 93
 
-An arc from the position just before carries a character, any other a word; characters and words have separate ids. The
+An arc from the previous position carries a character, any other a word; characters and words have separate ids. The
 first position is the beginning of the lattice and is not tagged: it has no arc, and tag 0.
 
-Other tags are names, such as B-PER, or numbers. A file tags.txt in the same folder may name the numbers, one number and
-name per line, `4 B-PER`. It must then name all of them.
+Other tags are names, such as B-PER, or numbers. A file tags.txt in the same folder may name all numbers, with one
+number and name per line, `4 B-PER`.
 
 If answers are not required, the line of tags may be blank or missing.
 
-Source of the form: lattices after Zhang and Yang 2018, Chinese NER using lattice LSTM (arXiv:1805.02023).
+Source of the format: lattices after Zhang and Yang 2018, Chinese NER using lattice LSTM (arXiv:1805.02023).
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class Lattice(Generic[W]):
     arcs: list[list[tuple[int, W]]]
 
     def characters(self) -> Iterator[W]:
-        """The characters: the labels of arcs from one position to the next."""
+        """Return the labels of arcs from one position to the next."""
         return (word for end, arcs in enumerate(self.arcs) for start, word in arcs if start == end - 1)
 
     def words(self) -> Iterator[W]:
-        """The words: the labels of all other arcs."""
+        """Return the labels of all other arcs."""
         return (word for end, arcs in enumerate(self.arcs) for start, word in arcs if start != end - 1)
 
     def map(
@@ -91,12 +91,12 @@ def read_lattices(path: Path, answered: bool = True) -> list[Lattice[str]]:
         DataError: a file cannot be read, holds no lattice, or a line is malformed; names file, line and column.
     """
     lines, names = _Lines(path), read_names(path.with_name(NAMES)) if path.with_name(NAMES).is_file() else None
-    count = lines.next_row("the number of lattices in the file, as the only number of its line", 1)
+    count = lines.next_row("the number of lattices in the file, on a line of its own", 1)
     n_lattices = count.number(0, "the number of lattices, at least 1", smallest=1)
     lattices = [_read_lattice(lines, names, answered) for _ in range(n_lattices)]
     for line in lines.rest:
         if line.text.strip(" \t"):
-            raise line.fault(_WHAT, 0, f"the end of the file after the {n_lattices} lattices that it promises")
+            raise line.fault(_WHAT, 0, f"the end of the file after {n_lattices} lattices, the number in its first line")
     return lattices
 
 
@@ -116,29 +116,29 @@ def read_names(path: Path) -> dict[str, str]:
             raise line.fault(what, tokens[0].start(), "a number and a name, such as 4 B-PER")
         number, name = (token[0] for token in tokens)
         if number in names or name in names.values():
-            raise line.fault(what, tokens[0].start(), "a number and a name that no line before has")
+            raise line.fault(what, tokens[0].start(), "a number and a name not in an earlier line")
         names[number] = name
     if not names:
-        raise DataError(f"cannot read names of tags from {path}: the file holds none; expected one a line, 4 B-PER.")
+        raise DataError(f"cannot read names of tags from {path}: the file holds none; expected one per line, 4 B-PER.")
     return names
 
 
 class _Row:
-    """The numbers of one line, each checked when asked for."""
+    """The numbers of a line, checked when read."""
 
     def __init__(self, line: Line) -> None:
         self.line = line
         self.tokens = list(_TOKEN.finditer(line.text))
 
     def number(self, place: int, expected: str, smallest: int = 0, end: int = 10**9) -> int:
-        """Read the number at a place, from `smallest` to `end` - 1."""
+        """Return the number at index `place`, which must be at least `smallest` and below `end`."""
         token = self.tokens[place]
         if not _NUMBER.fullmatch(token[0]) or not smallest <= int(token[0]) < end:
             raise self.line.fault(_WHAT, token.start(), expected)
         return int(token[0])
 
     def check_length(self, length: int, expected: str) -> None:
-        """Refuse another count of numbers; the error names the first that is too many, or the end of the line."""
+        """Raise an error for another count of numbers, at the first surplus one or the end of the line."""
         if len(self.tokens) != length:
             position = self.tokens[length].start() if length < len(self.tokens) else len(self.line.text)
             raise self.line.fault(_WHAT, position, expected)
@@ -167,7 +167,7 @@ class _Lines:
         )
 
     def goes_on_with(self, text: str) -> bool:
-        """Whether there is a next line that contains only this text and blanks."""
+        """Return whether there is a next line that contains only this text and blanks."""
         line = next(self.rest, None)
         if line is not None:
             self.put_back(line)
@@ -181,7 +181,7 @@ class _Lines:
 
 
 def _read_lattice(lines: _Lines, names: Mapping[str, str] | None, answered: bool) -> Lattice[str]:
-    size = lines.next_row("the number of positions of a lattice, as the only number of its line", 1)
+    size = lines.next_row("the number of positions of a lattice, on a line of its own", 1)
     n_positions = size.number(0, "the number of positions, at least 1", smallest=1)
     tags = _read_tags(lines, n_positions, names, answered)
     return Lattice(tags, [_read_arcs(lines, position) for position in range(n_positions)])
@@ -201,7 +201,7 @@ def _read_tags(lines: _Lines, n_positions: int, names: Mapping[str, str] | None,
     for position in range(1, n_positions):
         if names is not None and _NUMBER.fullmatch(tags[position]):
             if tags[position] not in names and answered:
-                raise row.line.fault(_WHAT, row.tokens[position].start(), f"a tag that {NAMES} beside the file names")
+                raise row.line.fault(_WHAT, row.tokens[position].start(), f"a tag named in {NAMES} beside the file")
             tags[position] = names.get(tags[position], tags[position])
     return tags
 
@@ -212,7 +212,7 @@ def _read_arcs(lines: _Lines, position: int) -> list[tuple[int, str]]:
     if not row.tokens:
         row.check_length(1, f"the number of arcs that end at position {position}")
     if position == 0:
-        row.number(0, "0, for no arc ends at the first position", end=1)
+        row.number(0, "0, as no arc ends at the first position", end=1)
     n_arcs = row.number(0, f"the number of arcs that end at position {position}, at least 1", smallest=min(position, 1))
     row.check_length(1 + 2 * n_arcs, f"{n_arcs} arcs, each a start and an id")
     starts = f"the start of an arc that ends at position {position}, a number from 0 to {position - 1}"

@@ -1,4 +1,4 @@
-"""Read text files line by line; errors name the line and column."""
+"""Read text files line by line; errors have the line and the column."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from autobatch.system.files import open_regular
 
 T = TypeVar("T")
 
-_WORD = re.compile(r"[^ ()]{1,20}|.", re.DOTALL)  # the text that a message shows; brackets stand alone
+_WORD = re.compile(r"[^ ()]{1,20}|.", re.DOTALL)  # the text shown in a message; a bracket is a word
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_GZIP = b"\x1f\x8b"  # how compressed files begin
+_GZIP = b"\x1f\x8b"  # the start of compressed files
 _STRAY = re.compile("[\r\0\ufeff]")
 _STRAYS = {
-    "\r": "a carriage return is inside of the line, and other lines end in a line feed; end all lines alike",
-    "\0": "a zero byte is no text, but part of UTF-16; convert the file to UTF-8",
-    "\ufeff": "a byte order mark is inside of the line; remove it, and begin a line there if two files were joined",
+    "\r": "a carriage return is inside the line, but other lines end in a line feed; end all lines alike",
+    "\0": "a zero byte suggests UTF-16; convert the file to UTF-8",
+    "\ufeff": "a byte order mark is inside the line; remove it, and begin a line there if two files were joined",
 }
 
 
 class Line(NamedTuple):
-    """One line of a file; `number` counts from 1, `text` is without the end of the line."""
+    """A line of a file; `number` counts from 1, and `text` has no line ending."""
 
     path: Path
     number: int
@@ -35,27 +35,26 @@ class Line(NamedTuple):
 
     @property
     def place(self) -> str:
-        """The file and line number, for messages."""
+        """Return the file and the line number, for messages."""
         return f"{self.path}, line {self.number}"
 
     def fault(self, what: str, position: int, expected: str) -> DataError:
-        """The error that `expected` is missing at `position` (from 0) of the line, while reading `what`."""
+        """Make the error that `expected` is missing at `position` (from 0) of the line, while reading `what`."""
         return fault(what, self.place, self.text, position, expected)
 
 
 def read_lines(path: Path, what: str) -> Iterator[Line]:
-    """Read a UTF-8 text file, a line at a time, without byte order marks that begin lines.
+    """Yield the lines of a UTF-8 text file, plain or compressed by gzip, without byte order marks at their starts.
 
-    Lines end in a line feed, before which carriage returns are left out; where the file has no line feed, in a carriage
-    return. A file that gzip compressed is read as well, whatever its name.
+    Lines end in a line feed, optionally after carriage returns; or in a carriage return, if the file has no line feed.
 
     Args:
         path: the file.
-        what: the things in it, for messages: "trees".
+        what: its content, for messages, such as "trees".
 
     Raises:
         DataError: the file cannot be read, is not UTF-8, or holds zero bytes, or carriage returns or byte order marks
-            inside of a line; names file, line and column.
+            inside a line; the message has file, line and column.
     """
     try:
         with open_regular(path) as raw, gzip.open(raw) if raw.peek(2)[:2] == _GZIP else raw as file:
@@ -63,7 +62,7 @@ def read_lines(path: Path, what: str) -> Iterator[Line]:
                 yield Line(path, number, _decode(content, path, number, what))
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(
-            f"cannot read {what} from {path}: what gzip compressed is cut short or damaged; give the whole file."
+            f"cannot read {what} from {path}: the gzip file is truncated or damaged; give the whole file."
         ) from error
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
@@ -71,10 +70,10 @@ def read_lines(path: Path, what: str) -> Iterator[Line]:
 
 
 def parse_lines(path: Path, what: str, parse: Callable[[Line], T], expected: str, blank: str | None = " \t") -> list[T]:
-    """Read `what` from a file, one from each line; lines of `blank` characters alone (None: white space) are skipped.
+    """Parse each line of a file, skipping lines of `blank` characters (None: white space).
 
     Raises:
-        DataError: the file cannot be read, or holds none; and what `parse` raises.
+        DataError: the file cannot be read, or holds none; errors of `parse` propagate.
     """
     read = [parse(line) for line in read_lines(path, what) if line.text.strip(blank)]
     if not read:
@@ -83,7 +82,7 @@ def parse_lines(path: Path, what: str, parse: Callable[[Line], T], expected: str
 
 
 def all_tagged(line: Line, what: str, tokens: Sequence[re.Match[str]], tagged: Sequence[bool], expected: str) -> bool:
-    """Return whether the tokens of a line have tags, which may be left out of whole lines.
+    """Return whether the tokens of a line have tags; either all or none must have one.
 
     Raises:
         DataError: only some tokens have tags.
@@ -92,11 +91,11 @@ def all_tagged(line: Line, what: str, tokens: Sequence[re.Match[str]], tagged: S
         return False
     if all(tagged):
         return True
-    raise line.fault(what, tokens[tagged.index(False)].start(), f"{expected}, as others of the line have, or no tags")
+    raise line.fault(what, tokens[tagged.index(False)].start(), f"{expected}, like others of the line, or no tags")
 
 
 def to_number(text: str) -> float:
-    """Read a number of ASCII digits, as in files of any program; NaN if it is none, or not finite.
+    """Parse a number of ASCII digits, without Python's underscores; return NaN if it is malformed or not finite.
 
     >>> [to_number(text) for text in ("-1.5e3", "1_000", "inf")]
     [-1500.0, nan, nan]
@@ -109,14 +108,14 @@ def to_number(text: str) -> float:
 
 
 def fault(what: str, place: str, text: str, position: int, expected: str) -> DataError:
-    """The error that says what was expected at a position (from 0) of a text, and what was found."""
+    """Make the error for the expected and the actual text at a position (from 0) of a text."""
     word = _WORD.match(text, position)
     found = repr(word[0]) if word else "the end of the line"
     return DataError(f"cannot read {what} from {place}, column {position + 1}: expected {expected}, found {found}.")
 
 
 def _split(file: Iterable[bytes]) -> Iterator[bytes]:
-    """Split a file into lines, without their ends."""
+    """Split a file into lines without line endings."""
     for number, content in enumerate(file, start=1):
         if number == 1 and not content.endswith(b"\n"):
             yield from content.removesuffix(b"\r").split(b"\r")

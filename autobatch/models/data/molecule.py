@@ -1,14 +1,14 @@
-"""Molecules with a number to predict, one a line, written in SMILES: `CC(=O)O -4.48`.
+"""Molecules with a number to predict, one per line, written in SMILES: `CC(=O)O -4.48`.
 
-A letter is an atom, hydrogens are left out; `=`, `#` and `:` before an atom are its bond; brackets hold a branch; two
-atoms with one digit are bonded, which closes a ring. Lower-case atoms are aromatic. An atom in square brackets, such as
-`[NH3+]`, is a kind of its own; the side on which `/` and `\\` place atoms is not kept. Blanks, tabs or a comma separate
-the molecule from the number, which is optional if answers are not required. Blank lines are skipped.
+A letter is an atom, and hydrogens are omitted; `=`, `#` and `:` before an atom are its bond; brackets enclose a branch;
+two atoms with the same digit are bonded, which closes a ring. Lower-case atoms are aromatic. An atom in square
+brackets, such as `[NH3+]`, is a separate kind; the geometry of `/` and `\\` is ignored. Blanks, tabs or a comma
+separate the molecule from the number, which is optional if answers are not required. Blank lines are skipped.
 
-An unwritten bond is aromatic if it joins two aromatic atoms within a ring of such atoms. Otherwise it is single, like
-the bond between the rings of biphenyl, `c1ccccc1c1ccccc1`. The atom `*`, which may be any, counts as aromatic here.
+An implicit bond is aromatic if it is between two aromatic atoms within a ring of such atoms. Otherwise it is single,
+like the bond between the rings of biphenyl, `c1ccccc1c1ccccc1`. The wildcard atom `*` counts as aromatic here.
 
-Source of the form: Weininger 1988, SMILES, a chemical language and information system.
+Source of the format: Weininger 1988, SMILES, a chemical language and information system.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Molecule(Generic[W]):
 
     Attributes:
         atoms: the kind of each atom.
-        bonds: two atoms by number, the earlier one first, and the kind of bond; a pair has one at most.
+        bonds: indices of two atoms, the earlier one first, and the kind of bond; at most one per pair.
         target: the number to predict; NaN if not given.
     """
 
@@ -56,7 +56,7 @@ class Molecule(Generic[W]):
         return Molecule(list(map(replace_atom, self.atoms)), bonds, self.target)
 
     def neighbours(self) -> list[list[tuple[int, W]]]:
-        """List, for each atom, the atoms that are bonded to it, each with the kind of bond."""
+        """List the neighbours of each atom, with the kinds of the bonds."""
         near: list[list[tuple[int, W]]] = [[] for _ in self.atoms]
         for one, other, bond in self.bonds:
             near[one].append((other, bond))
@@ -75,14 +75,14 @@ def read_molecules(path: Path, answered: bool = True) -> list[Molecule[str]]:
         DataError: the file cannot be read, holds no molecule, or a line is malformed; names file, line and column.
     """
     parse = partial(parse_molecule, answered=answered)
-    return parse_lines(path, "molecules", parse, f"one a line, {_EXAMPLE} -4.5")
+    return parse_lines(path, "molecules", parse, f"one per line, {_EXAMPLE} -4.5")
 
 
 def parse_molecule(line: Line, answered: bool = True) -> Molecule[str]:
     """Read a molecule and its number, which is optional unless `answered`.
 
     Raises:
-        DataError: malformed text; names the place, the column, what was expected and what was found.
+        DataError: malformed text; the message has the place, the column, and the expected and actual text.
 
     >>> parse_molecule(Line(Path("x.txt"), 1, "C1CC1=O 0.5"))
     Molecule(atoms=['C', 'C', 'C', 'O'], bonds=[(0, 1, '-'), (0, 2, '-'), (1, 2, '-'), (2, 3, '=')], target=0.5)
@@ -101,16 +101,16 @@ def parse_molecule(line: Line, answered: bool = True) -> Molecule[str]:
 
 
 def find_bridges(n_nodes: int, edges: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
-    """Find the bridges of an undirected graph, the edges outside all cycles; two nodes share at most one edge.
+    """Find the bridges of an undirected graph without parallel edges: the edges outside all cycles.
 
-    Build a spanning forest. Each edge outside it closes a cycle with the paths from its ends up to their common
-    ancestor, so the nodes on these paths are merged. Edges between nodes that are never merged are bridges.
+    Each edge outside a spanning forest closes a cycle with the paths from its ends to their common ancestor, so the
+    nodes on these paths are merged. Edges between nodes that are not merged in the end are bridges.
 
     >>> sorted(find_bridges(5, [(0, 1), (1, 2), (0, 2), (2, 3), (3, 4)]))
     [(2, 3), (3, 4)]
     """
     parents, depths = _grow_forest(n_nodes, edges)
-    above = list(range(n_nodes))  # a node merged with each one and not deeper; itself at the top
+    above = list(range(n_nodes))  # union-find: a merged node that is not deeper, or the node itself
 
     def top(node: int) -> int:
         while above[node] != node:
@@ -129,7 +129,7 @@ def find_bridges(n_nodes: int, edges: Sequence[tuple[int, int]]) -> set[tuple[in
 
 
 def _grow_forest(n_nodes: int, edges: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
-    """Find, for each node, its parent in a spanning forest, -1 for a root, and its depth below that."""
+    """Build a spanning forest; return the parent of each node, -1 for roots, and its depth."""
     near: list[list[int]] = [[] for _ in range(n_nodes)]
     for one, other in edges:
         near[one].append(other)
@@ -159,32 +159,32 @@ def _kind(bond: str) -> str:
 
 
 def _ring(text: str) -> str:
-    """Write the number of a ring in the shortest form: 1 for %01, %12 for %(12)."""
+    """Normalise the number of a ring: 1 for %01, %12 for %(12)."""
     number = int(text.strip("%()"))
     return str(number) if number < 10 else f"%{number}" if number < 100 else f"%({number})"
 
 
 @dataclass
 class _Reader:
-    """What has been read of a molecule, from the left."""
+    """The state of a parser of SMILES."""
 
     line: Line
     atoms: list[str] = field(default_factory=list)
     bonds: list[tuple[int, int, str]] = field(default_factory=list)
-    """Two atoms and the kind of bond; "" for an unwritten bond between aromatic atoms."""
+    """Two atoms and the kind of bond; "" for an implicit bond between aromatic atoms."""
     joined: set[tuple[int, int]] = field(default_factory=set)
     """The atoms of each bond, the earlier one first."""
     before: int | None = None
-    """The atom that the next one is bonded to."""
+    """The atom to which the next one is bonded."""
     bond: str = ""
-    """Written since the last atom."""
+    """The bond read since the last atom; "" if implicit."""
     branches: list[tuple[int, int]] = field(default_factory=list)
-    """The atoms where open brackets began, and the columns of these."""
+    """The atom before each open bracket, and the bracket's column."""
     rings: dict[str, tuple[int, str, int]] = field(default_factory=dict)
-    """For the digit of an open ring its atom, its bond if that was written, and the column."""
+    """Digit of an open ring to its atom, its bond ("" if implicit) and its column."""
 
     def take(self, token: re.Match[str]) -> None:
-        """Read one more token."""
+        """Process a token."""
         text, here = token[0], token.start()
         if token["atom"]:
             self.atoms.append(text)
@@ -211,11 +211,11 @@ class _Reader:
             raise self.fault(here, f"an atom, a bond, a branch in brackets or the digit of a ring, {_EXAMPLE}")
 
     def close_ring(self, digit: str, atom: int, here: int) -> None:
-        """Begin a ring, or end it by a bond between its two atoms."""
+        """Open a ring, or close it with a bond between its two atoms."""
         if digit in self.rings:
             other, bond, column = self.rings.pop(digit)
             if self.bond and bond and _kind(self.bond) != _kind(bond):
-                expected = f"no bond, or {bond!r} as where the ring begins in column {column + 1}"
+                expected = f"no bond, or {bond!r} as at the start of the ring in column {column + 1}"
                 raise self.fault(here - len(self.bond), expected)
             if other == atom or (other, atom) in self.joined:
                 raise self.fault(here, "the digit of a ring of three or more atoms")
@@ -233,9 +233,9 @@ class _Reader:
         self.joined.add((one, other))
 
     def settle_bonds(self) -> list[tuple[int, int, str]]:
-        """Sort the bonds; unwritten bonds between aromatic atoms are aromatic in a ring of such atoms, else single.
+        """Return the bonds in order, with implicit bonds made aromatic in a ring of aromatic atoms, else single.
 
-        A written bond between aromatic atoms counts for such a ring if it is aromatic.
+        Explicit bonds count for such a ring only if they are aromatic.
         """
         candidates = [(one, other) for one, other, bond in self.bonds if bond in ("", AROMATIC)]
         outside = find_bridges(len(self.atoms), candidates)
@@ -243,7 +243,7 @@ class _Reader:
         return [(one, other, bond or (SINGLE if (one, other) in outside else AROMATIC)) for one, other, bond in ordered]
 
     def end(self, here: int) -> None:
-        """Refuse a molecule that lacks something at its end."""
+        """Raise an error if the molecule is incomplete at its end."""
         if self.before is None or self.bond:
             raise self.fault(here, f"an atom, {_EXAMPLE}")
         if self.branches:
@@ -253,5 +253,5 @@ class _Reader:
             raise self.fault(here, f"a second {digit} for the ring that begins in column {column + 1}")
 
     def fault(self, position: int, expected: str) -> DataError:
-        """The error that something was expected at a position."""
+        """Make the error for a molecule without the expected text at a position."""
         return self.line.fault("a molecule", position, expected)

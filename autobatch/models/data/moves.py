@@ -2,8 +2,8 @@
 
     right*3|D across*1|A left*2|E
 
-A walk begins at seat A. "right" and "left" go to the next seat, "across" to the one opposite; each is done as often as
-the count says. A network that does a move once by a step has to do as many steps, and to keep the seat between moves.
+A walk begins at seat A. "right" and "left" go to the next seat, "across" to the opposite one; each is repeated by its
+count. A network that makes one move per step needs as many steps, and must remember the seat between moves.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from autobatch.models.data.repeats import Repeats
 
 SEATS = "ABCDEF"
 MOVES = {"right": 1, "left": -1, "across": 3}
-"""How many seats further each goes."""
+"""Seats to advance in each move."""
 
 
 def draw_moves(n_walks: int, rng: np.random.Generator, *, max_moves: int = 5, max_count: int = 5) -> list[Repeats[str]]:
     """Draw walks of 1 to `max_moves` moves, each done 0 to `max_count` times.
 
     Returns:
-        Walks of about 3 moves in the mean, by default.
+        Walks of about 3 moves on average, by default.
 
     >>> print(draw_moves(1, np.random.default_rng(2))[0])
     right*2|C right*0|C right*2|E left*3|B across*4|B

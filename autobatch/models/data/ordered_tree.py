@@ -1,9 +1,9 @@
-r"""Trees whose nodes have any number of children in an order, described by a text: a line each, a tab between the two.
+r"""Ordered trees with any number of children, each with a text that describes it: one per line, separated by a tab.
 
     twice hop turn\t(do (twice (hop lift land)) (turn left))
 
-A node is its label, or its label and children in brackets. Labels contain neither blanks nor brackets. No function here
-recurses, so a tree may be as deep as memory allows. If answers are not required, a line may contain only the text.
+A node is its label, or its label and children in brackets. Labels contain neither blanks nor brackets. Trees may have
+any depth, as no function recurses. If answers are not required, a line may contain only the text.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class OrderedTree(Generic[W]):
         self.label, self.children = label, children or []
 
     def preorder(self) -> Iterator[OrderedTree[W]]:
-        """Visit every node once, parents before their children and those in their order."""
+        """Visit every node once, parents before their children and children in order."""
         waiting = [self]
         while waiting:
             tree = waiting.pop()
@@ -48,7 +48,7 @@ class OrderedTree(Generic[W]):
             waiting += reversed(tree.children)
 
     def edges(self) -> list[tuple[W, W]]:
-        """List the edges: the labels of a node and of its child.
+        """List the edges as pairs of the labels of a node and its child.
 
         >>> OrderedTree("turn", [OrderedTree("left"), OrderedTree("left")]).edges()
         [('turn', 'left'), ('turn', 'left')]
@@ -112,14 +112,14 @@ def read_described_trees(path: Path, answered: bool = True) -> list[DescribedTre
         DataError: the file cannot be read, holds no tree, or a line is malformed; names file, line and column.
     """
     parse = partial(parse_described_tree, answered=answered)
-    return parse_lines(path, "texts with trees", parse, "one a line, a tab between both", blank=" ")
+    return parse_lines(path, "texts with trees", parse, "one per line, separated by a tab", blank=" ")
 
 
 def parse_described_tree(line: Line, answered: bool = True) -> DescribedTree[str]:
     """Read a text and its tree, which is optional unless `answered`.
 
     Raises:
-        DataError: malformed text; names the place, the column, what was expected and what was found.
+        DataError: malformed text; the message has the place, the column, and the expected and actual text.
 
     >>> parse_described_tree(Line(Path("x.txt"), 1, "turn around\\t(turn left left)")).tree.children
     [left, left]
@@ -134,7 +134,7 @@ def parse_described_tree(line: Line, answered: bool = True) -> DescribedTree[str
 
 
 def _parse_tree(line: Line, start: int) -> OrderedTree[str]:
-    """Read the tree that stands at a position of a line and ends with it."""
+    """Read the tree from position `start` to the end of a line."""
     root: OrderedTree[str] = OrderedTree("")
     open_nodes, after_bracket = [root], False
     for token in _TOKEN.finditer(line.text, start):

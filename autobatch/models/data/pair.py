@@ -31,18 +31,18 @@ class Pair(Generic[W]):
     source: list[W]
     target: list[W]
     reference: str
-    """The translation as read, including unknown words; blank if not read."""
+    """The translation as text, including unknown words; blank if not read."""
 
 
 def read_pairs(path: Path, answered: bool = True) -> list[Pair[str]]:
-    """Read every sentence of a file, and its translation from the file beside it that differs in the suffix alone.
+    """Read every sentence of a file, and its translation from the file beside it that differs only in the suffix.
 
     Args:
-        path: a UTF-8 text file, one sentence a line, such as `train.en`; the other is then `train.vi`, or any one.
-        answered: whether every sentence must have a translation; otherwise none is read.
+        path: a UTF-8 text file, one sentence per line, such as `train.en`, beside a file such as `train.vi`.
+        answered: whether to read translations, which every sentence must then have.
 
     Raises:
-        DataError: there is not one such file, one cannot be read, they differ in length, or hold no sentence.
+        DataError: there is not exactly one such file, or the files are unreadable, empty or differ in length.
     """
     if not answered:
         pairs = [make_pair(line.text, "") for line in read_lines(path, "sentences")]
@@ -51,8 +51,8 @@ def read_pairs(path: Path, answered: bool = True) -> list[Pair[str]]:
     if len(others) != 1:
         found = f"{len(others)} files" if others else "no file"
         raise DataError(
-            f"cannot read translations of {path}: there is {found} beside it that differs in the suffix alone; "
-            f"give one, such as {path.with_suffix('.vi').name}, with a translation in each line."
+            f"cannot read translations of {path}: there must be one file beside it that differs only in the suffix, "
+            f"such as {path.with_suffix('.vi').name}, with a translation per line; got {found}."
         )
     pairs, one_sided = list[Pair[str]](), list[int]()
     lines = zip_longest(read_lines(path, "sentences"), read_lines(others[0], "translations"))
@@ -60,8 +60,8 @@ def read_pairs(path: Path, answered: bool = True) -> list[Pair[str]]:
         if source is None or target is None:
             longer, shorter = (others[0], path) if source is None else (path, others[0])
             raise DataError(
-                f"cannot align {path} with {others[0].name}: {longer.name} has a line {number} and {shorter.name} has "
-                f"none; give a translation in each line."
+                f"cannot align {path} with {others[0].name}: {longer.name} has a line {number}, but {shorter.name} "
+                f"ends before it; give one translation per line."
             )
         pair = make_pair(source.text, target.text)
         if pair.source and pair.target:
@@ -71,21 +71,20 @@ def read_pairs(path: Path, answered: bool = True) -> list[Pair[str]]:
     if one_sided:
         n_lines = f"{len(one_sided)} line{'s are' if len(one_sided) > 1 else ' is'}"
         warnings.warn(
-            f"{n_lines} blank in one of {path} and {others[0].name} alone and left out, the first is line "
-            f"{one_sided[0]}.",
+            f"skipped because {n_lines} blank in only one of {path} and {others[0].name}, first line {one_sided[0]}.",
             stacklevel=2,
         )
     return _refuse_none(pairs, path)
 
 
 def find_translations(path: Path) -> list[Path]:
-    """List the files beside a file that differ in the suffix alone."""
+    """List the files beside a file that differ from it only in the suffix."""
     return sorted(p for p in path.parent.glob(f"{path.stem}.*") if p.stem == path.stem and p.name != path.name)
 
 
 def _refuse_none(pairs: list[Pair[str]], path: Path) -> list[Pair[str]]:
     if not pairs:
-        raise DataError(f"cannot read sentences from {path}: the file holds none; expected one a line.")
+        raise DataError(f"cannot read sentences from {path}: the file holds none; expected one per line.")
     return pairs
 
 

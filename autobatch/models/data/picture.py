@@ -1,4 +1,4 @@
-"""Pictures whose pixels are words with a tag each, a line per row as for sentences; a blank line ends a picture.
+"""Pictures whose pixels are tagged words, one row per line in the format of sentences, separated by blank lines.
 
 blue|sky  white|sky blue|sky
 blue|sea  red|boat  green|land
@@ -28,11 +28,11 @@ class Picture(Generic[W]):
     rows: list[Sentence[W]]
 
     def words(self) -> Iterator[W]:
-        """The words of all pixels, row by row."""
+        """Return the words of all pixels, row by row."""
         return (word for row in self.rows for word in row.words)
 
     def tags(self) -> Iterator[W]:
-        """The tags of all pixels, row by row."""
+        """Return the tags of all pixels, row by row."""
         return (tag for row in self.rows for tag in row.tags)
 
     def map(self, replace_word: Callable[[W], V], replace_tag: Callable[[W], V]) -> Picture[V]:
@@ -47,12 +47,12 @@ def read_pictures(path: Path, answered: bool = True) -> list[Picture[str]]:
     """Read every picture of a file.
 
     Args:
-        path: a UTF-8 text file, one row a line; blank lines separate pictures.
+        path: a UTF-8 text file, one row per line; blank lines separate pictures.
         answered: whether every pixel must have a tag; otherwise all or none in a row have one.
 
     Raises:
-        DataError: the file cannot be read, holds no picture, a line is malformed or of another length than the one
-            before; names file, line and column.
+        DataError: the file cannot be read, holds no picture, or a line is malformed or differs in length from the row
+            before; the message has file, line and column.
     """
     pictures: list[Picture[str]] = []
     is_open = False

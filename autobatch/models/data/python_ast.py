@@ -1,16 +1,15 @@
 """Read the functions of the running Python's standard library as trees for tree models.
 
-The leaves are names and constants in the order of the source: `self`, `path`, `None`; strings, floats and such only as
-their types, `<str>`. Keywords, operators and brackets are left out, so that a model must infer the kind of a construct
-from its parts. The label of a node is its kind, one of `KINDS`. The label of the root is the first word of the
-function's name, one of `VERBS`. The name is not in the tree: predicting the label means predicting what the function
-does.
+The leaves are names and constants in source order: `self`, `path`, `None`; strings, floats and such only as their
+types, `<str>`. Keywords, operators and brackets are left out, so that a model must infer the kind of a construct from
+its parts. The label of a node is its kind, one of `KINDS`. The label of the root is the first word of the function's
+name, one of `VERBS`; the name itself is not in the tree.
 
-In binary trees a construct of several parts adds one after the other: `f(a, b)` is `((f a) b)`, and each of these nodes
-has the construct's label. A construct of one part, such as `return x`, is that part with the construct's label.
+In binary trees, parts are added one at a time: `f(a, b)` is `((f a) b)`, where both inner nodes have the construct's
+label. A construct of one part, such as `return x`, is that part with the construct's label.
 
 Source of the task: Allamanis, Peng and Sutton 2016, A convolutional attention network for extreme summarization of
-source code (arXiv:1602.03001), who predict names of functions from their bodies.
+source code (arXiv:1602.03001), which predicts names of functions from their bodies.
 """
 
 from __future__ import annotations
@@ -65,15 +64,15 @@ def draw_trees(n_trees: int, rng: np.random.Generator, *, min_leaves: int = 4, m
     """Read up to `n_trees` functions as binary trees, file by file in a random order.
 
     Args:
-        n_trees: how many at most; CPython 3.11 has 2,953 of this size.
+        n_trees: largest number of trees; CPython 3.11 has 2,953 of this size.
         rng: draws the order of the files.
         min_leaves, max_leaves: functions of fewer or more leaves are left out.
 
     Returns:
-        Different trees, the same for the same seed and the same version of Python; labels number `CLASSES`.
+        Distinct trees, reproducible for a version of Python; labels are indices of `CLASSES`.
 
     Raises:
-        DataError: this Python comes without the source of its library.
+        DataError: the source of the standard library is missing.
     """
     return _draw(n_trees, rng, min_leaves, max_leaves, _to_binary)
 
@@ -81,18 +80,18 @@ def draw_trees(n_trees: int, rng: np.random.Generator, *, min_leaves: int = 4, m
 def draw_functions(
     n_trees: int, rng: np.random.Generator, *, min_leaves: int = 4, max_leaves: int = 40
 ) -> list[LabelledTree[str]]:
-    """Read up to `n_trees` functions as trees in which a construct has all its parts as children; else as `draw_trees`.
+    """Read up to `n_trees` functions as in `draw_trees`, as trees with all parts of a construct as its children.
 
-    Names and constants are words of leaves; other nodes have the word "". All have labels, of `CLASSES`.
+    Names and constants are words of leaves; other nodes have the word "". All have labels from `CLASSES`.
 
     Raises:
-        DataError: this Python comes without the source of its library.
+        DataError: the source of the standard library is missing.
     """
     return _draw(n_trees, rng, min_leaves, max_leaves, lambda tree: tree)
 
 
 def to_labelled_tree(function: ast.FunctionDef | ast.AsyncFunctionDef) -> LabelledTree[str] | None:
-    """Turn a function into a tree; None if its name begins with none of `VERBS`, or it has no leaves.
+    """Convert a function to a tree; return None if its name does not start with one of `VERBS`, or it has no leaves.
 
     >>> to_labelled_tree(ast.parse("def get(self): return self.items").body[0]).children[1].children
     [{"word": "", "label": "attribute", "children": [{"word": "self", "label": "name"}, \
@@ -107,7 +106,7 @@ def to_labelled_tree(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Labell
 
 
 def to_tree(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Tree[str] | None:
-    """Turn a function into a binary tree; None if its name begins with none of `VERBS`, or it has no leaves.
+    """Convert a function to a binary tree, or return None, as in `to_labelled_tree`.
 
     >>> to_tree(ast.parse("def get_size(self): return len(self.items)").body[0])
     (16 (14 self) (10 (1 len) (3 (1 self) (3 items))))
@@ -119,7 +118,7 @@ def to_tree(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Tree[str] | Non
 def _draw(
     n_trees: int, rng: np.random.Generator, min_leaves: int, max_leaves: int, convert: Callable[[LabelledTree[str]], T]
 ) -> list[T]:
-    """Read functions, and convert their trees, which then differ."""
+    """Read functions and convert their trees, without duplicates."""
     root = Path(sysconfig.get_path("stdlib"))
     files = [path for path in sorted(root.rglob("*.py")) if _LEFT_OUT.isdisjoint(path.relative_to(root).parts)]
     trees: dict[str, T] = {}
@@ -132,8 +131,8 @@ def _draw(
             break
     if not trees:
         raise DataError(
-            f"cannot read functions of the standard library: {root} holds no source of any; "
-            f"use a Python that comes with it, or other data."
+            f"cannot read functions of the standard library: {root} holds no source; use a Python that includes it, or "
+            f"other data."
         )
     return list(trees.values())[:n_trees]
 
@@ -143,7 +142,7 @@ def _read_functions(path: Path, max_leaves: int) -> Iterator[LabelledTree[str]]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # old escapes in strings
             module = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):  # some files are invalid on purpose, as tests of tools
+    except (OSError, SyntaxError, ValueError):  # some files are invalid on purpose, for tests of tools
         return
     for node in ast.walk(module):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _is_small(node, max_leaves):
@@ -153,12 +152,12 @@ def _read_functions(path: Path, max_leaves: int) -> Iterator[LabelledTree[str]]:
 
 
 def _is_small(function: ast.AST, max_leaves: int) -> bool:
-    """Whether a function may have few enough leaves: a cheap test before it is turned into a tree."""
+    """Return whether a function may have few enough leaves, a cheap test before its conversion."""
     return sum(isinstance(node, ast.Name | ast.Constant | ast.arg) for node in ast.walk(function)) <= max_leaves + 1
 
 
 def _to_part(node: ast.AST) -> LabelledTree[str] | None:
-    """Turn a construct into a tree; None if it has no leaves. Recurses as deep as the code is nested."""
+    """Convert a construct to a tree, or return None if it has no leaves. Recurses to the nesting depth of the code."""
     kind = _KIND_OF.get(type(node), "other")
     if isinstance(node, ast.Constant):
         return LabelledTree(_name_constant(node.value), label=kind)
@@ -181,7 +180,7 @@ def _to_part(node: ast.AST) -> LabelledTree[str] | None:
 
 
 def _to_binary(tree: LabelledTree[str]) -> Tree[str]:
-    """Join the parts of each construct one after the other; a single part gets the construct's label."""
+    """Convert to a binary tree, adding parts one at a time; a single part gets the construct's label."""
     label = CLASSES.index(tree.label or "other")
     if not tree.children:
         return Tree.leaf(label, tree.word)

@@ -1,7 +1,7 @@
-"""Words that are each to be done some times, with a tag after them: `right*3|F left*1|E`, one text a line.
+"""Texts of words with repeat counts and tags: `right*3|F left*1|E`, one text per line.
 
-A token is a word, `*`, a count from 0 to 999, `|` and a tag; a word may hold any character but the plain space and the
-tab, also `*` and `|`: the count follows the last `*` before the last `|`. Blank lines are skipped. If answers are not
+A token is a word, `*`, a count from 0 to 999, `|` and a tag. A word may contain any character except spaces and tabs,
+even `*` and `|`: the count follows the last `*` before the last `|`. Blank lines are skipped. If answers are not
 required, the tags of a line may be left out: `right*3 left*1`.
 """
 
@@ -25,7 +25,7 @@ _EXAMPLE = "such as right*3|F left*1|E"
 
 @dataclass(frozen=True)
 class Repeats(Generic[W]):
-    """Words, how many times each is done, and a tag after each, or none: strings as read, ints after encoding."""
+    """Words with counts, and either a tag each or no tags: strings as read, ints after encoding."""
 
     words: list[W]
     counts: list[int]
@@ -41,14 +41,14 @@ def read_repeats(path: Path, answered: bool = True) -> list[Repeats[str]]:
     """Read every text of a file.
 
     Args:
-        path: a UTF-8 text file, one text a line.
+        path: a UTF-8 text file, one text per line.
         answered: whether every word must have a tag.
 
     Raises:
         DataError: the file cannot be read, holds no text, or a line is malformed; names file, line and column.
     """
     return parse_lines(
-        path, "repeated words", partial(parse_repeats, answered=answered), f"one text a line, {_EXAMPLE}"
+        path, "repeated words", partial(parse_repeats, answered=answered), f"one text per line, {_EXAMPLE}"
     )
 
 
@@ -56,7 +56,7 @@ def parse_repeats(line: Line, answered: bool = True) -> Repeats[str]:
     """Read one text. If `answered`, every word must have a tag; otherwise all or none have one.
 
     Raises:
-        DataError: a token has not its four parts; names the place and the column of the token.
+        DataError: a token is malformed; the message has the place and the column of the token.
 
     >>> parse_repeats(Line(Path("x.txt"), 1, "right*3|F left*0|F"))
     Repeats(words=['right', 'left'], counts=[3, 0], tags=['F', 'F'])

@@ -2,9 +2,9 @@
 
     the film with that old cast is not dull and the rest of it runs on
 
-A review is good or bad by one opinion, which "not" reverses. "although" begins an opinion that another one outweighs,
-so a reader who has met it has to read on; the words after the last opinion say nothing. The label of a tree's node is
-what its words say so far, 0 for bad, 1 for nothing yet, 2 for good; that of a leaf is the word's own.
+A review has one deciding opinion, which "not" reverses. "although" begins an opinion that the next one outweighs, so a
+reader must continue after it; the words after the last opinion are neutral. The label of a node is the opinion of its
+words so far: 0 for bad, 1 for none yet, 2 for good; the label of a leaf is that of the word alone.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ NOT, ALTHOUGH = "not", "although"
 
 
 def draw_reviews(n_reviews: int, rng: np.random.Generator, *, max_plain: int = 4) -> list[Tree[str]]:
-    """Draw reviews with up to `max_plain` plain words before each opinion, and up to twice as many after the last.
+    """Draw reviews with up to `max_plain` neutral words before each opinion, and up to twice as many after the last.
 
     Returns:
-        Trees over about 8 words in the mean, by default.
+        Trees over about 8 words on average, by default.
 
     >>> draw_reviews(1, np.random.default_rng(4), max_plain=2)
     [(0 (0 (0 (1 (1 (1 music) (1 town)) (1 not)) (2 daring)) (1 of)) (1 that))]
@@ -51,7 +51,7 @@ def _draw_review(rng: np.random.Generator, max_plain: int) -> Tree[str]:
 
 
 def _draw_opinion(rng: np.random.Generator) -> list[tuple[str, int]]:
-    """An opinion, perhaps reversed: words with what has been said after each."""
+    """Draw an opinion, perhaps reversed: words with the opinion after each."""
     word = list(OPINIONS)[rng.integers(len(OPINIONS))]
     if rng.random() < 0.25:
         return [(NOT, OPEN), (word, GOOD if OPINIONS[word] == BAD else BAD)]

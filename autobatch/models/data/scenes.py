@@ -1,12 +1,12 @@
-"""Draw small pictures of sky over sea and land, in which a pixel's colour alone does not tell what it shows.
+"""Draw small pictures of sky over sea and land, in which a pixel's colour alone does not determine its label.
 
     blue|sky white|sky blue|sky
     blue|sea red|boat  green|land
 
-Above the horizon there is sky. Below it there is sea on the one side of a shore, and land on the other. Blue is sky or
-sea, green is sea or land, white is anything. Red is a balloon in the sky, a boat in the sea, a house on land.
+Above the horizon there is sky. Below it, there is sea on one side of a shore, and land on the other. Blue is sky or
+sea, green is sea or land, white is anything. Red is a balloon in the sky, a boat in the sea, or a house on land.
 
-Source of the task: Shuai, Zuo, Wang and Wang 2015 (arXiv:1509.00552), who label the pixels of photographs.
+Source of the task: Shuai, Zuo, Wang and Wang 2015 (arXiv:1509.00552), which labels the pixels of photographs.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ COLOURS = {
     "sea": ("blue", "blue", "green", "white"),
     "land": ("green", "green", "brown", "white"),
 }
-"""By what a pixel shows, its colours, one as likely as the other."""
+"""Label of a pixel to its equally likely colours."""
 THINGS = {"sky": "balloon", "sea": "boat", "land": "house"}
 RED = 0.08  # of all pixels
 
 
 def draw_scenes(n_scenes: int, rng: np.random.Generator, *, min_size: int = 4, max_size: int = 7) -> list[Picture[str]]:
-    """Draw pictures of `min_size` to `max_size` rows, and of as many pixels a row, drawn apart.
+    """Draw pictures with height and width from `min_size` to `max_size` pixels, drawn independently.
 
     >>> print(draw_scenes(1, np.random.default_rng(5), min_size=2, max_size=4)[0])
     blue|sky red|balloon blue|sky blue|sky

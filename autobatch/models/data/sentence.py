@@ -1,4 +1,4 @@
-"""Sentences with a tag at every word, one a line as in WikiNER: `Mad|I-ORG Capsule|I-ORG Markets|I-ORG .|O`.
+"""Sentences of tagged words, one per line as in WikiNER: `Mad|I-ORG Capsule|I-ORG Markets|I-ORG .|O`.
 
 Sentences without tags are lines of words, as in the Penn Treebank of language models.
 
@@ -30,7 +30,7 @@ _EXAMPLE = "such as Paris|I-LOC is|O"
 
 @dataclass(frozen=True)
 class Sentence(Generic[W]):
-    """Words with one tag each, or with no tags at all: strings as read, ints after encoding by vocabularies."""
+    """Words with either a tag each or no tags: strings as read, ints after encoding by vocabularies."""
 
     words: list[W]
     tags: list[W]
@@ -42,7 +42,7 @@ class Sentence(Generic[W]):
     def spell(
         self: Sentence[str], word: Callable[[str], int], character: Callable[[str], int], tag: Callable[[str], int]
     ) -> SpelledSentence:
-        """Encode the sentence; words outside the vocabulary by their characters."""
+        """Encode the sentence, with the characters of words outside the vocabulary."""
         words = [[character(c) for c in text] if word(text) == UNKNOWN else word(text) for text in self.words]
         return SpelledSentence(words, list(map(tag, self.tags)))
 
@@ -54,7 +54,7 @@ class Sentence(Generic[W]):
 
 @dataclass(frozen=True)
 class SpelledSentence:
-    """The ids of words with the ids of their tags; a rare word is the list of the ids of its characters."""
+    """Ids of words and tags; a rare word is the list of its characters' ids."""
 
     words: list[int | list[int]]
     tags: list[int]
@@ -64,14 +64,14 @@ def read_sentences(path: Path, answered: bool = True) -> list[Sentence[str]]:
     """Read every sentence of a file.
 
     Args:
-        path: a UTF-8 text file, one sentence a line.
+        path: a UTF-8 text file, one sentence per line.
         answered: whether every word must have a tag.
 
     Raises:
         DataError: the file cannot be read, holds no sentence, or a line is malformed; names file, line and column.
     """
     parse = partial(parse_sentence, answered=answered)
-    return parse_lines(path, "sentences", parse, f"one sentence a line, {_EXAMPLE}")
+    return parse_lines(path, "sentences", parse, f"one sentence per line, {_EXAMPLE}")
 
 
 def read_texts(path: Path) -> list[list[str]]:
@@ -80,19 +80,20 @@ def read_texts(path: Path) -> list[list[str]]:
     Raises:
         DataError: the file cannot be read, or holds no word; names file, line and column.
     """
-    return parse_lines(path, "texts", lambda line: _TOKEN.findall(line.text), "one sentence a line")
+    return parse_lines(path, "texts", lambda line: _TOKEN.findall(line.text), "one sentence per line")
 
 
 def parse_sentence(
     line: Line, what: str = "a sentence", example: str = _EXAMPLE, answered: bool = True
 ) -> Sentence[str]:
-    """Read one sentence, or what else has words with tags: messages call it `what`, with an `example`.
+    """Read a line of tagged words.
 
     Args:
+        what, example: name of the format and an example, for messages.
         answered: whether every word must have a tag; otherwise all or none in a line have one.
 
     Raises:
-        DataError: a token is not a word, `|` and a tag; names the place and the column of the token.
+        DataError: a token is not a word, `|` and a tag; the message has the place and the column of the token.
 
     >>> print(parse_sentence(Line(Path("x.txt"), 1, "Paris|I-LOC ||O")).words)
     ['Paris', '|']

@@ -1,9 +1,9 @@
-r"""Read labelled binary trees, one s-expression a line, as in the Stanford Sentiment Treebank.
+r"""Read labelled binary trees, one s-expression per line, as in the Stanford Sentiment Treebank.
 
     (3 (2 An) (3 (4 imaginative) (3 (2 comedy\/thriller) (2 .))))
 
-A label is a number or any other text, such as `NP`. Words and labels may hold any character but plain spaces, tabs and
-brackets (three lines of the treebank hold no-break spaces). `-LRB-` reads as `(` and `\/` as `/`. Blank lines are
+A label is a number or text, such as `NP`. Words and labels may contain any character except plain spaces, tabs and
+brackets (three lines of the treebank contain no-break spaces). `-LRB-` reads as `(` and `\/` as `/`. Blank lines are
 skipped. Reading is one pass over each line, with a stack of open nodes instead of recursion.
 
 If answers are not required, any or all labels may be left out: `((An) ((imaginative) (comedy)))`.
@@ -23,7 +23,7 @@ from autobatch.errors import DataError
 from autobatch.models.data.lines import Line, fault, parse_lines
 from autobatch.models.data.tree import Tree, to_label, unescape
 
-# Possessive quantifiers: a token that does not match fails at once, so that reading is linear in the line's length.
+# Possessive quantifiers do not backtrack, so reading is linear in the line's length.
 _SPACES = re.compile(r"[ \t]*+")
 _LEAF = re.compile(r"\([ \t]*+([^ \t()]++)[ \t]++([^ \t()]++)[ \t]*+\)")
 _OPEN = re.compile(r"\([ \t]*+([^ \t()]++)")
@@ -39,7 +39,7 @@ def read_trees(path: Path, answered: bool = True) -> list[Tree[str]]:
     """Read every tree of a file.
 
     Args:
-        path: a UTF-8 text file, one tree a line.
+        path: a UTF-8 text file, one tree per line.
         answered: whether every node must have a label.
 
     Raises:
@@ -51,11 +51,11 @@ def read_trees(path: Path, answered: bool = True) -> list[Tree[str]]:
 def read_texts_of_trees(path: Path, answered: bool = True) -> list[Tree[str]]:
     """Read every tree of a file, for models that read only the words.
 
-    If answers are not required, a line without a leading bracket is plain text, read as an unlabeled left-branching
+    If answers are not required, a line without a leading bracket is plain text, read as an unlabelled left-branching
     tree.
 
     Raises:
-        DataError: as `read_trees`.
+        DataError: as for `read_trees`.
     """
 
     def parse(line: Line) -> Tree[str]:
@@ -68,7 +68,7 @@ def read_texts_of_trees(path: Path, answered: bool = True) -> list[Tree[str]]:
 
 
 def _read(path: Path, parse: Callable[[Line], Tree[str]]) -> list[Tree[str]]:
-    return parse_lines(path, "trees", parse, f"one tree a line, {_EXAMPLE}")
+    return parse_lines(path, "trees", parse, f"one tree per line, {_EXAMPLE}")
 
 
 def parse_tree(text: str, place: str = "text", answered: bool = True) -> Tree[str]:
@@ -76,11 +76,11 @@ def parse_tree(text: str, place: str = "text", answered: bool = True) -> Tree[st
 
     Args:
         text: one s-expression.
-        place: where the text is from, for messages.
+        place: origin of the text, for messages.
         answered: whether every node must have a label.
 
     Raises:
-        DataError: malformed text; names the place, the column (from 1), what was expected and what was found.
+        DataError: malformed text; the message has the place, the column from 1, and the expected and actual text.
 
     >>> parse_tree("(3 (2 good) (NN film))").right.label
     'NN'
@@ -130,7 +130,7 @@ def _skip_spaces(text: str, position: int) -> int:
 
 
 def _missing_subtree(text: str, position: int, place: str, open_nodes: list[tuple[Any, Tree[str] | None]]) -> DataError:
-    """The error for a position where neither a leaf nor an inner node begins."""
+    """Make the error for a position where neither a leaf nor an inner node begins."""
     if text.startswith("(", position):
         after = _skip_spaces(text, position + 1)
         return _fault(text, after, place, f"a label after '('{_OTHERS if text.startswith('(', after) else ''}")

@@ -4,8 +4,8 @@ A name is one to three words. All three types use the same names, so that only t
 type: a title comes before a person, a preposition before a place, and a verb of groups after a group. A tagger must
 therefore read in both directions.
 
-Rare names are words of one to three parts and an ending, two of three of them hardly ever drawn twice. Nothing but
-the ending determines their type, so a tagger must read their letters.
+Rare names are words of one to three parts and an ending, most of which occur once. Only the ending determines their
+type, so a tagger must read their letters.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ ENDINGS = {"PER": ("son", "dottir", "ez"), "LOC": ("ville", "mouth", "stan"), "O
 
 
 def draw_sentences(n_sentences: int, rng: np.random.Generator, *, max_parts: int = 5) -> list[Sentence[str]]:
-    """Draw sentences of 1 to `max_parts` parts: a name with the word that determines its type, or some plain words.
+    """Draw sentences of 1 to `max_parts` parts, each a name with the word that determines its type, or plain words.
 
     Returns:
-        Sentences of about 9 words in the mean, by default.
+        Sentences of about 9 words on average, by default.
 
     >>> print(draw_sentences(1, np.random.default_rng(2), max_parts=2)[0])
     in|O Kanen|B-LOC old|O slowly|O
@@ -37,10 +37,10 @@ def draw_sentences(n_sentences: int, rng: np.random.Generator, *, max_parts: int
 
 
 def draw_rare_names(n_sentences: int, rng: np.random.Generator, *, max_parts: int = 5) -> list[Sentence[str]]:
-    """Draw sentences of 1 to `max_parts` parts: a name of one word, which tells its type, or some plain words.
+    """Draw sentences of 1 to `max_parts` parts, each a name of one word that determines its type, or plain words.
 
     Returns:
-        Sentences of about 5 words in the mean, by default.
+        Sentences of about 5 words on average, by default.
 
     >>> print(draw_rare_names(1, np.random.default_rng(2), max_parts=2)[0])
     Sulorkanisson|B-PER rises|O falls|O river|O morning|O

@@ -1,12 +1,12 @@
-"""Draw sentences of a small language with their translations into one of another word order.
+"""Draw sentences of a small language, with translations into a language of another word order.
 
     two broken lamp sings and the river will finds the bright letter
     ilu ilu tek jada e rodi kir sul neku ha
 
-A clause is a subject, a verb and perhaps an object; clauses are joined by words. In the translation the object comes
-first, then the subject, then the verb; adjectives follow their noun, the one nearest to it first; "the" has no
-translation; a noun after "two" is said twice; and "will" becomes a last word of its clause. So words move over a long
-way, some produce two words and some none, and a sentence and its translation differ in length.
+A clause is a subject, a verb and perhaps an object; clauses are joined by conjunctions. In the translation, the order
+is object, subject, verb; adjectives follow their noun, the nearest one first; "the" has no translation; a noun after
+"two" is repeated; and "will" becomes the last word of its clause. Words thus move far, some become two words and some
+none, and a sentence and its translation differ in length.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def draw_pairs(n_pairs: int, rng: np.random.Generator, *, max_clauses: int = 2) 
     """Draw sentences of 1 to `max_clauses` clauses, with their translations.
 
     Returns:
-        Sentences of about 10 words in the mean, by default, and translations of about 8.
+        Sentences of about 10 words on average, by default, and translations of about 8.
 
     >>> pair = draw_pairs(1, np.random.default_rng(2), max_clauses=1)[0]
     >>> print(" ".join(pair.source), "->", pair.reference)

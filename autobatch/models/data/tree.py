@@ -1,7 +1,7 @@
-"""Binary trees with a label at every node, and their one-line text form.
+"""Binary trees with a label at every node, and their one-line text format.
 
-A tree is written as in the Stanford Sentiment Treebank, `(3 (2 good) (2 film))`. No function here recurses, so a tree
-may be as deep as memory allows.
+The format is that of the Stanford Sentiment Treebank, `(3 (2 good) (2 film))`. Trees may have any depth, as no function
+recurses.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _ESCAPES = {bracket: escape for escape, bracket in BRACKETS.items()}
 class Tree(Generic[W]):
     """A leaf with a `word`, or an inner node with `left` and `right`; each has a `label`.
 
-    A word is a string as read, an int after a `Vocabulary` has encoded it. A label is a number or text (see
-    `to_label`), an id after encoding, and None if not given. A leaf has no `left` and `right`, and an inner
-    node no `word`: reading them is an `AttributeError`.
+    A word is a string as read, and an int after encoding by a `Vocabulary`. A label is a number or text (see
+    `to_label`), an id after encoding, and None if not given. Reading `left` or `right` of a leaf, or `word` of an inner
+    node, raises an AttributeError.
 
     >>> tree = Tree.inner(3, Tree.leaf(2, "good"), Tree.leaf(2, "film"))
     >>> tree
@@ -93,7 +93,7 @@ class Tree(Generic[W]):
         return [tree.word for tree in self.postorder() if tree.is_leaf]
 
     def labels(self) -> Iterator[str]:
-        """Return the labels of all labeled nodes, as text."""
+        """Return the labels of all labelled nodes, as text."""
         return (str(node.label) for node in self.postorder() if node.label is not None)
 
     def map(self, replace: Callable[[W], V], replace_label: Callable[[Any], Any] = lambda label: label) -> Tree[V]:
@@ -131,7 +131,7 @@ class Tree(Generic[W]):
 
 
 def to_label(text: str) -> int | str:
-    """Read a label: a number if it is one without a sign or leading zeros, else the text.
+    """Parse a label: an int if it has no sign or leading zeros, else the text.
 
     >>> to_label("3"), to_label("NP"), to_label("03")
     (3, 'NP', '03')
@@ -140,7 +140,7 @@ def to_label(text: str) -> int | str:
 
 
 def escape(word: object) -> str:
-    """Write a word as the treebank does, in which brackets and slashes are escaped.
+    """Escape brackets and slashes of a word, as in the treebank.
 
     >>> escape("("), escape("comedy/thriller"), unescape("-LRB-")
     ('-LRB-', 'comedy\\\\/thriller', '(')

@@ -1,4 +1,4 @@
-"""Binary trees each of whose inner nodes is of one of two kinds, which are drawn at random."""
+"""Binary trees whose inner nodes have one of two random kinds."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from autobatch.models.data.tree import Tree
 
 @dataclass(frozen=True)
 class TwoTypeTree:
-    """A tree, and for each of its inner nodes, in postorder, the set of parameters that it uses: 0 or 1."""
+    """A tree, and the kind of each inner node in postorder: the index of its set of parameters, 0 or 1."""
 
     tree: Tree[int]
     kinds: list[int]
 
 
 def draw_kinds(tree: Tree[int], seed: int) -> list[int]:
-    """Draw a kind, 0 or 1 with equal chance, for each inner node: a function of the seed and the words of the tree.
+    """Draw a kind, 0 or 1 with equal probability, for each inner node.
 
-    A tree therefore has the same kinds at every place of every file.
+    The kinds depend only on the seed and the words of the tree, so they are the same wherever the tree occurs.
 
     >>> tree = Tree.inner(3, Tree.inner(3, Tree.leaf(2, 5), Tree.leaf(2, 6)), Tree.leaf(2, 7))
     >>> [draw_kinds(tree, seed) for seed in range(3)]

@@ -1,4 +1,4 @@
-"""Words and their ids; one id stands for every word not seen in training."""
+"""Vocabularies: words and their ids, with one id for all words not seen in training."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 
 from autobatch.models.data.tree import Tree, to_label
 
-MIN_COUNT = 2  # rarer words of the training data share the unknown word's id and so train it
+MIN_COUNT = 2  # rarer words of the training data share the unknown word's id, and so train it
 UNKNOWN = 0
 OUTSIDE = -1  # returned by a closed vocabulary for unknown words; not an id
 
 
 class Vocabulary:
-    """Gives every word an id from 0 to len - 1; id 0 is shared by all words outside of it.
+    """A bijection between words and ids from 0 to len - 1, except that id 0 stands for all unknown words.
 
-    In a `closed` vocabulary, such as that of tree labels, every id is a word, and `id` returns `OUTSIDE` for any other
-    word.
+    In a `closed` vocabulary, such as that of tree labels, every id is a word, and `id` returns `OUTSIDE` for unknown
+    words.
 
     >>> vocabulary = Vocabulary.count("a rose is a rose".split(), min_count=2)
     >>> len(vocabulary), vocabulary.id("rose"), vocabulary.id("tulip"), vocabulary.word(1)
@@ -36,9 +36,9 @@ class Vocabulary:
 
     @classmethod
     def count(cls, words: Iterable[str], min_count: int = 1) -> Vocabulary:
-        """Collect the words that occur at least `min_count` times, the most frequent first, ties in order of spelling.
+        """Collect the words that occur at least `min_count` times, most frequent first, ties in alphabetical order.
 
-        With `min_count` 2 or more, rare words of the training data share the unknown word's id and so train it.
+        With `min_count` 2 or more, rare words of the training data share the unknown word's id, and so train it.
         """
         counts = Counter(words)
         kept = [word for word, count in counts.items() if count >= min_count]
@@ -71,7 +71,7 @@ class Vocabulary:
         return self._ids.get(word, OUTSIDE if self.closed else UNKNOWN)
 
     def word(self, number: int) -> str:
-        """The word of an id."""
+        """Return the word of an id."""
         return self._words[number]
 
     def encode(self, tree: Tree[str]) -> Tree[int]:
@@ -87,7 +87,7 @@ class Vocabulary:
 class Words:
     """The source of a vocabulary: the words `of` each training instance that occur at least `min_count` times.
 
-    With `closed`, the vocabulary is closed. If the data gives a size for it, its words are the numbers below that.
+    The words of a `closed` vocabulary of known size are the numbers below that size.
     """
 
     of: Callable[[Any], Iterable[str]]
