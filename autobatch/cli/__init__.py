@@ -1,1 +1,1 @@
-"""The command line: `autobatch train`, `bench`, `explain` and the others."""
+"""The command line interface: `autobatch train`, `bench`, `explain` and other commands."""

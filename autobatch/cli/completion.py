@@ -1,7 +1,7 @@
-"""What a shell offers when the user presses Tab, for values that need not be among the names offered.
+"""Tab completion for arguments that also take values other than the suggested ones.
 
-A shell asks by starting the command, so imports wait until they are needed and nothing heavy is among them. Options
-whose values are all known are a `click.Choice`, which completes by itself.
+The shell runs the command at each completion, so heavy imports are avoided, and others are local. Options with a fixed
+set of values are a `click.Choice`, which has its own completion.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from click.shell_completion import CompletionItem
 
 
 def complete_model(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Offer the models that come with autobatch, each with its summary."""
+    """Suggest the models of autobatch with their summaries."""
     from autobatch.models import MODELS, find_model
 
     return [CompletionItem(name, help=find_model(name).summary) for name in MODELS if name.startswith(incomplete)]
 
 
 def complete_data(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Offer the generators, and paths."""
+    """Suggest generators and paths."""
     from autobatch.models.data.dataset import GENERATORS
 
     path = CompletionItem(incomplete, type="file")
@@ -26,7 +26,7 @@ def complete_data(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 
 def complete_policies(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Offer the policies; after a comma, those that do not stand before it."""
+    """Suggest policies; after a comma, only those not listed before it."""
     from autobatch import policies
 
     before, comma, last = incomplete.rpartition(",")

@@ -1,9 +1,8 @@
-"""How a command ends: errors that a user can cause end in one sentence on standard error, never in a traceback.
+"""The end of a command: user errors print one sentence on standard error, without a traceback.
 
-Ctrl-C ends the process at once, from the signal's handler. Python's own way, an exception between any two
-instructions, now and then lands in a destructor or inside the compiler, where it is swallowed or does damage: of 50
-commands interrupted in their first second, 3 hung or crashed. Training that keeps checkpoints handles the signal by
-itself, in `keeping`.
+Ctrl-C ends the process at once, from the signal handler. A KeyboardInterrupt, which Python may raise between any two
+instructions, can be swallowed in a destructor or corrupt the compiler: of 50 commands interrupted in their first
+second, 3 hung or crashed. Training with checkpoints handles the signal itself, in `keeping`.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from autobatch.system.files import remove_unfinished
 USER_ERROR = 2
 FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO
 """Errors of a full disk, which any write may raise."""
-_SHOW_CURSOR = b"\x1b[?25h\n"  # progress bars hide it; the new line ends the one that shows ^C
+_SHOW_CURSOR = b"\x1b[?25h\n"  # progress bars hide the cursor; the newline ends the line that shows ^C
 
 
 def run_process(work: Callable[[], object]) -> NoReturn:
-    """Do the work of a whole process, and exit."""
+    """Run `work` as a whole process, and exit."""
     signal.signal(signal.SIGINT, _exit_now)
     warnings.showwarning = _warn
     sys.exit(run_to_the_end(work))
 
 
 def run_to_the_end(work: Callable[[], object]) -> int:
-    """Do the work; give the exit status: 2 after an error of the user's, else the int that `work` returned, or 0."""
+    """Run `work`; return the exit status: 2 after a user error, else the int that `work` returned, or 0."""
     try:
         status = work()
         sys.stdout.flush()
@@ -52,10 +51,8 @@ def run_to_the_end(work: Callable[[], object]) -> int:
         return _complain(str(error))
     except MemoryError as error:
         found = f" ({error})" if str(error) else ""
-        return _complain(
-            f"cannot go on: memory is not enough{found}; ask for less, such as by --dim, --batch-size or --max-bytes."
-        )
-    except BrokenPipeError:  # whatever reads our output, such as head, has seen enough
+        return _complain(f"cannot continue: out of memory{found}; reduce --dim, --batch-size or --max-bytes.")
+    except BrokenPipeError:  # the reader of our output, such as head, has closed it
         _print_no_more()
         return 0
     except OSError as error:
@@ -63,7 +60,7 @@ def run_to_the_end(work: Callable[[], object]) -> int:
             raise
         _print_no_more()
         where = "the output" if error.filename is None else repr(error.filename)
-        return _complain(f"cannot write {where}: {(error.strerror or str(error)).lower()}; make room there.")
+        return _complain(f"cannot write {where}: {(error.strerror or str(error)).lower()}; free some space there.")
     return status if isinstance(status, int) else 0
 
 
@@ -75,25 +72,25 @@ def _warn(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Show a warning as errors are shown, without the place in the source."""
+    """Print a warning in the format of errors, without its source line."""
     click.echo(f"autobatch: {' '.join(str(message).split())}", err=True)
 
 
 def _complain(message: str) -> int:
-    with contextlib.suppress(OSError):  # on a full disk, only the status can say so
+    with contextlib.suppress(OSError):  # on a full disk, only the exit status can report it
         click.echo(f"autobatch: {' '.join(message.split())}", err=True)
     return USER_ERROR
 
 
 def _print_no_more() -> None:
-    """Redirect standard output, which cannot be written, to discard the rest."""
+    """Discard further standard output, which cannot be written."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _exit_now(signal_number: int, frame: FrameType | None) -> NoReturn:
     """Report the interrupt, remove partial files and end the process."""
     remove_unfinished()
-    with contextlib.suppress(RuntimeError, OSError):  # a write to standard output may be what was interrupted
+    with contextlib.suppress(RuntimeError, OSError):  # the signal may have interrupted a write to standard output
         sys.stdout.flush()
     if sys.stdout.isatty():
         os.write(sys.stdout.fileno(), _SHOW_CURSOR)
@@ -102,5 +99,5 @@ def _exit_now(signal_number: int, frame: FrameType | None) -> NoReturn:
 
 
 def describe_end(status: int) -> str:
-    """How a process ended, by its exit status; a negative one is a signal."""
+    """Describe the end of a process by its exit status; a negative one is a signal."""
     return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"

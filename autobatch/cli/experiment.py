@@ -20,17 +20,17 @@ from autobatch.errors import DataError
 from autobatch.starting import INTERRUPTED
 
 FOLDER = Path(ab.__file__).resolve().parents[1] / "experiments"
-"""In a checkout; an installed package has none."""
+"""Exists in a checkout only."""
 UNAVAILABLE = 69
-"""The exit status of a script that needs what this machine does not have, as of `sysexits.h`."""
+"""Exit status if this machine lacks something that a script needs (EX_UNAVAILABLE of `sysexits.h`)."""
 ALL = "all"
-"""Measures all claims."""
+"""Name of the run of all claims."""
 _CLAIM = "run_claim(CLAIM)"
 _MAIN = 'if __name__ == "__main__":'
 
 
 def is_checkout() -> bool:
-    """Whether the experiments folder exists."""
+    """Return whether the experiments folder exists."""
     return (FOLDER / "harness.py").is_file()
 
 
@@ -41,19 +41,18 @@ def is_checkout() -> bool:
     "--out",
     metavar="DIR",
     type=PathType(path_type=Path, file_okay=False),
-    help="Where the records go.  [default: experiments/results; with --quick, its folder quick]",
+    help="Folder for the records.  [default: experiments/results; with --quick, experiments/results/quick]",
 )
-@click.option("--quick", is_flag=True, help="Measure so little that all claims together take less than five minutes.")
+@click.option("--quick", is_flag=True, help="Measure as little as possible: all claims take less than five minutes.")
 @ray_option(
-    "all and claims: measure parts as tasks of Ray, beside each other. What is counted is the same; timings are worth "
-    "nothing then."
+    "all and claims: measure parts concurrently, as Ray tasks. Counts are the same, but timings are meaningless."
 )
 def experiment(name: str, settings: tuple[str, ...], out: Path | None, quick: bool, ray: str | None) -> int:
     """Run an experiment of the checkout, or all claims of the project.
 
-    NAME is a script in the folder experiments/, whose first lines explain its purpose and its settings. It prints a
-    table and writes a record of settings, code, machine, raw timings and figures. All measures every claim and gathers
-    them in one page, report.html; interrupted, the same command goes on where it was.
+    NAME is a script in the folder experiments/; its first lines explain its purpose and settings. It prints a table and
+    writes a record of settings, code, machine, raw timings and figures. `all` measures every claim and collects them in
+    one page, report.html; after an interrupt, the same command resumes.
 
     \b
     Examples:
@@ -64,7 +63,7 @@ def experiment(name: str, settings: tuple[str, ...], out: Path | None, quick: bo
     """
     names = list_experiments()
     if name not in names:
-        raise DataError(f"there is no experiment {name!r}; there are {', '.join(names)}.")
+        raise DataError(f"NAME must be one of {', '.join(names)}, got {name!r}.")
     if ray is not None:
         _require_parts(name)
     words = [*settings, *([] if out is None else [f"out={out.resolve()}"]), *(["quick=True"] if quick else [])]
@@ -73,7 +72,7 @@ def experiment(name: str, settings: tuple[str, ...], out: Path | None, quick: bo
 
 
 def run_script(name: str, words: Sequence[str]) -> int:
-    """Run a script of the folder in a process group of its own, which Ctrl-C ends; give its exit status."""
+    """Run a script of the folder in its own process group, which Ctrl-C ends; return its exit status."""
     process = subprocess.Popen([sys.executable, FOLDER / f"{name}.py", *words], start_new_session=True)
     interrupts: list[int] = []
 
@@ -89,31 +88,29 @@ def run_script(name: str, words: Sequence[str]) -> int:
         signal.signal(signal.SIGINT, before)
     if not interrupts:
         return status
-    click.echo(
-        "\nautobatch: interrupted; records that were written are complete, and claims go on from there.", err=True
-    )
+    click.echo("\nautobatch: interrupted; written records are complete, and claims will resume from there.", err=True)
     return INTERRUPTED
 
 
 def _require_parts(name: str) -> None:
-    """Refuse to measure on Ray what has no parts; or where there is no Ray."""
+    """Raise an error if an experiment cannot be divided into Ray tasks, or Ray is not installed."""
     claims = [one for one in list_experiments() if _CLAIM in (FOLDER / f"{one}.py").read_text(encoding="utf-8")]
     if name != ALL and name not in claims:
         raise DataError(
-            f"experiment {name} has no parts for --ray to share out; leave it out, or name {ALL}, {', '.join(claims)}."
+            f"experiments with --ray must be one of {ALL}, {', '.join(claims)}, got {name}; leave --ray out."
         )
     require_ray(f"experiment {name}")
 
 
 def list_experiments() -> list[str]:
-    """List the scripts in the folder of experiments that run by themselves.
+    """List the runnable scripts in the folder of experiments.
 
     Raises:
-        DataError: this is no checkout.
+        DataError: autobatch does not run from a checkout.
     """
     if not is_checkout():
         raise DataError(
-            f"experiments are not part of the installed package: there is no folder {str(FOLDER)!r}; "
-            f"install editable in a checkout of the repository."
+            f"experiments are not part of the installed package: the folder {str(FOLDER)!r} does not exist; make an "
+            f"editable install from a checkout of the repository."
         )
     return sorted(path.stem for path in FOLDER.glob("*.py") if _MAIN in path.read_text(encoding="utf-8"))

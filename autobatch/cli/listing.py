@@ -1,4 +1,4 @@
-"""`autobatch models` and `autobatch data`: list the models, and the data to run them on."""
+"""`autobatch models` and `autobatch data`: list models and data."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from autobatch.models.data.dataset import GENERATORS
 
 @click.command()
 def models() -> None:
-    """List the models that come with autobatch."""
+    """List the models included in autobatch."""
     for name in MODELS:
         spec = find_model(name)
         _describe(name, _facts(spec))
     click.echo(
-        "\nA model of your own is named by package.module:Class, a class derived from autobatch.Module reading trees;\n"
-        "for other data, package.module:NAME names an autobatch.models.ModelSpec. The constructor is given those of\n"
-        "rng, dim and the sizes of the data (n_words, n_classes, ...) that it names as arguments."
+        "\nFor a model of your own, give package.module:Class, a subclass of autobatch.Module that reads trees; for\n"
+        "other data, package.module:NAME, an autobatch.models.ModelSpec. The constructor may have the parameters\n"
+        "rng, dim and the sizes of the data (n_words, n_classes, ...)."
     )
 
 
 @click.command()
 def data() -> None:
-    """List the data to run models on: generators, formats of files."""
+    """List the data for models: generators and file formats."""
     specs = [find_model(name) for name in MODELS]
     for name, generator in GENERATORS.items():
         readers = [spec.name for spec in specs if name in spec.generators]

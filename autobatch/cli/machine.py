@@ -1,4 +1,4 @@
-"""Describe the machine that figures were measured on."""
+"""Describe the machine of a measurement."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autobatch.system.processor import cpu_name, usable_cores
 
 
 def describe_machine() -> dict[str, Any]:
-    """Name processor, cores and the versions that matter, for JSON."""
+    """Return the processor, the number of cores and software versions, as JSON values."""
     return {
         "cpu": cpu_name(),
         "cores": usable_cores(),
@@ -26,14 +26,14 @@ def describe_machine() -> dict[str, Any]:
 
 
 def blas_name() -> str:
-    """Name the BLAS library that NumPy was built with, and its version."""
+    """Return the name and version of the BLAS library that NumPy was built with."""
     config: Any = np.show_config(mode="dicts")
     blas = config.get("Build Dependencies", {}).get("blas", {})
     return f"{blas.get('name', 'unknown')} {blas.get('version', '')}".strip()
 
 
 def package_version(package: str) -> str | None:
-    """Tell which version of a package is installed; None if it is not."""
+    """Return the version of an installed package, or None."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""The command `autobatch`, which collects the commands."""
+"""The command `autobatch`, the group of all commands."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from autobatch.system.background import VARIABLE
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(ab.__version__, prog_name="autobatch")
 def commands() -> None:
-    """Batch programs that differ from instance to instance: trees, chains, lattices.
+    """Batch programs whose structure differs between instances: trees, chains, lattices.
 
     \b
     Start here:
-      autobatch doctor               is everything in place?
+      autobatch doctor               check the installation
       autobatch train tree-lstm      train a Tree-LSTM, batched
-      autobatch bench tree-lstm      compare the batching policies
-      autobatch explain tree-lstm    see what runs together
+      autobatch bench tree-lstm      compare the speed of batching policies
+      autobatch explain tree-lstm    show the batches of a mini-batch
 
-    `autobatch COMMAND --help` explains a command. For completion by Tab in bash (zsh, fish: likewise), put into
-    ~/.bashrc:
+    `autobatch COMMAND --help` explains a command. For tab completion in bash (zsh and fish work alike), add this line
+    to ~/.bashrc:
 
     \b
       eval "$(_AUTOBATCH_COMPLETE=bash_source autobatch)"
@@ -64,16 +64,16 @@ for command in (
 
 
 def main() -> NoReturn:
-    """Run the command that the shell was given, and exit.
+    """Run the command given on the command line, and exit.
 
-    Commands wait for what they compile: some measure, and training that was stopped and resumed ends in the same bits.
+    Commands wait for compilation, so that timings are reliable and resumed training is bit-identical.
     """
     os.environ.setdefault(VARIABLE, "inf")
     run_process(lambda: dispatch(sys.argv[1:]))
 
 
 def dispatch(arguments: Sequence[str]) -> object:
-    """Run one command; errors pass."""
+    """Run one command; errors propagate."""
     return commands.main(list(arguments), prog_name="autobatch", standalone_mode=False)
 
 

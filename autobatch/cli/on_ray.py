@@ -1,8 +1,8 @@
-"""Do independent jobs as tasks of Ray, in processes of this machine or on others (extra `ray`).
+"""Run independent jobs as Ray tasks, in processes on this machine or on others (extra `ray`).
 
-A job is a function and its arguments, of which a worker gets a pickle of its own: unlike what Ray shares, its arrays
-may be written, as in this process. A worker that dies loses its job, which another one then does from the beginning. So
-results are those of the jobs done here, one after the other, if a job depends on nothing but its arguments.
+A job is a function and its arguments. Each worker gets its own pickle of them, so arrays are writeable, unlike those in
+Ray's object store. The job of a worker that dies is started again in another one. If a job depends only on its
+arguments, results equal those of running the jobs in this process.
 """
 
 from __future__ import annotations
@@ -27,47 +27,47 @@ from autobatch.release import pip_install
 from autobatch.system.processor import usable_cores
 
 LOCAL = "local"
-"""Stands for a Ray of this machine, which begins and ends with the command."""
+"""The address of a Ray instance on this machine that starts and ends with the command."""
 AUTO = "auto"
-"""Stands for the Ray that runs on this machine already, alone or as a part of a cluster."""
+"""The address of the Ray instance already running on this machine, alone or as part of a cluster."""
 RETRIES = 3
-"""How often a job begins again because its worker died."""
+"""Number of times that a job is restarted after its worker died."""
 SECONDS_TO_ANSWER = 10.0
 ENVIRONMENT = "AUTOBATCH_", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS"
-"""How names of variables begin that a worker has from here; one on this machine has all."""
+"""Prefixes of the environment variables passed to remote workers; local workers inherit all."""
 
 T = TypeVar("T")
 
 
 def to_address(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Refuse what is no address: another word of the command line, which stands behind an option without a value."""
+    """Check an address; click takes the next word of the command line as one if --ray has no value."""
     if value is None or value in (LOCAL, AUTO) or _place(value) is not None:
         return value
     raise click.BadParameter(
-        f"{value!r} is no address; give HOST:PORT or {AUTO}, or write --ray={LOCAL} for a Ray of this machine."
+        f"must be HOST:PORT, {AUTO} or {LOCAL}, got {value!r}; write --ray={LOCAL} to start Ray on this machine."
     )
 
 
 def ray_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make the option that has work done on Ray; its value is None where it is not given."""
+    """Make the option --ray, whose value is None if it is not given."""
     return click.option(
         "--ray", "ray", metavar="[ADDRESS]", is_flag=False, flag_value=LOCAL, default=None, callback=to_address,
-        help=f"{text} Without ADDRESS, a Ray of this machine begins and ends with the command.",
+        help=f"{text} Without ADDRESS, a Ray instance on this machine starts and ends with the command.",
     )  # fmt: skip
 
 
 def require_ray(what: str) -> None:
-    """Refuse to begin where Ray is not installed.
+    """Check that Ray is installed.
 
     Raises:
-        DistributedError: it is not.
+        DistributedError: Ray is not installed; `what` names the work in the message.
     """
     if find_spec("ray") is None:
-        raise DistributedError(f"{what}: --ray needs the package ray; {pip_install('ray')}.")
+        raise DistributedError(f"{what}: --ray needs the package ray, which is not installed; {pip_install('ray')}.")
 
 
 def run_jobs(function: Callable[..., T], jobs: Sequence[tuple[Any, ...]], address: str, what: str) -> list[T]:
-    """Do jobs, and give their results in the order of the jobs; see `as_done`."""
+    """Run jobs and return their results in the order of the jobs; see `as_done`."""
     found = dict(as_done(function, jobs, address, what))
     return [found[number] for number in range(len(jobs))]
 
@@ -75,17 +75,17 @@ def run_jobs(function: Callable[..., T], jobs: Sequence[tuple[Any, ...]], addres
 def as_done(
     function: Callable[..., T], jobs: Sequence[tuple[Any, ...]], address: str, what: str
 ) -> Iterator[tuple[int, T]]:
-    """Do jobs in workers of Ray; give the number and the result of each as soon as it is done.
+    """Run jobs in Ray workers; yield the number and the result of each as soon as it is done.
 
     Args:
-        function: is called in a worker; it and what it takes and gives must be what cloudpickle can carry.
-        jobs: the arguments of the calls.
+        function: called in a worker; cloudpickle must support it, its arguments and its results.
+        jobs: arguments of the calls.
         address: "local", "auto" or HOST:PORT.
-        what: is being done, for messages.
+        what: name of the work, for messages.
 
     Raises:
-        DistributedError: there is no Ray at the address, a job lost one worker after the other, or Ray fails.
-        Exception: the first that a job raised; the others are given up.
+        DistributedError: Ray is not installed, does not answer or fails, or a job's workers died repeatedly.
+        Exception: the first error of a job; the other jobs are cancelled.
     """
     require_ray(what)
     if not jobs:
@@ -118,10 +118,10 @@ def as_done(
 
 
 def _make_work() -> Callable[[Sequence[str], bytes], bytes]:
-    """Make what a worker does, as a function that is sent by value: it can begin before anything of ours is found."""
+    """Make the function of a worker, nested so that it is pickled by value and needs no import of autobatch."""
 
     def work(paths: Sequence[str], content: bytes) -> bytes:
-        """Give a pickle of (True, the result), or of (False, an exception)."""
+        """Return a pickle of (True, result) or (False, exception)."""
         import sys
 
         from ray import cloudpickle
@@ -139,14 +139,14 @@ def _make_work() -> Callable[[Sequence[str], bytes], bytes]:
 
 
 def _explain(error: Exception, number: int, n_jobs: int, what: str) -> AutobatchError:
-    """Say what Ray's exception means."""
+    """Convert an exception of Ray to an error that names the job."""
     from ray.exceptions import RayTaskError, WorkerCrashedError
 
     job = f"{what}: job {number + 1} of {n_jobs}"
     if isinstance(error, WorkerCrashedError):
         return DistributedError(
-            f"{job} was begun {1 + RETRIES} times, and each time its worker died, as it does when memory is short; run "
-            f"it without --ray to see why."
+            f"{job} was started {1 + RETRIES} times and its worker died each time, perhaps out of memory; run it "
+            f"without --ray to see the cause."
         )
     lines = str(error.cause if isinstance(error, RayTaskError) else error).strip().splitlines()
     return DistributedError(f"{job} failed in Ray: {type(error).__name__}, {lines[0].rstrip('.') if lines else ''}.")
@@ -154,10 +154,10 @@ def _explain(error: Exception, number: int, n_jobs: int, what: str) -> Autobatch
 
 @contextmanager
 def connect(address: str, what: str) -> Iterator[None]:
-    """Be connected to Ray while the block runs; a Ray that this process has is used as it is.
+    """Connect to Ray while the block runs; an existing connection of this process is reused.
 
     Raises:
-        DistributedError: there is none at the address, or it does not begin.
+        DistributedError: Ray does not answer at the address, or cannot be started.
     """
     if "ray" in sys.modules and sys.modules["ray"].is_initialized():
         yield
@@ -178,9 +178,9 @@ def connect(address: str, what: str) -> Iterator[None]:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             said = " ".join(str(error).split()).rstrip(".")
-            raise DistributedError(f"{what}: no connection to Ray at {address!r}: {said}.") from error
+            raise DistributedError(f"{what}: cannot connect to Ray at {address!r}: {said}.") from error
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, before)  # Ray's own handler prints a stack; what it began ends with this process
+        signal.signal(signal.SIGTERM, before)  # Ray's handler prints a stack; its processes end with this one anyway
     try:
         yield
     finally:
@@ -188,7 +188,7 @@ def connect(address: str, what: str) -> Iterator[None]:
 
 
 def _place(address: str) -> tuple[str, int] | None:
-    """Give host and port of an address that has them."""
+    """Parse HOST:PORT; return None for other addresses."""
     try:
         parts = urlsplit(f"//{address}")
         host, port = parts.hostname, parts.port
@@ -198,10 +198,10 @@ def _place(address: str) -> tuple[str, int] | None:
 
 
 def _require_answer(place: tuple[str, int], address: str, what: str) -> None:
-    """Refuse an address where nothing listens: Ray itself would try for a minute, and end the process."""
+    """Raise an error if nothing listens at an address, where Ray would retry for a minute and end the process."""
     try:
         socket.create_connection(place, timeout=SECONDS_TO_ANSWER).close()
     except OSError as error:
         raise DistributedError(
-            f"{what}: nothing answers at {address!r} ({error.strerror or error}); ray start --head begins a Ray."
+            f"{what}: nothing answers at {address!r} ({error.strerror or error}); start Ray with ray start --head."
         ) from error

@@ -1,4 +1,4 @@
-"""Options that several commands share, so that each has one name, one default and one explanation."""
+"""Options shared by several commands, so that each has one name, one default and one help text."""
 
 from __future__ import annotations
 
@@ -23,19 +23,18 @@ UNITS = {
     "": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
 }  # fmt: skip
-MOST_DIM = 10**6  # far beyond any memory, and NumPy can still say so
+MOST_DIM = 10**6  # far beyond any memory, and small enough for NumPy to report that
 
 
 class Whole(click.IntRange):
-    """A whole number of at least `min`, and at most `max` if that is given."""
+    """An int of at least `min` and, if given, at most `max`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Read it; the error says what is wanted."""
         try:
             number: int = super().convert(value, param, ctx)
         except click.BadParameter:
             wanted = f"of at least {self.min:.0f}" if self.max is None else f"from {self.min:.0f} to {self.max:.0f}"
-            self.fail(f"must be a whole number {wanted}, got {value!r}", param, ctx)
+            self.fail(f"must be an int {wanted}, got {value!r}", param, ctx)
         return number
 
 
@@ -43,19 +42,18 @@ class Real(click.FloatRange):
     """A number of at least `min`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Read it; the error says what is wanted."""
         try:
             number: float = super().convert(value, param, ctx)
         except click.BadParameter:
-            self.fail(f"{value!r} is no number of at least {self.min:g}; give one", param, ctx)
+            self.fail(f"must be a number of at least {self.min:g}, got {value!r}", param, ctx)
         return number
 
 
 def to_bytes(text: str) -> int:
-    """Read a number of bytes with or without a unit.
+    """Parse a number of bytes, with or without a unit.
 
     Raises:
-        click.BadParameter: it is no number of bytes, or less than 1.
+        click.BadParameter: the text is not a number of bytes, or is less than 1.
 
     >>> [to_bytes(text) for text in ("512", "1.5kB", "2 GiB")]
     [512, 1500, 2147483648]
@@ -63,32 +61,32 @@ def to_bytes(text: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?) *([a-z]*)", text.strip().lower())
     n_bytes = int(float(found[1]) * UNITS[found[2]]) if found and found[2] in UNITS else 0
     if n_bytes < 1:
-        raise click.BadParameter(f"{text!r} is no number of bytes; give one such as 2000000000, 2GB or 1.5GiB.")
+        raise click.BadParameter(f"must be a number of bytes, such as 2000000000, 2GB or 1.5GiB, got {text!r}.")
     return n_bytes
 
 
 def to_threads(ctx: click.Context, param: click.Parameter, value: str) -> int | str:
-    """Read a number of threads, or auto."""
+    """Parse a number of threads, or "auto"; warn about more threads than cores."""
     if value == "auto":
         return value
     if not value.isdecimal() or int(value) < 1:
-        raise click.BadParameter(f"{value!r} is no number of threads; give one of at least 1, or auto.")
+        raise click.BadParameter(f"must be an int of at least 1, or auto, got {value!r}.")
     n_cores = usable_cores()
     if int(value) > n_cores:
         cores = "one core" if n_cores == 1 else f"{n_cores} cores"
-        click.echo(f"autobatch: --threads {value} is more than the {cores} here, which makes nothing faster.", err=True)
+        click.echo(f"autobatch: --threads {value} exceeds the {cores} here and will not be faster.", err=True)
     return int(value)
 
 
 def count_option(name: str, default: int | None, text: str, least: int = 1, most: int | None = None) -> Decorator:
-    """Make an option that takes a whole number."""
+    """Make an option that takes an int from `least` to `most`."""
     return click.option(
         name, metavar="N", type=Whole(min=least, max=most), default=default, show_default=True, help=text
     )
 
 
 def choice_option(name: str, choices: Iterable[str], default: str, text: str) -> Decorator:
-    """Make an option that takes one of several words."""
+    """Make an option that takes one of several values."""
     return click.option(name, type=Word([*choices]), default=default, show_default=True, help=text)
 
 
@@ -98,13 +96,11 @@ data_option = click.option(
     metavar="NAME_OR_PATH",
     type=DATA,
     shell_complete=completion.complete_data,
-    help="A generator, a file or a folder; `autobatch data` lists generators and formats.  [default: the generator "
-    "that `autobatch models` names]",
+    help="A generator, a file or a folder; see `autobatch data` for generators and formats.  [default: the model's "
+    "generator, see `autobatch models`]",
 )
-dim_option = count_option(
-    "--dim", 128, "Width of the model's states, the argument `dim` of its constructor.", most=MOST_DIM
-)
-batch_size_option = count_option("--batch-size", 64, "Instances in a mini-batch.")
+dim_option = count_option("--dim", 128, "Width of the model's states (`dim` of its constructor).", most=MOST_DIM)
+batch_size_option = count_option("--batch-size", 64, "Instances per mini-batch.")
 policy_option = click.option(
     "--policy",
     metavar="NAME",
@@ -112,25 +108,25 @@ policy_option = click.option(
     show_default=True,
     callback=check_policy,
     shell_complete=completion.complete_policies,
-    help=f"What decides which nodes run together: auto, {', '.join(policies.names())}, or a policy's file.",
+    help=f"The batching policy: auto, {', '.join(policies.names())}, or a policy file.",
 )
-backend_option = choice_option("--backend", ("auto", *NAMES), "auto", "What runs the batches.")
+backend_option = choice_option("--backend", ("auto", *NAMES), "auto", "The execution backend.")
 other_backend_option = click.option(
-    "--backend", type=Word(NAMES), help="What runs the batches.  [default: that of training]"
+    "--backend", type=Word(NAMES), help="The execution backend.  [default: the one used in training]"
 )
 precision_option = choice_option(
     "--precision",
     PRECISIONS,
     "float32",
-    "bf16 rounds the operands of matrix products to 16 bits; sums and all else stay float32. `autobatch doctor` "
-    "measures how much faster that is here.",
+    "bf16 rounds the operands of matrix products to 16 bits; sums and all other ops stay in float32. `autobatch "
+    "doctor` measures the speed-up on this machine.",
 )
-seed_option = count_option("--seed", 0, "Seed of all random choices; the same seed gives the same results.", least=0)
+seed_option = count_option("--seed", 0, "Seed of all random numbers; equal seeds give equal results.", least=0)
 max_bytes_option = click.option(
     "--max-bytes",
     metavar="SIZE",
     type=to_bytes,
-    help="Run a mini-batch whose values would take more than this, such as 2GB, in parts.  [default: no limit]",
+    help="Run a mini-batch in parts if its values need more memory than this, such as 2GB.  [default: no limit]",
 )
 threads_option = click.option(
     "--threads",
@@ -138,24 +134,24 @@ threads_option = click.option(
     callback=to_threads,
     default=str(DEFAULT_THREADS),
     show_default=True,
-    help="CPU threads for a mini-batch; auto measures what is fastest, and goes back to one on a busy machine.",
+    help="CPU threads per mini-batch; auto chooses the fastest number by measuring, and 1 on a busy machine.",
 )
 json_option = click.option(
     "--json",
     "json_path",
     metavar="FILE",
     type=FILE,
-    help="Also write the results to this file, one JSON object a line; replaces the file.",
+    help="Also write the results to this file, one JSON object per line, replacing an existing file.",
 )
 
 
 def checkpoint_option(text: str, required: bool = False) -> Decorator:
-    """Make the option that names a folder of checkpoints."""
+    """Make the option for a folder of checkpoints."""
     return click.option("--checkpoint", metavar="DIR", type=PATH, required=required, help=text)
 
 
 def policies_option(default: str) -> Decorator:
-    """Make the option that names several policies."""
+    """Make the option for several policies."""
     return click.option(
         "--policy",
         "policies",
@@ -164,5 +160,5 @@ def policies_option(default: str) -> Decorator:
         default=default,
         show_default=True,
         shell_complete=completion.complete_policies,
-        help=f"Policies to compare: auto, {', '.join(policies.names())}, or files of policies.",
+        help=f"Policies to compare: auto, {', '.join(policies.names())}, or policy files.",
     )

@@ -1,4 +1,4 @@
-"""Paths on the command line: read them, and check that files can be written before the work for them begins."""
+"""Paths on the command line, and checks that output files can be written before the work begins."""
 
 from __future__ import annotations
 
@@ -16,22 +16,20 @@ PICTURES = (".png", ".pdf", ".svg")
 
 
 class PathType(click.Path):
-    """A path that is not empty, as one is where a variable of the shell has no value."""
+    """A path that must not be empty, as it is when a shell variable is unset."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Read it."""
         if value == "":
             self.fail("must be a path, got ''", param, ctx)
         return super().convert(value, param, ctx)
 
 
 class DataType(click.types.StringParamType):
-    """The name of a generator or a path, which is not empty; see `PathType`."""
+    """The name of a generator or a path, which must not be empty; see `PathType`."""
 
     name = "data"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Read it."""
         if value == "":
             self.fail("must be a generator or a path, got ''", param, ctx)
         return value
@@ -44,38 +42,38 @@ DATA = DataType()
 
 
 def require_place(path: Path, doing: str) -> None:
-    """Refuse a file that cannot be written.
+    """Check that a file can be written.
 
     Args:
-        path: of the file, which may exist.
-        doing: begins the message: what is to be done to the file.
+        path: the file, which may exist.
+        doing: verb of the error message, as in "cannot draw FILE".
 
     Raises:
-        DataError: its folder is not there, or it or its folder cannot be written.
+        DataError: its folder does not exist, or it or its folder is not writable.
     """
     folder = path.parent
     if not folder.is_dir():
-        raise DataError(f"cannot {doing} {str(path)!r}: there is no folder {str(folder)!r}; make it first.")
+        raise DataError(f"cannot {doing} {str(path)!r}: the folder {str(folder)!r} does not exist; make it first.")
     if path.is_dir():
         raise DataError(f"cannot {doing} {str(path)!r}: it is a folder; name a file in it.")
     if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
-        raise DataError(f"cannot {doing} {str(path)!r}: it cannot be written; name a file in a folder that can.")
+        raise DataError(f"cannot {doing} {str(path)!r}: it is not writable; name a file in a writable folder.")
 
 
 def require_picture(path: Path, doing: str, kinds: tuple[str, ...] = PICTURES) -> None:
-    """Refuse a picture that cannot be written or drawn.
+    """Check that a picture can be drawn and written.
 
     Args:
         path, doing: see `require_place`.
-        kinds: the endings that there are; none if any will do. What is no .dot is drawn with Matplotlib.
+        kinds: allowed file extensions; empty for any. All but .dot need Matplotlib.
 
     Raises:
-        DataError: as `require_place`, or its name has another ending, or Matplotlib is not installed.
+        DataError: as for `require_place`; or the extension is not allowed, or Matplotlib is not installed.
     """
     require_place(path, doing)
     if kinds and path.suffix.lower() not in kinds:
         raise DataError(
-            f"cannot {doing} {str(path)!r}: its name ends in none of {', '.join(kinds)}; name a file that does."
+            f"cannot {doing} {str(path)!r}: the extension must be one of {', '.join(kinds)}, got {path.suffix!r}."
         )
     if path.suffix != ".dot" and find_spec("matplotlib") is None:
         raise DataError(

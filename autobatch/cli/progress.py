@@ -1,7 +1,7 @@
 """Progress of long work: a bar on a terminal, plain lines at intervals elsewhere.
 
-Compilation is shown too. On a terminal the name of what is compiled stands beside the bar, or, before there is a bar,
-on a line that disappears when it is done. Elsewhere a plain line names it if it takes longer than a few seconds.
+Compilation is shown too: on a terminal beside the bar, or in a temporary line if there is no bar; elsewhere in a plain
+line if it takes longer than a few seconds.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ if TYPE_CHECKING:
     from rich.status import Status
 
 SECONDS_BETWEEN_LINES = 10.0
-SECONDS_UNTOLD = 2.0  # of compiling, before a plain line names what is compiled
-TEXT_WIDTH = 76  # columns of a terminal that the text beside the bar takes
+SECONDS_UNTOLD = 2.0  # of compiling, before a plain line reports it
+TEXT_WIDTH = 76  # terminal columns of the text beside the bar
 NARROWEST_BAR, WIDEST_BAR = 4, 40
 
 
 class Progress(ABC):
-    """Shows how far the work is."""
+    """A display of the progress of work."""
 
     @abstractmethod
     def advance(self, what: str, figures: str) -> None:
-        """Say that one more step is done; `what` names the part of the work, `figures` how it goes."""
+        """Count a step; `what` names the current part of the work, `figures` are results to show."""
 
     @abstractmethod
     def note(self, what: str) -> None:
-        """Say what is done until the next step is, beside the bar if there is one."""
+        """Show the activity before the next step."""
 
     @abstractmethod
     def say(self, line: str) -> None:
-        """Print a line that stays."""
+        """Print a permanent line."""
 
 
 @contextmanager
 def show_progress(n_steps: int) -> Iterator[Progress]:
-    """Show `n_steps` steps of work, in the way that standard output can."""
+    """Show the progress of `n_steps` steps, as a bar or as lines."""
     if not sys.stdout.isatty():
         with _in_view(_Lines(n_steps)) as lines:
             yield lines
@@ -67,7 +67,7 @@ def show_progress(n_steps: int) -> Iterator[Progress]:
         yield shown
 
 
-_shown: list[Progress] = []  # those in view, the last one in front
+_shown: list[Progress] = []  # active displays, innermost last
 
 
 @contextmanager
@@ -81,14 +81,14 @@ def _in_view(progress: Progress) -> Iterator[Progress]:
 
 @contextmanager
 def show_compilation() -> Iterator[None]:
-    """Show what is compiled while the block runs."""
+    """Show compilations while the block runs."""
     display = _Compilations()
     with untold(), watch_compilation(display.begun, display.done):
         yield
 
 
 class _Compilations:
-    """Names what is compiled: on a terminal all of it, elsewhere what still is after some seconds of compiling."""
+    """A display of compilations: on a terminal all of them, elsewhere those after some seconds of compiling."""
 
     def __init__(self) -> None:
         self._console: Console | None = None
@@ -97,13 +97,13 @@ class _Compilations:
         self._seconds = 0.0
 
     def begun(self, compilation: Compilation) -> None:
-        """Take note of what begins."""
+        """Show a compilation that begins."""
         what = f"compiling {compilation.what}"
         if not sys.stdout.isatty():
             if self._seconds >= self._untold:
                 self._untold = self._seconds + SECONDS_BETWEEN_LINES
-                kept = "" if cache_folder() is None else ", which later runs find in the cache"
-                click.echo(f"  {what}{kept}")
+                note = "" if cache_folder() is None else " (cached for later runs)"
+                click.echo(f"  {what}{note}")
         elif _shown:
             _shown[-1].note(what)
         else:
@@ -111,7 +111,7 @@ class _Compilations:
             self._status.start()
 
     def done(self, compilation: Compilation) -> None:
-        """Take note of what is done."""
+        """Count the time of a finished compilation, and hide it."""
         self._seconds += compilation.seconds
         if self._status is not None:
             self._status.stop()

@@ -1,4 +1,4 @@
-"""Results: counts per mini-batch, JSON lines, tables of text."""
+"""Results of commands: counts per mini-batch, JSON lines and text tables."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ COUNTS = ("nodes", "batches", "lower_bound", "launches", "copied_bytes")
 
 @dataclass
 class Tally:
-    """The counts of many mini-batches, for their means."""
+    """Sums of the counts of mini-batches, for their means."""
 
     totals: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
     n_minibatches: int = 0
 
     def add(self, last: Any) -> None:
-        """Add what `loss.last` says of a mini-batch."""
+        """Add the counts of a mini-batch, from `loss.last`."""
         self.n_minibatches += 1
         for name in COUNTS:
             self.totals[name] += getattr(last, name)
 
     def means(self) -> dict[str, float]:
-        """Average per mini-batch; whole numbers stay whole."""
+        """Return means per mini-batch, rounded to one decimal; integral means are ints."""
         counts = {name: round(total / max(self.n_minibatches, 1), 1) for name, total in self.totals.items()}
         return {name: int(count) if count == int(count) else count for name, count in counts.items()}
 
 
 class JsonLines:
-    """Writes one object per result; without a file, writes nothing.
+    """A writer of one JSON object per line; without a file, it writes nothing.
 
     Args:
-        file: its buffer, if any, is bypassed.
-        path: of the file, for messages.
+        file: an open file, or None; its buffer is bypassed.
+        path: path of the file, for messages.
     """
 
     def __init__(self, file: FileIO | TextIO | None, path: Path | str = "standard output") -> None:
@@ -58,10 +58,10 @@ class JsonLines:
             self._file = FileIO(file.fileno(), "w", closefd=False)
 
     def write(self, result: dict[str, Any]) -> None:
-        """Write one result atomically; it is readable at once. NaN and infinity become null, as in served answers.
+        """Write one result, whole or not at all, without buffering. NaN and infinity become null.
 
         Raises:
-            DataError: it cannot be written.
+            DataError: the file cannot be written.
         """
         if self._file is None:
             return
@@ -74,7 +74,7 @@ class JsonLines:
         except OSError as error:
             with suppress(OSError):  # only regular files can be truncated
                 self._file.truncate(self._file.seek(0, SEEK_END) - written)
-            raise _cannot_write(self._path, error, "make room for it, or give another file") from error
+            raise _cannot_write(self._path, error, "free some space, or give another file") from error
 
 
 def _cannot_write(path: Path | str, error: OSError, advice: str) -> DataError:
@@ -87,13 +87,13 @@ def open_json(path: Path | None, append: bool | None = None, n_epochs: int = 0) 
 
     Args:
         path: None for no file.
-        append: write behind what is there, or in its place, line by line. None: what is there stays until the work is
-            done, and if it fails.
+        append: whether to append to an existing file or to overwrite it, line by line. None replaces it only after the
+            work has succeeded.
         n_epochs: with `append`, the number of completed epochs; lines of later epochs, left by a run killed before its
             next checkpoint, are removed.
 
     Raises:
-        DataError: it cannot be written.
+        DataError: the file cannot be written.
     """
     if path is None:
         yield JsonLines(None)
@@ -105,7 +105,7 @@ def open_json(path: Path | None, append: bool | None = None, n_epochs: int = 0) 
                 _take_away_later(path, n_epochs)
             file = FileIO(target, "a" if append else "w")
         except OSError as error:
-            raise _cannot_write(path, error, "give a file in a folder that can be written") from error
+            raise _cannot_write(path, error, "choose a file in a writable folder") from error
         with file:
             yield JsonLines(file, path)
         if not in_place:
@@ -113,7 +113,7 @@ def open_json(path: Path | None, append: bool | None = None, n_epochs: int = 0) 
 
 
 def _take_away_later(path: Path, n_epochs: int) -> None:
-    """Remove trailing lines that are cut short or belong to later epochs."""
+    """Remove trailing lines that are truncated or belong to later epochs."""
     if not path.is_file():
         return
     lines = path.read_bytes().splitlines(keepends=True)
@@ -128,11 +128,11 @@ def _is_later(line: bytes, n_epochs: int) -> bool:
     try:
         return not line.endswith(b"\n") or json.loads(line)["epoch"] > n_epochs
     except (ValueError, LookupError, TypeError):
-        return False  # keep lines written by others
+        return False  # keep lines of other programs
 
 
 def describe_run(workload: Workload, batch_size: int, policy: str, backend: str, mode: str) -> dict[str, Any]:
-    """Say what was run, and on what, as every JSON object does; "auto" is replaced by what it stood for."""
+    """Return the settings and the machine of a run, the common part of all JSON results."""
     return {
         "model": workload.spec.name,
         "data": workload.dataset.name,
@@ -148,17 +148,17 @@ def describe_run(workload: Workload, batch_size: int, policy: str, backend: str,
 
 
 def say_precision(precision: str) -> str:
-    """Say in a few words that matrix products are not in float32; nothing if they are."""
+    """Format the precision of matrix products, as ", bf16 products"; "" for float32."""
     return "" if precision == "float32" else f", {precision} products"
 
 
 def say_instances(n_instances: int) -> str:
-    """Say how many instances there are: "1 instance", "4,000 instances"."""
+    """Format a number of instances: "1 instance", "4,000 instances"."""
     return f"{n_instances:,} instance{'' if n_instances == 1 else 's'}"
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Lay out text in columns, the first flush left and the others flush right.
+    """Format a table, the first column left-aligned and the others right-aligned.
 
     >>> print(format_table(["policy", "batches"], [["depth", "49"], ["agenda", "33"]]))
     policy  batches

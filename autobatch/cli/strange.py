@@ -1,4 +1,4 @@
-"""Report data that is unlike the data that a model was trained on."""
+"""Warn about out-of-distribution data: many words that were not in the training data."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ import click
 
 from autobatch.models.data.vocabulary import Vocabulary
 
-LARGE = 0.3  # of the words; test data of the same kind has fewer
-SPELLED = "characters"  # models that read these know rare words by them
-ANSWERS = ("classes", "labels", "tags", "target_words")  # vocabularies of what models predict
+LARGE = 0.3  # fraction of unknown words; test data of the same kind has fewer
+SPELLED = "characters"  # models that read characters can handle unknown words
+ANSWERS = ("classes", "labels", "tags", "target_words")  # vocabularies of predictions
 
 
 class Counting(Vocabulary):
-    """The same vocabulary, which counts the words that it is asked for, and those of them that it does not have."""
+    """A vocabulary that counts lookups, and lookups of unknown words."""
 
     def __init__(self, known: Vocabulary) -> None:
         super().__init__(known.words, known.closed)
         self.n_asked, self.n_unknown = 0, 0
 
     def id(self, word: str) -> int:
-        """The id of a word."""
         number = super().id(word)
         self.n_asked += 1
         self.n_unknown += number < self.first
@@ -29,15 +28,15 @@ class Counting(Vocabulary):
 
 
 def say_strange_data(data: str, vocabularies: Mapping[str, Vocabulary]) -> None:
-    """Say in one line on standard error how data differs from that of training, if much of it does.
+    """Warn on standard error if many words of the data are unknown.
 
     Args:
-        data: its name.
-        vocabularies: those of training; only those that count are looked at.
+        data: name of the data.
+        vocabularies: vocabularies of training, by name; only `Counting` ones are considered.
     """
     unknown = " and ".join(_strange_words(vocabularies))
     if unknown:
-        click.echo(f"autobatch: {data} is unlike the training data: the model does not know {unknown}.", err=True)
+        click.echo(f"autobatch: {data} differs from the training data: the model does not know {unknown}.", err=True)
 
 
 def _strange_words(vocabularies: Mapping[str, Vocabulary]) -> Iterator[str]:

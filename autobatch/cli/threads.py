@@ -1,8 +1,7 @@
-"""How many threads a matrix product uses.
+"""The number of BLAS threads.
 
-The matrices of dynamic batches are small, and a BLAS library that splits them over threads on a machine with other
-work to do took 25 times as long here (0.68 against 0.027 s for a step of the demo, dim 64, batch 64). So
-commands use one thread by default.
+Matrices of dynamic batches are small. On a busy machine, a multithreaded BLAS took 25 times as long for a step of the
+demo at dim 64 and batch size 64 (0.68 s instead of 0.027 s), so commands use one thread by default.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ DEFAULT_THREADS = 1
 
 
 def use_threads(n_threads: int | str) -> None:
-    """Let matrix products use at most so many threads; "auto": as many as the libraries begin with."""
+    """Limit the threads of matrix products to `n_threads`; "auto" leaves the libraries' defaults."""
     if isinstance(n_threads, int):
         threadpool_limits(n_threads, user_api="blas")
 
 
 def threads_in_force() -> int:
-    """Tell how many threads matrix products use."""
+    """Return the number of threads of matrix products."""
     return max((int(pool["num_threads"]) for pool in threadpool_info() if pool["user_api"] == "blas"), default=1)

@@ -1,4 +1,4 @@
-"""`autobatch warm`: compile ahead, into the cache, what models need."""
+"""`autobatch warm`: compile models ahead of time, into the cache."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ N_INSTANCES = 8
     "exported",
     metavar="FILE",
     type=FILE,
-    help="A file that `autobatch export` wrote, whose predictions are compiled.",
+    help="Also compile the predictions of a file that `autobatch export` wrote.",
 )
 @options.dim_option
 @options.precision_option
@@ -36,11 +36,11 @@ N_INSTANCES = 8
 @show_compilation()
 @waiting_for_code()
 def warm(models: tuple[str, ...], exported: Path | None, dim: int, precision: str, threads: int | str) -> None:
-    """Compile ahead what models need, such as while the image of a container is built.
+    """Compile models ahead of time, for example while building a container image.
 
-    A mini-batch of each MODEL is run, forward and backward, on data that it draws itself; of a file a mini-batch of
-    predictions, with its own width and precision; by default a Tree-LSTM. What is compiled lies in the cache: later
-    processes find it, on processors of the same kind.
+    Runs a mini-batch of each MODEL, forward and backward, on generated data; for a file, a mini-batch of predictions
+    with the file's width and precision. The default is a Tree-LSTM. Later processes find the compiled code in the
+    cache, on processors of the same kind.
     """
     use_threads(threads)
     predictor = None if exported is None else Predictor.of(read_exported(exported, models))
@@ -52,11 +52,11 @@ def warm(models: tuple[str, ...], exported: Path | None, dim: int, precision: st
     if predictor is not None:
         run_predictions(predictor, threads)
         click.echo(f"{exported}: compiled")
-    click.echo(f"It lies in {cache_folder()}." if cache_folder() else "There is no cache: AUTOBATCH_CACHE is off.")
+    click.echo(f"The cache is {cache_folder()}." if cache_folder() else "The cache is off (AUTOBATCH_CACHE).")
 
 
 def run_a_step(workload: Workload) -> None:
-    """Run a mini-batch without gradients, and one with them."""
+    """Run a mini-batch without gradients, and one with gradients."""
     instances = workload.first(N_INSTANCES)
     loss = workload.batched("loss", "auto", "cpu")
     loss(instances)
@@ -64,7 +64,7 @@ def run_a_step(workload: Workload) -> None:
 
 
 def run_predictions(predictor: Predictor, threads: int | str) -> None:
-    """Run a mini-batch of what a trained model predicts."""
+    """Run a mini-batch of a trained model's predictions."""
     spec, stored = predictor.spec, predictor.stored
     function = getattr(predictor.model, spec.predictor)
     precision = stored.settings.precision

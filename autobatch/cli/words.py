@@ -1,7 +1,6 @@
 """Names on the command line, checked before any work begins, and command groups with help.
 
-The error for an unknown name suggests the nearest valid one. Names of data are checked on loading, which needs the
-model.
+Errors for unknown names suggest the nearest valid one. Names of data are checked on loading, which needs the model.
 """
 
 from __future__ import annotations
@@ -17,28 +16,25 @@ from autobatch.keywords import nearest
 from autobatch.models.registry import MODELS, check_name
 
 SOME = ("tree-lstm", "bilstm-tagger", "seq2seq", "graph-network")
-"""Models suggested if the user names none."""
+"""Models suggested if MODEL is missing."""
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Commands(click.Group):
-    """A group that lists its commands in the order of addition, and shows its help if called without a command."""
+    """A group that lists its commands in the order of addition, and shows its help when called without a command."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """List the commands."""
         return list(self.commands)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the arguments of the group."""
         return super().parse_args(ctx, args or ["--help"])
 
 
 class Word(click.Choice):  # type: ignore[type-arg]
-    """One of several words; the error for a wrong one suggests the nearest."""
+    """A choice whose error suggests the nearest valid value."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Read it."""
         try:
             return str(super().convert(value, param, ctx))
         except click.BadParameter as error:
@@ -47,19 +43,18 @@ class Word(click.Choice):  # type: ignore[type-arg]
 
 
 class ModelArgument(click.Argument):
-    """The name of a model; if it is missing, the message lists some."""
+    """The name of a model; the error for a missing one lists some."""
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:
-        """Read it."""
         try:
             return super().process_value(ctx, value)
         except click.MissingParameter as error:
-            message = f"Name one, such as {', '.join(SOME)}; `autobatch models` lists all {len(MODELS)}"
+            message = f"Give one, such as {', '.join(SOME)}; `autobatch models` lists all {len(MODELS)}"
             raise click.MissingParameter(message, ctx, self) from error
 
 
 def model_argument(name: str = "model", metavar: str = "MODEL", also: Sequence[str] = (), **options: Any) -> Decorator:
-    """Make the argument that names a model, or several, or one of the words `also`."""
+    """Make the argument for the name of a model, or several; the words in `also` are allowed as well."""
 
     def check(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
         for model in value if isinstance(value, tuple) else (value,):
@@ -73,7 +68,7 @@ def model_argument(name: str = "model", metavar: str = "MODEL", also: Sequence[s
 
 
 def check_policy(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    """Refuse an unknown policy and a file that holds no policy; a resumed run has its policy in its checkpoint."""
+    """Raise an error for an unknown policy or an invalid policy file, unless a run resumes with its stored policy."""
     if not ctx.params.get("resume"):
         policies.get(value)
     return value
@@ -83,7 +78,7 @@ def split_policies(ctx: click.Context, param: click.Parameter, value: str) -> tu
     """Split a comma-separated list of distinct policies, and check each."""
     names = tuple(name.strip() for name in value.split(","))
     if "" in names or len(set(names)) < len(names):
-        raise click.BadParameter(f"{value!r} should be different names separated by commas, such as depth,agenda.")
+        raise click.BadParameter(f"must be distinct names separated by commas, such as depth,agenda, got {value!r}.")
     for name in names:
         policies.get(name)
     return names

@@ -1,4 +1,4 @@
-"""Load a model with its data; every command that runs a model begins with this."""
+"""Load a model with its data, the first step of every command that runs a model."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.plan.plan_cache import DEFAULT_SIZE
 from autobatch.schedule.schedule import Policy
 
-RECURSION_LIMIT = 10_000  # calls; Python's own 1,000 is too few for a sentence parsed into a chain
+RECURSION_LIMIT = 10_000  # calls; Python's default of 1,000 is too low for a sentence parsed into a chain
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A model, built for its data."""
+    """A model with its data."""
 
     spec: ModelSpec
     dataset: Dataset
@@ -35,11 +35,11 @@ class Workload:
     rng: np.random.Generator
     """Draws the order of the training data."""
     seed: int
-    """Of dropout."""
+    """Seed of dropout."""
     precision: str = "float32"
-    """Of matrix products."""
+    """Precision of matrix products."""
     threads: int | str = 1
-    """Of a mini-batch, see `ab.batched`."""
+    """Threads per mini-batch, see `ab.batched`."""
 
     def batched(
         self,
@@ -49,22 +49,22 @@ class Workload:
         max_bytes: int | None = None,
         plan_cache: int = DEFAULT_SIZE,
     ) -> Any:
-        """Wrap the model's `loss` or `scores` to run batched."""
+        """Make a batched function of the model's method `loss` or `scores`."""
         options: dict[str, Any] = {"seed": self.seed, "max_bytes": max_bytes, "plan_cache": plan_cache}
         function = getattr(self.model, method)
         options |= {"precision": self.precision, "threads": self.threads}
         return ab.batched(function, policy=policy, backend=backend, **options)
 
     def move_to(self, backend: str) -> None:
-        """Have the parameters where this backend runs."""
+        """Move the parameters to the device of this backend."""
         self.model.to("cuda" if backend == "cuda" else "cpu")
 
     def with_threads(self, threads: int | str) -> Workload:
-        """The same, to be run with so many threads."""
+        """Return a copy that runs with `threads` threads."""
         return replace(self, threads=threads)
 
     def first(self, n_instances: int) -> list[Any]:
-        """Take the first instances in the order of the data's files.
+        """Return the first `n_instances` instances in file order.
 
         Raises:
             DataError: the data holds fewer.
@@ -72,35 +72,35 @@ class Workload:
         items = self.dataset.items
         if len(items) < n_instances:
             raise DataError(
-                f"cannot take the first {n_instances} instances of {self.dataset.name}: it holds {len(items)}; "
-                f"ask for fewer (--batch-size, --minibatches)."
+                f"cannot take the first {n_instances} instances of {self.dataset.name}, which holds {len(items)}; "
+                f"reduce --batch-size or --minibatches."
             )
         return items[:n_instances]
 
     def up_to(self, n_instances: int) -> list[Any]:
-        """Take the first instances in the order of the data's files, or all if there are fewer.
+        """Return the first `n_instances` instances in file order, or all if there are fewer.
 
         Raises:
-            DataError: there is none.
+            DataError: the data is empty.
         """
         if not self.dataset.items:
-            raise DataError(f"{self.dataset.name} holds no instances; give a file with at least one (--data).")
+            raise DataError(f"{self.dataset.name} must hold at least one instance; give another file with --data.")
         return self.dataset.items[:n_instances]
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """How a stored model reads its data, whatever the data."""
+    """The vocabularies and sizes with which a stored model reads data."""
 
     vocabularies: Mapping[str, Vocabulary]
     sizes: Mapping[str, int]
 
 
 def find_here(model: str) -> ModelSpec:
-    """Find a model; a user's own package.module:Class is looked for where the command is given, too.
+    """Find a model; a user's package.module:Class may also be in the working directory.
 
     Raises:
-        DataError: there is no such model, or it cannot be used.
+        DataError: the model is unknown or unusable.
     """
     if "" not in sys.path:
         sys.path.insert(0, "")
@@ -117,15 +117,15 @@ def load_workload(
     answered: bool = True,
     build: Callable[[ModelSpec, Dataset, np.random.Generator], Any] | None = None,
 ) -> Workload:
-    """Find the model, load its data and build it; the same seed gives the same workload.
+    """Find a model, load its data and build it; equal seeds give equal workloads.
 
     Args:
-        encoding: of a stored model; without it, vocabularies and sizes come from the data.
-        answered: whether the instances must have answers: the tags, labels or numbers that the model predicts.
-        build: makes the model, if it is a stored one.
+        encoding: encoding of a stored model; by default, vocabularies and sizes are taken from the data.
+        answered: whether instances must have answers: the tags, labels or numbers that the model predicts.
+        build: builds a stored model; by default, a new one is built.
 
     Raises:
-        DataError: there is no such model or data, or it is malformed.
+        DataError: the model or the data is unknown, or malformed.
     """
     spec = find_here(model)
     _say_unused_dim(spec, dim)
@@ -141,20 +141,20 @@ def load_workload(
 
 
 def _say_unused_dim(spec: ModelSpec, dim: int) -> None:
-    """Say on standard error that a width was asked for, of a model that takes none."""
+    """Warn if --dim was given for a model whose constructor does not take it."""
     command = click.get_current_context(silent=True)
     asked = command is not None and command.get_parameter_source("dim") is ParameterSource.COMMANDLINE
     if asked and not spec.takes("dim"):
-        click.echo(f"autobatch: --dim {dim} is not used: the constructor of {spec.name} has no argument dim.", err=True)
+        click.echo(f"autobatch: --dim {dim} is ignored: the constructor of {spec.name} has no parameter dim.", err=True)
 
 
 def say_dim(workload: Workload) -> str:
-    """Say the width in a few words; nothing for a model that takes none."""
+    """Format the width, as ", dim 128"; "" for a model without one."""
     return f", dim {workload.dim}" if workload.spec.takes("dim") else ""
 
 
 def record(batched: Any, instances: Sequence[Any]) -> list[Any]:
-    """Record instances once, for all epochs, with room for deep recursion."""
+    """Record instances once for all epochs, with a higher recursion limit."""
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(max(limit, RECURSION_LIMIT))
     try:

@@ -45,7 +45,7 @@ def run_tests(check: Check) -> Result:
         except subprocess.TimeoutExpired:
             tests.kill()
             said, _ = tests.communicate()
-            result.note("no time was left for all of them")
+            result.note("no time left for all of them")
     print(said, file=sys.stderr)
     ended = {one or other: how for one, how, other in LINE.findall(said) if one or other}
     counts = Counter(ended.values())

@@ -43,7 +43,9 @@ def test_explain_says_into_how_many_parts(command: Command, policy: str) -> None
     limit = int(planned) // 2
     status, out, err = command(*explain, "--max-bytes", f"{limit / 1000}kB")
     assert (status, err) == (0, "")
-    (parts,) = re.findall(rf"run in (\d+) parts, .* the whole needs {planned} bytes and max_bytes is {limit}\n", out)
+    (parts,) = re.findall(
+        rf"run in (\d+) parts, .* the whole mini-batch needs {planned} bytes, and max_bytes is {limit}\n", out
+    )
     assert 2 <= int(parts) <= 6
     ((planned, held),) = re.findall(r"memory of values: (\d+) bytes planned, (\d+) held", out)
     assert int(planned) <= int(held) <= limit
@@ -61,7 +63,7 @@ def test_training_in_parts_resumes_and_gives_the_same_model(command: Command) ->
     )
     status, out, err = command(*larger, "--max-bytes", "12kB")
     assert (status, err) == (0, "")
-    assert out.splitlines()[2] == "with another --max-bytes: results are equal to rounding, not to the bit"
+    assert out.splitlines()[2] == "with another --max-bytes, results are equal up to rounding, not bit-identical"
     status, out, _ = command(*again)
     assert status == 0
     assert "rounding" not in out
@@ -88,7 +90,7 @@ def test_training_in_parts_resumes_and_gives_the_same_model(command: Command) ->
 def test_a_size_that_is_none_is_refused(command: Command, size: str) -> None:
     status, out, err = command("explain", "tree-lstm", "--max-bytes", size)
     assert (status, out) == (2, "")
-    assert f"{size!r} is no number of bytes; give one such as 2000000000, 2GB or 1.5GiB" in err
+    assert f"must be a number of bytes, such as 2000000000, 2GB or 1.5GiB, got {size!r}" in err
 
 
 def test_predictions_that_fail_leave_the_file_as_it_was(command: Command) -> None:

@@ -144,7 +144,7 @@ def test_resumed_training_needs_no_argument_again_and_appends_its_results(comman
     assert (status, out.splitlines()[0]) == (0, "no checkpoint in run yet; starting a new run")
     status, out, err = command(*again, "--epochs", 5, "--policy", "auto", "--dim", 4)
     assert (status, err) == (0, "")
-    assert "going on from run/last.safetensors: epochs done 4, mini-batches of the next 0" in out
+    assert "resuming from run/last.safetensors: 4 epochs and 0 mini-batches" in out
     results = read_json("train.jsonl")
     assert [result["epoch"] for result in results] == [1, 2, 3, 4, 5]
     assert {(result["data"], result["seed"], result["lr"]) for result in results} == {("trees.txt", 3, 0.03)}
@@ -188,31 +188,31 @@ def test_data_unlike_that_of_training_is_told(command: Command) -> None:
     evaluate = "eval", "tree-lstm", "--checkpoint", "run", "--data"
     assert command(*evaluate, "alike.txt")[::2] == (0, "")
     assert command(*evaluate, "trees.txt")[::2] == (0, "")
-    told = "autobatch: other.txt is unlike the training data: the model does not know 67% of its words.\n"
+    told = "autobatch: other.txt differs from the training data: the model does not know 67% of its words.\n"
     assert command(*evaluate, "other.txt")[::2] == (0, told)
-    told = "autobatch: listops is unlike the training data: the model does not know 100% of its words"
+    told = "autobatch: listops differs from the training data: the model does not know 100% of its words"
     assert command(*evaluate, "listops")[::2] == (0, f"{told} and 65% of its classes.\n")
     status, out, err = command("predict", "tree-lstm", "--checkpoint", "run", "--data", "listops", "--out", "out.jsonl")
     assert (status, out, err) == (0, "", f"{told}.\n")  # labels are ignored
 
 
 DISAGREEMENTS = [
-    (["train", "bilstm-tagger", "--resume"], "trained with model tree-lstm and bilstm-tagger was asked for"),
-    (["train", "tree-lstm", "--resume", "--dim", "5"], "trained with dim 4 and 5 was asked for; leave that out"),
-    (["train", "tree-lstm", "--resume", "--batch-size", "9"], "trained with batch size 8 and 9 was asked for"),
-    (["train", "tree-lstm", "--resume", "--policy", "depth"], "trained with policy score and depth was asked for"),
-    (["train", "tree-lstm", "--resume", "--seed", "1"], "trained with seed 0 and 1 was asked for"),
-    (["train", "tree-lstm", "--resume", "--data", "listops"], "trained with data trees.txt and listops was asked for"),
-    (["train", "tree-lstm"], "cannot begin in 'run': it holds the checkpoint of a run; add --resume"),
+    (["train", "bilstm-tagger", "--resume"], "model must be tree-lstm as before, got bilstm-tagger"),
+    (["train", "tree-lstm", "--resume", "--dim", "5"], "dim must be 4 as before, got 5;"),
+    (["train", "tree-lstm", "--resume", "--batch-size", "9"], "batch size must be 8 as before, got 9"),
+    (["train", "tree-lstm", "--resume", "--policy", "depth"], "policy must be score as before, got depth"),
+    (["train", "tree-lstm", "--resume", "--seed", "1"], "seed must be 0 as before, got 1"),
+    (["train", "tree-lstm", "--resume", "--data", "listops"], "data must be trees.txt as before, got listops"),
+    (["train", "tree-lstm"], "cannot start a run in 'run': it holds the checkpoint of another run; add --resume"),
     (
         ["eval", "lattice-lstm"],
-        "cannot use 'run/best.safetensors' for lattice-lstm: a tree-lstm was trained there; name",
+        "cannot use 'run/best.safetensors' for lattice-lstm: it holds a tree-lstm;",
     ),
     (
         ["predict", "lattice-lstm"],
-        "for lattice-lstm: a tree-lstm was trained there; name that model, or another folder.",
+        "for lattice-lstm: it holds a tree-lstm;",
     ),
-    (["eval", "tree-lstm", "--data", "no/file"], "cannot load data 'no/file': there is no such file"),
+    (["eval", "tree-lstm", "--data", "no/file"], "cannot load data 'no/file': no such file"),
 ]
 
 
@@ -228,7 +228,7 @@ def test_arguments_that_disagree_with_the_checkpoint_are_refused(command: Comman
         file.write("\n".join(TREES * 30) + "\n")
     status, _, err = command("train", "tree-lstm", "--checkpoint", "run", "--resume")
     assert (status, err.count("\n")) == (2, 1)
-    assert "trees.txt held 108 training instances and now holds 216; give the data as it was." in err
+    assert "trees.txt must hold 108 training instances as before, got 216;" in err
 
 
 FOLDERS = {
@@ -259,7 +259,7 @@ def test_training_goes_on_with_the_data_it_began_with(command: Command, model: s
     files[changed].write_text(f"{text[:place]} {text[place:]}")
     status, _, err = command("train", model, *options, "--epochs", 2)
     assert (status, err.count("\n")) == (2, 1)
-    assert "the training data in data has changed since; give the data as it was." in err
+    assert "the training data in data has changed;" in err
     assert Path("run", LAST).read_bytes() == before
     arrays, state = load_checkpoint(Path("run", LAST))
     assert state.pop("digest")
@@ -276,7 +276,7 @@ def test_other_trees_of_the_same_number_are_noticed(command: Command) -> None:
     Path("trees.txt").write_text(Path("trees.txt").read_text().replace("good", "fine"))
     status, _, err = command("train", "tree-lstm", *options, "--epochs", 2)
     assert (status, err.count("\n")) == (2, 1)
-    assert "the training data in trees.txt has changed since" in err
+    assert "the training data in trees.txt has changed;" in err
 
 
 def test_a_checkpoint_that_cannot_be_read_ends_in_one_sentence(command: Command) -> None:
@@ -287,11 +287,11 @@ def test_a_checkpoint_that_cannot_be_read_ends_in_one_sentence(command: Command)
     Path("arrays").mkdir()
     Path("arrays", LAST).write_bytes(save({"weight": np.ones(2)}))
     for name, sentence in (
-        ("cut", "it is cut short or no safetensors file"),
+        ("cut", "it is truncated or not a safetensors file"),
         ("foreign", "it is a checkpoint, but not of autobatch train"),
-        ("arrays", "it holds arrays but is no checkpoint; give a file that autobatch train --checkpoint wrote."),
-        ("missing", "in 'missing': there is no such folder or file; name a folder that autobatch train"),
-        ("empty", "in 'empty': it holds neither best.safetensors nor last.safetensors; name a folder that"),
+        ("arrays", "it holds arrays but not a checkpoint; pass a file written by autobatch train --checkpoint."),
+        ("missing", "in 'missing': it does not exist; give a folder written by autobatch train"),
+        ("empty", "in 'empty': it holds neither best.safetensors nor last.safetensors;"),
     ):
         for arguments in (["eval"], ["predict"], *([["train", "--resume"]] if name in ("cut", "foreign") else [])):
             status, out, err = command(*arguments, "tree-lstm", "--checkpoint", name)
@@ -299,7 +299,7 @@ def test_a_checkpoint_that_cannot_be_read_ends_in_one_sentence(command: Command)
             assert sentence in err
     assert Path("cut", LAST).read_bytes() == b"\x10\0\0"
     assert "--resume needs --checkpoint DIR" in command("train", "tree-lstm", "--resume")[2]
-    assert "cannot keep checkpoints in 'trees.txt/run'" in command(
+    assert "cannot write checkpoints to 'trees.txt/run'" in command(
         "train", "tree-lstm", "--checkpoint", "trees.txt/run"
     )[2]  # fmt: skip
 
@@ -317,7 +317,7 @@ def test_a_signal_ends_training_after_a_step_with_a_checkpoint(tmp_path: Path, n
         child.send_signal(number)
         _, err = child.communicate(timeout=60)
     assert child.returncode == 128 + number
-    assert err == "autobatch: interrupted; the checkpoint is in run, go on with --resume.\n"
+    assert err == "autobatch: interrupted; the checkpoint is in run, resume with --resume.\n"
     assert load_checkpoint(tmp_path / "run" / LAST).state["position"]["epochs"] >= 1
 
 

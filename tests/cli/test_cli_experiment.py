@@ -59,7 +59,7 @@ def test_what_is_interrupted_ends_in_a_sentence(command: Command, folder: Path) 
     (folder / "second.py").write_text(waiting + start + told + "    time.sleep(86400)\n")
     status, _, err = command("experiment", "second", folder / "pid")
     assert status == INTERRUPTED
-    assert err == "\nautobatch: interrupted; records that were written are complete, and claims go on from there.\n"
+    assert err == "\nautobatch: interrupted; written records are complete, and claims will resume from there.\n"
     child_id = int((folder / "pid").read_text())
     while not has_ended(child_id):
         time.sleep(0.01)
@@ -68,7 +68,7 @@ def test_what_is_interrupted_ends_in_a_sentence(command: Command, folder: Path) 
 def test_an_unknown_experiment_is_refused(command: Command, folder: Path) -> None:
     status, out, err = command("experiment", "fourth")
     assert (status, out) == (2, "")
-    assert err == "autobatch: there is no experiment 'fourth'; there are first, second, third.\n"
+    assert err == "autobatch: NAME must be one of first, second, third, got 'fourth'.\n"
 
 
 def test_outside_a_checkout_nothing_runs(command: Command, folder: Path) -> None:

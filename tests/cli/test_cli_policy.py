@@ -91,7 +91,9 @@ def test_learn_on_a_device(command: Command, tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("AUTOBATCH_CUDA", "elsewhere")
     status, output, errors = command(*learn)
     assert (status, output, errors.count("\n")) == (2, "", 1)
-    assert errors.startswith("autobatch: AUTOBATCH_CUDA='elsewhere': set it to host, to run on the processor")
+    assert errors.startswith(
+        "autobatch: AUTOBATCH_CUDA must be host (to run on the CPU) or unset (for a GPU), got 'elsewhere'"
+    )
 
 
 @pytest.mark.slow
@@ -145,7 +147,7 @@ def test_learn_on_families_gives_a_policy_for_any_model(
     assert (status, errors) == (0, "")
     policy = policies.load(path)
     assert output.splitlines()[-2].startswith(f"families: learned {policy.name} in ")
-    assert output.endswith(f"\nThe policy, which serves any model, is in {path}.\n")
+    assert output.endswith(f"\nWrote the policy, which works for any model, to {path}.\n")
     assert policy.name == f"{policy.rule}+backward+compact"
     assert [policy.about[name] for name in ("algorithm", "model", "seed")] == [algorithm, "families", 5]
     if shown:
@@ -173,7 +175,7 @@ def test_learn_names_the_file_after_the_model(
     (tmp_path / "trees.txt").write_text("\n".join(TREES * 12) + "\n")
     status, output, _ = command("policy", "learn", "mine:Mine", "--data", "trees.txt", *SMALL, "--episodes", 50)
     assert status == 0
-    assert output.endswith("the policy is in mine_Mine.policy.json.\n")
+    assert output.endswith("Wrote the policy to mine_Mine.policy.json.\n")
     status, output, _ = command("train", "mine:Mine", "--data", "trees.txt", "--dim", 4, "--epochs", 1,
                                 "--policy", "mine_Mine.policy.json")  # fmt: skip
     assert status == 0
@@ -203,7 +205,7 @@ def test_show_prints_each_state_and_what_runs(command: Command, learned: Path) -
         assert n_states == np.count_nonzero(policy.tables[way].updates.any(axis=1))
         assert lines[first + 1].split() == ["state", "runs", "value", "updates"]
         assert {line[:2] for line in lines[first + 1 : first + 2 + n_states]} == {"  "}
-    rival = lines.index("its rival, of which the schedule is kept where it is shorter: a state machine that sees sort")
+    rival = lines.index("its rival, whose schedule is used if it is shorter: a state machine that sees sort")
     told = [int(line.split()[1]) for line in lines[rival:] if line.startswith(WAYS)]
     assert told == [int(table.updates.any(axis=1).sum()) for table in policy.machines[1].tables.values()]
     assert "  leaf!" in output
@@ -215,7 +217,7 @@ def test_show_draws_the_machine(command: Command, learned: Path, tmp_path: Path)
     dot, png = tmp_path / "x.dot", tmp_path / "x.png"
     status, output, errors = command("policy", "show", learned, "tree-lstm-2type", *SMALL, "--plot", dot)
     assert (status, errors) == (0, "")
-    assert output.endswith(f"\nThe drawing is in {dot}.\n")
+    assert output.endswith(f"\nWrote the drawing to {dot}.\n")
     lines = dot.read_text().splitlines()
     assert (lines[0], lines[-1]) == ("digraph policy {", "}")
     assert '    forward0 [label="leaf!\\nruns leaf"];' in lines
@@ -252,7 +254,7 @@ def test_diff_of_a_policy_and_itself(command: Command, learned: Path) -> None:
     assert (status, errors) == (0, "")
     lines = output.splitlines()
     assert lines.pop(2) == "the rival: a state machine that sees sort"
-    assert [line.split(", ")[1] for line in lines] == ["0 of them decided differently; 0 only in the first"] * 4
+    assert [line.split(", ")[1] for line in lines] == ["0 with different types; 0 only in the first"] * 4
 
 
 def test_diff_lists_the_states_decided_differently(command: Command, learned: Path, tmp_path: Path) -> None:
@@ -268,7 +270,7 @@ def test_diff_lists_the_states_decided_differently(command: Command, learned: Pa
     changed = [line.split() for line in output.splitlines() if line.startswith("  ") and "state" not in line]
     assert 0 < len(changed) <= int(tried.sum())
     assert all({line[-2], line[-1]} == {"merge", "merge_other"} for line in changed)
-    assert f"{len(changed)} of them decided differently; 0 only in the first" in output
+    assert f"{len(changed)} with different types; 0 only in the first" in output
 
 
 def test_rules_are_shown_compared_and_measured(command: Command, tmp_path: Path) -> None:
@@ -321,32 +323,32 @@ def test_explain_takes_a_file_and_goes_on_if_asked_to(learned: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["learn", "tree-lstm", "--out", "none/x.json"], "cannot save policy 'none/x.json': there is no folder 'none'"),
+        (["learn", "tree-lstm", "--out", "none/x.json"], "cannot save policy 'none/x.json': the folder 'none'"),
         (["learn", "tree-lstn"], "tree-lstn"),
         (["learn", "tree-lstm", "--algorithm", "k"], "--algorithm"),
         (["learn", "tree-lstm", "--episodes", "0"], "--episodes"),
-        (["learn", "tree-lstm", "--plot", "x.png"], "algorithm 'q' has no option --plot; leave it out, its"),
-        (["learn", "families"], "'q' learns a state machine by Q-learning, which serves the types of one model only; "),
+        (["learn", "tree-lstm", "--plot", "x.png"], "algorithm 'q' has no option --plot; its options are"),
+        (["learn", "families"], "'q' learns a state machine by Q-learning for the types of one model; "),
         (["learn", "families"], "--algorithm ppo (for --steps N) or --algorithm es (for --generations N)."),
-        (["learn", "families", "--algorithm", "es", "--episodes", "3"], "leave it out, its options are --generations."),
-        (["learn", "families", "--algorithm", "es", "--data", "x"], "are generated, so there is no option --data;"),
-        (["learn", "families", "--algorithm", "ppo", "--plot", "none/x.png"], "cannot draw how learning went to 'none"),
+        (["learn", "families", "--algorithm", "es", "--episodes", "3"], "its options are --generations."),
+        (["learn", "families", "--algorithm", "es", "--data", "x"], "are generated, without option --data;"),
+        (["learn", "families", "--algorithm", "ppo", "--plot", "none/x.png"], "cannot draw the learning curve to"),
         (["learn", "tree-lstm", *SMALL, "--minibatches", "100000"], "cannot take the first 800000 instances"),
         (["show", "none.json"], "cannot load policy 'none.json': no such file or directory; "),
-        (["show", "agenda"], "cannot look into policy 'agenda': it comes with the package and has learned nothing, so"),
+        (["show", "agenda"], "cannot show policy 'agenda': "),
         (["show", "score+sideways"], "got 'score+sideways'"),
-        (["diff", "score", "depth"], "cannot look into policy 'depth': it comes with the package"),
-        (["diff", "score", "network"], "cannot compare 'score' with 'network': one is a rule with weights, the"),
-        (["show", "two.policy.json", "tree-lstm", "--plot", "none/x.png"], "there is no folder 'none'; make it first."),
+        (["diff", "score", "depth"], "cannot show policy 'depth': "),
+        (["diff", "score", "network"], "cannot compare 'score' with 'network': a rule with weights and"),
+        (["show", "two.policy.json", "tree-lstm", "--plot", "none/x.png"], "the folder 'none' does not exist"),
         (["show", "broken.json"], "cannot load policy 'broken.json': the file is truncated or not JSON"),
-        (["show", "rule.json", "--plot", "x.png"], "cannot draw 'rule.json' to 'x.png': a drawing shows"),
-        (["show", "two.policy.json", "--plot", "x.png"], "cannot draw 'two.policy.json' to 'x.png': a drawing shows"),
-        (["show", "two.policy.json", "tree-lstm-2type", *SMALL, "--plot", "x.svg"], "cannot draw 'x.svg': its name"),
+        (["show", "rule.json", "--plot", "x.png"], "cannot draw 'rule.json' to 'x.png': --plot needs"),
+        (["show", "two.policy.json", "--plot", "x.png"], "cannot draw 'two.policy.json' to 'x.png': --plot needs"),
+        (["show", "two.policy.json", "tree-lstm-2type", *SMALL, "--plot", "x.svg"], ".png, .dot, got '.svg'"),
         (["show", "two.policy.json", "tree-lstm-2type", *SMALL, "--plot", "none/x.dot"], "cannot draw 'none/x.dot'"),
         (["show", "two.policy.json", "lattice-lstm", *SMALL, "--plot", "x.dot"], "using a policy: it was learned for"),
         (["eval", "two.policy.json", "lattice-lstm", *SMALL], "using a policy: it was learned for the types leaf, "),
         (["eval", "two.policy.json", "tree-lstm-2type", "--skip", "1000000"], "cannot take the first 1000256"),
-        (["diff", "two.policy.json", "rule.json"], "cannot compare 'two.policy.json' with 'rule.json': one is a state"),
+        (["diff", "two.policy.json", "rule.json"], "cannot compare 'two.policy.json' with 'rule.json': a state"),
         (["diff", "two.policy.json"], "FILE"),
         (["bogus"], "bogus"),
     ],

@@ -85,7 +85,7 @@ def test_a_killed_run_leaves_no_step_twice(command: Command, tmp_path: Path) -> 
         os.kill(child.pid, signal.SIGKILL)
     status, out, _ = command("train", "tree-lstm", *options, "--resume", "--epochs", 1)
     assert status == 0
-    n_done = int(out.split("epochs done ")[1].split(",")[0])
+    n_done = int(out.split("resuming from ")[1].split(": ")[1].split()[0])
     n_epochs = n_done + 2
     assert command("train", "tree-lstm", *options, "--resume", "--epochs", n_epochs)[0] == 0
     for run, stride in (("steps", 1), ("epochs", STEPS_PER_EPOCH)):

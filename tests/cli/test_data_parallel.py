@@ -89,7 +89,7 @@ def test_a_killed_process_ends_the_run_in_a_sentence_and_another_number_goes_on(
     _, err = process.communicate(timeout=SECONDS)
     assert time.monotonic() - began < 10.0
     assert process.returncode == 2
-    assert err == ("autobatch: process 1 of 2 was ended by SIGKILL; the checkpoint is in run, go on with --resume.\n")
+    assert err == ("autobatch: process 1 of 2 was ended by SIGKILL; the checkpoint is in run, resume with --resume.\n")
     assert len(read_figures("run.jsonl")) < 40
     assert run(*words, "--resume", "--data-parallel", n)[0] == 0
     check_equal("whole.jsonl", "run.jsonl")
@@ -127,7 +127,7 @@ def test_a_signal_ends_all_after_one_step(folder: Path) -> None:
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 128 + signal.SIGTERM
-    assert err == "autobatch: interrupted; the checkpoint is in run, go on with --resume.\n"
+    assert err == "autobatch: interrupted; the checkpoint is in run, resume with --resume.\n"
     assert not is_running(other)
 
 
@@ -148,7 +148,7 @@ def test_a_signal_ends_a_run_whose_other_processes_are_stopped(folder: Path, n: 
     _, err = process.communicate(timeout=SECONDS)
     assert time.monotonic() - began < 10.0
     assert process.returncode == 128 + number
-    assert err == "autobatch: interrupted; the checkpoint is in run, go on with --resume.\n"
+    assert err == "autobatch: interrupted; the checkpoint is in run, resume with --resume.\n"
     assert not any(map(is_running, others))
     assert run("--epochs", "1", "--checkpoint", "run", "--resume")[0] == 0
 
@@ -162,7 +162,7 @@ def test_two_signals_at_once_end_it_in_one_sentence(folder: Path, n: int) -> Non
         process.send_signal(number)
     _, err = process.communicate(timeout=SECONDS)
     assert process.returncode in (128 + signal.SIGINT, 128 + signal.SIGTERM)
-    assert err == "autobatch: interrupted; the checkpoint is in run, go on with --resume.\n"
+    assert err == "autobatch: interrupted; the checkpoint is in run, resume with --resume.\n"
 
 
 @pytest.mark.slow

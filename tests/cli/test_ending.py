@@ -103,7 +103,7 @@ def test_a_full_disk_ends_it_in_a_sentence_and_leaves_nothing_half_written(
             pytest.importorskip("tensorboard")
         process = begin(*words, before=partial(limit_files, n_bytes))
         _, err = process.communicate(timeout=120)
-        told = [line for line in err.splitlines() if "compiling" not in line and "cannot keep" not in line]
+        told = [line for line in err.splitlines() if "compiling" not in line and "cannot cache" not in line]
         assert process.returncode == 2, words
         assert len(told) == 1, err
         assert "file too large; " in told[0].lower()
@@ -147,8 +147,8 @@ def test_too_little_memory_ends_it_in_a_sentence(
     monkeypatch.setattr("autobatch.models.spec.ModelSpec.build", lambda *arguments: np.empty(shape))
     status, out, err = command("train", "tree-lstm")
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith("autobatch: cannot go on: memory is not enough (Unable to allocate ")
-    assert err.endswith("); ask for less, such as by --dim, --batch-size or --max-bytes.\n")
+    assert err.startswith("autobatch: cannot continue: out of memory (Unable to allocate ")
+    assert err.endswith("); reduce --dim, --batch-size or --max-bytes.\n")
 
 
 def test_memory_errors_without_a_word_end_it_so_too(capfd: pytest.CaptureFixture[str]) -> None:
@@ -156,7 +156,7 @@ def test_memory_errors_without_a_word_end_it_so_too(capfd: pytest.CaptureFixture
         raise MemoryError
 
     assert run_to_the_end(fail) == 2
-    assert capfd.readouterr().err.startswith("autobatch: cannot go on: memory is not enough; ask for less")
+    assert capfd.readouterr().err.startswith("autobatch: cannot continue: out of memory; reduce --dim")
 
 
 @pytest.mark.parametrize("name", ["train", "bench", "explain", "warm"])
@@ -165,7 +165,7 @@ def test_a_width_beyond_any_memory_is_refused(name: str, exponent: int, command:
     dim = 10**exponent + 1
     status, out, err = command(name, "tree-lstm", "--dim", dim)
     assert (status, out) == (2, "")
-    assert f"'--dim': must be a whole number from 1 to 1000000, got '{dim}'; see autobatch {name} --help." in err
+    assert f"'--dim': must be an int from 1 to 1000000, got '{dim}'; see autobatch {name} --help." in err
 
 
 # --- lines of JSON ---
@@ -196,7 +196,7 @@ def test_lines_of_others_stay(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no device that is always full")
 def test_a_line_that_cannot_be_written_is_an_error() -> None:
     with (
-        pytest.raises(DataError, match="cannot write results to /dev/full: no space left on device; make room"),
+        pytest.raises(DataError, match="cannot write results to /dev/full: no space left on device"),
         open_json(Path("/dev/full")) as results,
     ):
         results.write({"epoch": 1})

@@ -69,14 +69,14 @@ def test_options_that_an_experiment_does_not_take_are_refused(
 ) -> None:
     status, _, err = command("tree-lstm", flag, option, value)
     assert status == 2
-    assert f"{flag} takes no {option}; leave it out" in err
+    assert f"{flag} does not support {option}; leave it out" in err
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--peers", "--policy", "depth,agenda"], "--peers takes one policy, not 2"),
-        (["tree-lstm", "--out", "records"], "--out goes with --peers, --roofline and --compile"),
+        (["--peers", "--policy", "depth,agenda"], "--policy must be one policy with --peers, got 2"),
+        (["tree-lstm", "--out", "records"], "--out needs --peers, --roofline or --compile"),
         ([], "Missing argument 'MODEL'"),
     ],
 )

@@ -120,7 +120,7 @@ def test_a_file_does_not_choose_what_is_imported(
     data = "--data", folder / "tree-lstm.txt"
     for words in (("predict", *data), ("eval", *data), ("serve", "--port", 0), ("warm",)):
         status, _, err = command(*words, "--model", "x.ab")
-        assert (status, "a file must not choose which module is imported" in err) == (2, True), err
+        assert (status, "a file must not cause an import" in err) == (2, True), err
     assert not Path("imported").exists()
     assert "antigravity" not in sys.modules
 

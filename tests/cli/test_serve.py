@@ -164,7 +164,7 @@ def test_a_new_checkpoint_is_taken_up(run: Path, tmp_path: Path) -> None:
         assert process.wait(60) == 0
         assert process.stdout is not None
         said = process.stdout.read()
-        assert "the model stays as it was" in said
+        assert "kept the current model" in said
         assert "took up" in said
         assert "Traceback" not in said
 
@@ -446,10 +446,8 @@ def test_others_reach_it_only_by_a_token(command: Command, run: Path, monkeypatc
     monkeypatch.delenv("AUTOBATCH_TOKEN", raising=False)
     status, out, err = command("serve", "tree-lstm", "--checkpoint", run, "--host", "0.0.0.0")
     assert (status, out) == (2, "")
-    assert err == (
-        "autobatch: serving at 0.0.0.0: others reach that address; set AUTOBATCH_TOKEN, which requests then have to "
-        "show.\n"
-    )
+    assert err.count("\n") == 1
+    assert err.startswith("autobatch: AUTOBATCH_TOKEN must be set to serve at 0.0.0.0")
 
 
 def test_what_is_not_there_is_refused(command: Command, run: Path, tmp_path: Path) -> None:
@@ -458,7 +456,7 @@ def test_what_is_not_there_is_refused(command: Command, run: Path, tmp_path: Pat
     assert "cannot find a checkpoint" in err
     status, _, err = command("serve", "bilstm-tagger", "--checkpoint", run)
     assert status == 2
-    assert "a tree-lstm was trained there" in err
+    assert "it holds a tree-lstm" in err
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         status, _, err = command("serve", "tree-lstm", "--checkpoint", run, "--port", port)
@@ -470,7 +468,7 @@ def test_what_is_not_there_is_refused(command: Command, run: Path, tmp_path: Pat
 def test_a_port_is_one_of_those_that_there_are(port: object, command: Command, run: Path) -> None:
     status, out, err = command("serve", "tree-lstm", "--checkpoint", run, "--port", port)
     assert (status, out) == (2, "")
-    assert f"Invalid value for '--port': must be a whole number from 0 to 65535, got '{port}'" in err
+    assert f"Invalid value for '--port': must be an int from 0 to 65535, got '{port}'" in err
     assert err.count("\n") == 1
 
 

@@ -38,7 +38,7 @@ def test_a_model_that_there_is_not_ends_it_in_a_sentence(command: Command) -> No
 
 def test_it_says_where_there_is_no_cache(command: Command) -> None:
     status, out, _ = command("warm", "--dim", 4)
-    assert (status, out) == (0, "tree-lstm: compiled\nThere is no cache: AUTOBATCH_CACHE is off.\n")
+    assert (status, out) == (0, "tree-lstm: compiled\nThe cache is off (AUTOBATCH_CACHE).\n")
 
 
 def test_of_a_file_its_predictions_are_run(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 def test_later_processes_compile_nothing(environment: dict[str, str], tmp_path: Path) -> None:
     """Even where the variable says to wait for nothing, this command waits."""
     told = run(environment, "-m", "autobatch", "warm", "--dim", "16", "--threads", "1")
-    assert told.endswith(f"tree-lstm: compiled\nIt lies in {tmp_path / 'cache'}.\n")
+    assert told.endswith(f"tree-lstm: compiled\nThe cache is {tmp_path / 'cache'}.\n")
     assert run(environment, "-c", STEP) == "0 []\n"
 
 

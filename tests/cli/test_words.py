@@ -87,7 +87,7 @@ def test_the_nearest_model_is_named(path: tuple[str, ...], seed: int, command: C
     needed = ("--checkpoint", "runs", "--out", "x.ab") if path == ("export",) else ()
     status, out, err = command(*path, *first, wrong, *needed)
     assert (status, out) == (2, "")
-    assert f"cannot find model {wrong!r}: did you mean " in err
+    assert f"cannot find model {wrong!r}; did you mean " in err
 
 
 @pytest.mark.parametrize("path", [*commands_with("policy"), *commands_with("policies")], ids=" ".join)
@@ -112,7 +112,7 @@ def test_the_nearest_backend_is_named(path: tuple[str, ...], name: str, command:
 def test_a_command_without_its_model_names_some(name: str, command: Command) -> None:
     status, _, err = command(name)
     assert status == 2
-    assert f"Name one, such as {', '.join(SOME)}; `autobatch models` lists all {len(MODELS)}" in err
+    assert f"Give one, such as {', '.join(SOME)}; `autobatch models` lists all {len(MODELS)}" in err
     assert set(SOME) <= MODELS.keys()
 
 

@@ -195,9 +195,9 @@ def test_bench_chooses_before_it_measures() -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["tree-lstm", "--threads", "0"], "'0' is no number of threads; give one of at least 1, or auto."),
-        (["tree-lstm", "--threads", "many"], "'many' is no number of threads"),
-        (["--peers", "--threads", "auto"], "--peers compares at given numbers of threads; give one."),
+        (["tree-lstm", "--threads", "0"], "must be an int of at least 1, or auto, got '0'"),
+        (["tree-lstm", "--threads", "many"], "or auto, got 'many'"),
+        (["--peers", "--threads", "auto"], "--threads must be a number with --peers, got auto."),
     ],
 )
 def test_what_is_no_number_is_refused_at_the_command_line(arguments: list[str], why: str) -> None:

@@ -39,7 +39,7 @@ def test_all_sections_run_on_the_processor(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "--quick", "--out", str(tmp_path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("times mean nothing here") == len(gpu_check.SECTIONS)
+    assert done.stdout.count("times are meaningless") == len(gpu_check.SECTIONS)
     for name in gpu_check.SECTIONS:
         figures = json.loads((tmp_path / f"gpu_check-host-{name}.json").read_text())["figures"]
         assert figures["device"] == HostDevice.name
@@ -109,7 +109,7 @@ def test_what_there_is_no_time_for_is_noted() -> None:
     done: list[int] = []
     Check(HostDevice(), quick=True, seed=0, deadline=0.0).measure_each(result, [(1,), (2,), (3,)], done.append)
     assert done == [1]
-    assert result.notes == ["no time was left for [(2,), (3,)]"]
+    assert result.notes == ["no time left for [(2,), (3,)]"]
 
 
 def test_a_section_that_fails_ends_no_others(

@@ -1,1 +1,1 @@
-"""Commands that show what becomes of a program."""
+"""Commands that explain batching and compilation."""

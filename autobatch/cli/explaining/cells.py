@@ -1,8 +1,8 @@
-"""Print how a cell is compiled: its program after every pass, from the trace to the source of its kernels.
+"""Print the compilation of a cell: its program after every pass, from the trace to the source of its kernels.
 
-Every result is checked from its definition before it is shown. The kernels are those of the cpu backend or of the cuda
-backend; of the latter a table says what they need of GPUs. Below the steps is a reason for each pair of neighbours
-that are not in one loop nest.
+Every result is checked against its definition before it is shown. Kernels are those of the cpu backend, or those of
+the cuda backend with a table of their resources. Below the steps is a reason for each pair of adjacent steps that were
+not fused.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from autobatch.plan.plan import PlannedCell, Planner
 
 TITLES = {
     "traced": "program, as traced",
-    "simplified": "program, simplified: nothing is computed twice, or known",
+    "simplified": "program, simplified: common subexpressions eliminated, constants folded",
     "joined": "program, joined: sums of products are one product",
     "stacked": "program, stacked: inner batches are one instruction",
     "stacked simplified": "program, stacked and simplified again: this one is executed",
     "derived": "derivative",
     "derivative simplified": "derivative, simplified",
-    "recomputed": "derivative, with what backward computes again instead of having it saved",
+    "recomputed": "derivative, with rematerialisation: recomputed in backward instead of saved",
     "layout": "layout",
     "lowered": "lowered to loops, products, and interpreted ops",
     "cut": "cut: loops over one gate each",
-    "hoisted": "hoisted: what runs once for all rows of the type",
+    "hoisted": "hoisted: steps that run once for all rows of the type",
     "fused": "fused: steps, and loop nests of kernels",
     "storage": "storage",
     "source": "steps, and the source of their kernels",
-    "resources": "what the kernels need of GPUs, per thread and block",
-    "weights": "weights: what runs once over all rows of the type, for the gradients of parameters",
+    "resources": "resources of the kernels on GPUs, per thread and block",
+    "weights": "weights: steps for gradients of parameters, each once over all rows of the type",
 }
 AS_BEFORE = "as before"
 
@@ -56,22 +56,22 @@ def show_cells(
     passes: Sequence[str] = (),
     gpu_dtype: str = "",
 ) -> str:
-    """Describe the types of a cell, one after the other.
+    """Describe the compilation of the types of a cell.
 
     Args:
-        graph: of a recorded mini-batch, merged and rewritten.
-        planner: decides what is executed.
-        name: of the cell, for all its types; or of a type as reports number them, such as `merge#2`.
-        training: plan for backward too, and show it.
-        passes: what to show, of `TITLES`; all if there are none.
-        gpu_dtype: the model's float type, for the kernels of the cuda backend; "" for those of the cpu backend.
+        graph: graph of a recorded mini-batch, merged and rewritten.
+        planner: the planner of the cells.
+        name: name of a cell, for all its types; or of a type as numbered by reports, such as `merge#2`.
+        training: whether to plan and show the backward pass.
+        passes: keys of `TITLES` to show; empty for all.
+        gpu_dtype: the model's dtype to show cuda kernels; "" to show those of the cpu backend.
 
     Raises:
         BackendError: kernels cannot be compiled for GPUs.
-        DataError: no node of the mini-batch is of such a cell.
-        GraphError, PlanError: what a pass made is wrong; a defect of autobatch.
+        DataError: the mini-batch has no node of this cell.
+        GraphError, PlanError: the result of a pass is wrong, a bug in autobatch.
 
-    Cost: that of planning and compiling each type, without what LLVM makes of the source.
+    Cost: planning and compiling each type, except for LLVM.
     """
     types = graph.types
     assert isinstance(types, TypeTable), "the graph was recorded"
@@ -80,7 +80,7 @@ def show_cells(
     found = [kind for kind in used if name in (types[kind].name, names[kind])]
     if not found:
         known = dict.fromkeys(types[kind].name for kind in used)
-        raise DataError(f"there is no cell {name!r} in this mini-batch; there are {', '.join(known)}.")
+        raise DataError(f"cell must be one of the mini-batch's cells {', '.join(known)}, got {name!r}.")
     texts = []
     for kind in found:
         node_type = types[kind]
@@ -90,14 +90,14 @@ def show_cells(
             for key, title, text in _sections(planner.plan_cell(node_type, training), passes or TITLES, gpu_dtype)
             if key in (passes or TITLES)
         ]
-        texts.append("\n".join([head, *(sections or ["\n(none of these passes is run for it)"])]))
+        texts.append("\n".join([head, *(sections or ["\n(these passes do not run for this type)"])]))
     return "\n\n".join(texts)
 
 
 def _sections(cell: PlannedCell, passes: Collection[str], gpu_dtype: str) -> Iterator[tuple[str, str, str]]:
-    """The pass, title and text of each result, in the order in which one is made from the other."""
+    """Yield the pass, title and text of each result, in the order of compilation."""
     yield from _programs(cell)
-    yield "layout", TITLES["layout"], str(cell.layout) or "no columns: nothing is read from other nodes or saved"
+    yield "layout", TITLES["layout"], str(cell.layout) or "no columns: no inputs from other nodes and no saved values"
     stages = {"forward": compile_forward} | ({} if cell.derivative is None else {"backward": compile_backward})
     sources: list[CudaSource] = []
     for name, compile_stage in stages.items():
@@ -116,14 +116,14 @@ def _sections(cell: PlannedCell, passes: Collection[str], gpu_dtype: str) -> Ite
 def _noted(
     cell: PlannedCell, compile_stage: Callable[[PlannedCell, Note], StageProgram]
 ) -> tuple[list[tuple[str, str]], StageProgram]:
-    """The passes over a stage with what each made, and the stage."""
+    """Compile a stage; return the result of each pass, and the stage."""
     noted: list[tuple[str, str]] = []
     stage = compile_stage(cell, lambda key, text: noted.append((key, text)))
     return noted, stage
 
 
 def _programs(cell: PlannedCell) -> Iterator[tuple[str, str, str]]:
-    """The programs, each with how many instructions it has, and derivatives."""
+    """Yield the programs and derivatives, with their numbers of instructions in the titles."""
     before: CellProgram | Derivative | None = None
     for key, result in cell.passes or (("traced", cell.type.program), ("stacked", cell.program)):
         if isinstance(result, CellProgram):
@@ -145,14 +145,14 @@ def _count(n: int) -> str:
 
 
 def _reasons(key: str, before: CellProgram | Derivative | None) -> str:
-    """How many instructions simplification met, and why they went."""
+    """Describe how many instructions simplification removed, and why."""
     if key != "simplified" or not isinstance(before, CellProgram):
         return ""
     return "".join(f", {n} {why}" for why, n in simplify_why(before).why.items())
 
 
 def _show_weights(derivative: Derivative) -> str:
-    """What computes each gradient of a parameter; these steps run one by one, each over all rows."""
+    """List the steps that compute gradients of parameters; they run one by one, each over all rows."""
     lines = []
     for index in derivative.weights:
         source = derivative.vars[index].source
@@ -160,7 +160,7 @@ def _show_weights(derivative: Derivative) -> str:
         if source.op.view:
             how = "a view"
         elif source.op.name == "row_sum_outer":
-            how = "one product, which a library computes"
+            how = "one product, by a library"
         elif source.op is ROW_SUM:
             how = "one pass over the rows"
         else:
@@ -170,5 +170,5 @@ def _show_weights(derivative: Derivative) -> str:
     for _, scatters in derivative.tables:
         lines += [f"rows %{s.ids} of a table += %{s.values}  # rows with the same id are summed" for s in scatters]
     if not lines:
-        return "nothing: no parameter is read"
+        return "none: no parameter is read"
     return "\n".join([*lines, "neighbours are not fused: each step runs once over all rows of the type"])

@@ -1,4 +1,4 @@
-"""`autobatch explain`: what runs together under several policies, and why not more."""
+"""`autobatch explain`: show the batches of several policies, and why they are not larger."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from autobatch.inspect.plotting import plot_schedules
 @options.count_option(
     "--batch-size",
     32,
-    "How many instances to batch: the first, in the order of the data's files; all if there are fewer.",
+    "Instances to batch: the first in file order; all if there are fewer.",
 )
 @options.policies_option("auto,depth,agenda")
 @options.choice_option(
     "--bound",
     ["chain", "pairs"],
     "chain",
-    "How to bound the batches: by the chains of each type, or by pairs of types, which takes seconds.",
+    "Method of the lower bound on batches: by chains of each type, or by pairs of types, which takes seconds.",
 )
-@click.option("--training", is_flag=True, help="Run backward too, and count it.")
-@click.option("--memory", is_flag=True, help="Show where values lie, in cells and between, and what moves.")
-@click.option("--cell", metavar="NAME", help="Show instead what becomes of a cell: programs, layout, kernels, and why.")
+@click.option("--training", is_flag=True, help="Run and count the backward pass too.")
+@click.option("--memory", is_flag=True, help="Show the placement of values, within and between cells, and copies.")
+@click.option("--cell", metavar="NAME", help="Instead, show the compilation of a cell: programs, layout and kernels.")
 @click.option(
     "--pass",
     "passes",
     metavar="NAME",
     type=click.Choice(list(TITLES)),
     multiple=True,
-    help="With --cell, show only what this pass makes of it; may be given several times.",
+    help="With --cell, show only the result of this pass; may be given several times.",
 )
 @click.option(
     "--plot",
     "plot_path",
     metavar="FILE",
     type=FILE,
-    help="Draw what ran when, or with --memory where values lie under the first policy, into a PNG, PDF or SVG file.",
+    help="Draw the schedules, or with --memory the placement of the first policy, to a PNG, PDF or SVG file.",
 )
 @options.backend_option
 @options.max_bytes_option
@@ -69,11 +69,11 @@ def explain(
     threads: int | str,
     seed: int,
 ) -> None:
-    """Show what runs together under several policies, and why not more.
+    """Show the batches of a mini-batch under several policies, and why they are not larger.
 
-    MODEL is a name that `autobatch models` lists, or package.module:Class. For each policy: the nodes and their types,
-    the batches, what compacting would leave of them, the fewest possible, the launches, the bytes copied, what was
-    rewritten, the memory that values take, and the types whose nodes ran alone, with the reason.
+    MODEL is a name from `autobatch models`, or package.module:Class. The report of a policy lists the nodes and types,
+    the batches, also after compaction, their lower bound, launches, bytes copied, rewrites, the memory of values, and
+    the types whose nodes ran alone, with the reason.
 
     \b
     Example:
@@ -81,15 +81,15 @@ def explain(
       autobatch explain tree-lstm --cell merge --backend cuda
     """
     if cell is not None and (memory or plot_path is not None):
-        raise click.UsageError("--cell shows a cell and no mini-batch; --memory and --plot do not go with it.")
+        raise click.UsageError("--memory and --plot show a mini-batch and cannot be combined with --cell.")
     if passes and cell is None:
-        raise click.UsageError("--pass shows what a pass makes of a cell; name the cell with --cell.")
+        raise click.UsageError("--pass needs --cell, the cell to show.")
     if plot_path is not None:
         require_picture(plot_path, "draw")
     use_threads(threads)
     workload = load_workload(model, data, dim, seed).with_threads(threads)
     instances = workload.up_to(batch_size)
-    on_gpu = cell is not None and backend == "cuda"  # nothing runs, so that no GPU is needed
+    on_gpu = cell is not None and backend == "cuda"  # kernels are only printed, so no GPU is needed
     losses = [workload.batched("loss", policy, "reference" if on_gpu else backend, max_bytes) for policy in policies]
     which = f"the first {batch_size}" if len(instances) == batch_size else f"all {len(instances)}"
     click.echo(f"{model}, {which} instances of {workload.dataset.name}")

@@ -1,4 +1,4 @@
-"""Show what the kernels of a cell need of GPUs: registers, shared memory and spilled bytes; no GPU is needed."""
+"""Show the registers, shared memory and spilled bytes of a cell's CUDA kernels, without a GPU."""
 
 from __future__ import annotations
 
@@ -11,25 +11,23 @@ from autobatch.cli.results import format_table
 from autobatch.compiler.cuda.resources import COMPILER, GPUS, has_compiler, measure_resources
 from autobatch.compiler.cuda.source import CudaSource
 
-NO_COMPILER = (
-    f"{COMPILER} is not here, which compiles kernels for GPUs: install NVIDIA's CUDA toolkit to see this table"
-)
-NO_KERNELS = "nothing: there are no kernels"
-PLACE = "int32"  # of mini-batches whose values are no more than 2**31 elements
+NO_COMPILER = f"{COMPILER} is missing: install NVIDIA's CUDA toolkit to see the resources of the kernels"
+NO_KERNELS = "no kernels"
+PLACE = "int32"  # type of places, enough for up to 2**31 elements of values
 COLUMNS = ("kernel", "GPU", "threads per row", "registers", "spilled bytes", "shared bytes")
 
 
 def show_resources(sources: Sequence[CudaSource], dtype: str, about: str) -> str:
-    """A table with a line for each kernel of these stages on each GPU, or why there is none.
+    """Format a table with a line per kernel of these stages and GPU, or the reason for having none.
 
-    Registers and spilled bytes are those of a thread, shared bytes those of a block.
+    Registers and spilled bytes are per thread, shared bytes per block.
 
     Args:
-        dtype: the model's float type.
-        about: what they belong to, for messages.
+        dtype: the model's dtype.
+        about: subject of error messages.
 
     Raises:
-        BackendError: they cannot be compiled.
+        BackendError: the kernels cannot be compiled.
     """
     if not has_compiler():
         return NO_COMPILER

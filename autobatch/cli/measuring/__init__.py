@@ -1,1 +1,1 @@
-"""Commands that measure."""
+"""Commands that measure speed and check the installation."""

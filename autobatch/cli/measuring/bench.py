@@ -1,4 +1,4 @@
-"""`autobatch bench`: measure how fast a model runs under several policies, or call an experiment that compares it."""
+"""`autobatch bench`: measure the speed of a model under several policies, or run an experiment that compares it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from autobatch.cli.workload import load_workload, say_dim
 @options.policies_option("auto,unbatched,depth,agenda")
 @options.backend_option
 @options.precision_option
-@options.choice_option("--mode", MODES, "infer", "Time losses alone, or with gradients and a step of the optimizer.")
-@options.count_option("--minibatches", 4, "How many mini-batches to run: the first, in the order of the data's files.")
+@options.choice_option("--mode", MODES, "infer", "Time losses alone, or with gradients and an optimizer step.")
+@options.count_option("--minibatches", 4, "Mini-batches to run: the first in file order.")
 @options.count_option("--repeats", 5, "Timed runs of each mini-batch.")
 @options.threads_option
 @options.seed_option
@@ -35,8 +35,8 @@ from autobatch.cli.workload import load_workload, say_dim
 @click.option(
     "--peers",
     is_flag=True,
-    help="Compare with the same model in PyTorch, written in several ways, and with trees in JAX if it is installed. "
-    "Without MODEL, compare all models. Data: beside the checkout if there is some, else generated.",
+    help="Compare with PyTorch implementations of the model, and for trees with JAX if it is installed. Without MODEL, "
+    "compare all models. Uses data beside the checkout if present, else generated data.",
 )
 @click.option(
     "--roofline",
@@ -47,13 +47,13 @@ from autobatch.cli.workload import load_workload, say_dim
     "--compile",
     "compilation",
     is_flag=True,
-    help="Time compilation until the model runs, with empty caches and with full ones.",
+    help="Time the compilation until the model runs, with empty and with filled caches.",
 )
 @click.option(
     "--out",
     metavar="DIR",
     type=FOLDER,
-    help="With --peers, --roofline or --compile: the folder for the record.  [default: experiments/results/quick]",
+    help="With --peers, --roofline or --compile: folder for the record.  [default: experiments/results/quick]",
 )
 @click.pass_context
 @show_compilation()
@@ -79,14 +79,14 @@ def bench(
 ) -> int:
     """Time MODEL under several policies on the same mini-batches.
 
-    MODEL is a name that `autobatch models` lists, or package.module:Class; its parameters are random. The policies take
-    turns after an untimed round. The table shows the median of the runs of a mini-batch, averaged over mini-batches,
-    and the speed-up over the slowest policy. A run merges recorded instances, schedules, plans and executes them;
-    recording is not timed.
+    MODEL is a name from `autobatch models`, or package.module:Class; its parameters are random. The policies take turns
+    after an untimed round. The table shows the median over the runs of a mini-batch, averaged over mini-batches, and
+    the speed-up over the slowest policy. A run merges recorded instances, schedules, plans and executes them; recording
+    is not timed.
 
-    --peers, --roofline and --compile run an experiment of a checkout of the repository, which also writes a record.
-    --roofline times a step beside its matrix products alone: the same sizes, in the same order, by the same libraries,
-    on one thread of the cpu backend. --compile starts two fresh processes, the first of them with empty caches.
+    --peers, --roofline and --compile run an experiment, which needs a checkout of the repository, and write a record.
+    --roofline times a step and its matrix products alone, with the same sizes, order and libraries, on one thread of
+    the cpu backend. --compile starts two new processes, the first with empty caches.
 
     \b
     Examples:
@@ -101,9 +101,9 @@ def bench(
         flag for flag, given in (("--peers", peers), ("--roofline", roofline), ("--compile", compilation)) if given
     ]
     if len(flags) > 1:
-        raise click.UsageError("--peers, --roofline and --compile measure different things; give one of them.")
+        raise click.UsageError("--peers, --roofline and --compile are mutually exclusive; give one of them.")
     if peers and threads == "auto":
-        raise click.UsageError("--peers compares at given numbers of threads; give one.")
+        raise click.UsageError("--threads must be a number with --peers, got auto.")
     if peers:
         return forward(ctx, "--peers")
     if model is None:
@@ -111,7 +111,7 @@ def bench(
     if flags:
         return forward(ctx, flags[0])
     if out is not None:
-        raise click.UsageError("--out goes with --peers, --roofline and --compile; --json names a file for results.")
+        raise click.UsageError("--out needs --peers, --roofline or --compile; use --json for a file of results.")
     use_threads(threads)
     workload = load_workload(model, data, dim, seed, precision=precision).with_threads(threads)
     n_steps = (repeats + 1) * minibatches * len(policies)
@@ -134,7 +134,7 @@ def bench(
 
 
 def format_timings(timings: Sequence[Timing]) -> str:
-    """Lay out a table with a row per policy; speed-ups are over the slowest."""
+    """Format a table with a row per policy; speed-ups are over the slowest."""
     slowest = max(timing.ms for timing in timings)
     header = ("policy", "batches", "lower bound", "launches", "MB copied", "ms", "instances/s", "speed-up")
     rows = [

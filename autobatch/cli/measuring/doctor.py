@@ -1,4 +1,4 @@
-"""`autobatch doctor`: is everything in place on this machine?"""
+"""`autobatch doctor`: check the installation on this machine."""
 
 from __future__ import annotations
 
@@ -30,59 +30,59 @@ TWICE = "define i64 @twice(i64 %x) {\n  %y = add i64 %x, %x\n  ret i64 %y\n}\n"
 REQUIRED = ("numpy", "llvmlite", "click", "rich", "safetensors", "threadpoolctl")
 OPTIONAL = {
     "matplotlib": "plots",
-    "networkx": "draws state machines (policy show --plot)",
-    "scipy": "proves better bounds (explain --bound pairs)",
-    "cma": "learns the weights of a rule (policy learn --algorithm es)",
-    "gymnasium": "environments to learn policies in",
-    "stable_baselines3": "learns networks (policy learn --algorithm dqn)",
-    "sb3_contrib": "learns networks (policy learn --algorithm ppo)",
-    "torch": "needed by autobatch.torch; learns networks, and runs the twins that the tests compare with",
-    "tensorboard": "shows training (train --tensorboard)",
-    "sacrebleu": "measures translations (BLEU)",
-    "starlette": "serves over HTTP (serve)",
-    "uvicorn": "serves over HTTP (serve)",
-    "prometheus_client": "counts what is served (serve)",
-    "ray": "sweeps over several machines (--ray)",
-    "jax": "one more of the peers (bench --peers)",
-    "mkl": "multiplies matrices, see doctor --matmul",
-    "cupy": "runs on GPUs, see cuda below",
+    "networkx": "drawings of state machines (policy show --plot)",
+    "scipy": "better lower bounds (explain --bound pairs)",
+    "cma": "learning weights of a rule (policy learn --algorithm es)",
+    "gymnasium": "environments for learning policies",
+    "stable_baselines3": "learning networks (policy learn --algorithm dqn)",
+    "sb3_contrib": "learning networks (policy learn --algorithm ppo)",
+    "torch": "autobatch.torch, learning networks, and reference models of tests",
+    "tensorboard": "training curves (train --tensorboard)",
+    "sacrebleu": "BLEU of translations",
+    "starlette": "HTTP server (serve)",
+    "uvicorn": "HTTP server (serve)",
+    "prometheus_client": "metrics of the server (serve)",
+    "ray": "runs on several machines (--ray)",
+    "jax": "comparison with JAX (bench --peers)",
+    "mkl": "matrix products, see doctor --matmul",
+    "cupy": "GPUs, see cuda below",
 }
-TOLERANCE = 1e-10  # relative, in float64: batched and eager runs differ in the order of sums only
+TOLERANCE = 1e-10  # relative, in float64: batched and eager runs differ only in the order of sums
 
 
 class Fault(Exception):
-    """Something that does not work."""
+    """A failed check."""
 
 
 class Finding(NamedTuple):
     """A line of the report."""
 
     state: str
-    """ok, none (not installed and not needed) or FAULT."""
+    """ok, none (optional and not installed) or FAULT."""
     what: str
     detail: str
 
 
 @click.command()
-@click.option("--matmul", is_flag=True, help="Instead, measure the libraries that multiply matrices.")
-@click.option("--gpu", is_flag=True, help="Instead, check the GPU in some minutes, and write a report.")
+@click.option("--matmul", is_flag=True, help="Instead, measure the libraries for matrix products.")
+@click.option("--gpu", is_flag=True, help="Instead, check the GPU, which takes minutes, and write a report.")
 @click.option(
     "--out",
     type=FILE,
     default="autobatch-gpu.json",
     show_default=True,
-    help="Where the report of --gpu goes.",
+    help="File for the report of --gpu.",
 )
 def doctor(matmul: bool, gpu: bool, out: Path) -> int:
     """Check the installation, and train a tiny model.
 
-    It shows the versions of packages, the processor, BLAS, the compiler, and the result of a training step. The exit
-    status is 1 if something does not work.
+    Shows the versions of packages, the processor, BLAS, the compiler, and the result of a training step. The exit
+    status is 1 if a check fails.
 
-    With --matmul, it measures the speed of matrix products of each installed library.
+    With --matmul, measures the speed of matrix products with each installed library.
 
-    With --gpu, it compares what the GPU computes with the processor, trains on both, times products and launches, and
-    writes all of it to one file, to attach to a report. The exit status is 69 if there is no GPU.
+    With --gpu, compares results of the GPU with the CPU, trains on both, times products and launches, and writes the
+    results to a file to attach to a bug report. The exit status is 69 without a GPU.
 
     \b
     Examples:
@@ -101,12 +101,12 @@ def doctor(matmul: bool, gpu: bool, out: Path) -> int:
     for state, what, detail in findings:
         click.echo(f"{state:<5}  {what:<{width}}  {detail}")
     faults = [finding.what for finding in findings if finding.state == "FAULT"]
-    click.echo(f"\nAt fault: {', '.join(faults)}." if faults else "\nEverything is in place.")
+    click.echo(f"\nFailed: {', '.join(faults)}." if faults else "\nAll checks passed.")
     return 1 if faults else 0
 
 
 def _check_gpu(out: Path) -> int:
-    """Write a report of the GPU; give the exit status."""
+    """Write a report on the GPU; return the exit status."""
     from autobatch.cli.measuring.gpu.short import report
 
     try:
@@ -114,8 +114,8 @@ def _check_gpu(out: Path) -> int:
     except BackendError as error:
         click.echo(f"autobatch: {error}", err=True)
         return UNAVAILABLE
-    right = "What was checked is right, but no time was left for all" if found.notes else "All is right"
-    click.echo(f"\nAttach {out} to your report." if found.failures else f"\n{right}; {out} has the figures.")
+    passed = "All completed checks passed, but time ran out" if found.notes else "All checks passed"
+    click.echo(f"\nAttach {out} to your bug report." if found.failures else f"\n{passed}; results are in {out}.")
     return 1 if found.failures else 0
 
 
@@ -125,18 +125,18 @@ def _versions() -> Iterator[Finding]:
         found = package_version(package)
         yield Finding("ok" if found else "FAULT", package, found or f"not installed: pip install {package}")
     for package, use in OPTIONAL.items():
-        version = package_version(package)  # that of MKL is no module, only a library
+        version = package_version(package)  # MKL has a version, but is a library without a module
         there = importlib.util.find_spec(package) is not None or version is not None
         yield Finding("ok" if there else "none", package, f"{version or ''} {use}".strip())
 
 
 def _hardware() -> Iterator[Finding]:
-    yield Finding("ok", "processor", f"{cpu_name()}, {usable_cores()} cores to use")
+    yield Finding("ok", "processor", f"{cpu_name()}, {usable_cores()} usable cores")
     yield Finding("ok", "BLAS", f"{blas_name()}, threads: {threads_in_force()}")
 
 
 def _gpu() -> Finding:
-    """The device of the cuda backend, or why there is none; none is needed."""
+    """Return the device of the cuda backend, or the reason for having none, which is not a fault."""
     try:
         return Finding("ok", "cuda", find_device().name)
     except BackendError as error:
@@ -146,12 +146,12 @@ def _gpu() -> Finding:
 def _try(what: str, check: Callable[[], str]) -> Finding:
     try:
         return Finding("ok", what, check())
-    except Exception as error:  # a doctor reports whatever is wrong
+    except Exception as error:  # report any error as a fault
         return Finding("FAULT", what, f"{type(error).__name__}: {' '.join(str(error).split())}")
 
 
 def _compile() -> str:
-    """Compile a function; say where compiled cells are kept."""
+    """Compile and call a function; return a description of the cache."""
     from ctypes import CFUNCTYPE, c_int64
 
     from autobatch.compiler.llvm.machine import Loaded, compile_module, find_processor
@@ -159,23 +159,23 @@ def _compile() -> str:
     processor = find_processor()
     code = Loaded(compile_module(TWICE, processor), processor)
     if CFUNCTYPE(c_int64, c_int64)(code.address("twice"))(21) != 42:
-        raise Fault("a compiled function gave a wrong result; reinstall llvmlite.")
+        raise Fault("a compiled function returned a wrong result; reinstall llvmlite.")
     folder = cache_folder()
     if folder is None:
-        return "works, and keeps no compiled cells: the cache is off"
+        return "works, but compiled cells are not cached: the cache is off"
     if not _can_write(folder):
-        return f"works, but {folder}, the cache, cannot be written: each run compiles anew; set AUTOBATCH_CACHE"
-    return f"works, and keeps compiled cells in {folder}"
+        return f"works, but the cache {folder} is not writable, so each run compiles again; set AUTOBATCH_CACHE"
+    return f"works, and caches compiled cells in {folder}"
 
 
 def _can_write(folder: Path) -> bool:
-    """Whether a folder, which may have to be made, can be written."""
+    """Return whether a folder, which need not exist, can be written."""
     there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 
 
 def _train_a_step() -> str:
-    """Compare batched with eager losses before and after a step of training."""
+    """Train a step, and compare batched with eager losses."""
     rng = np.random.default_rng(0)
     drawn = draw_trees(8, rng, max_depth=2)
     vocabulary = Vocabulary.count(word for tree in drawn for word in tree.words())
@@ -193,4 +193,4 @@ def _train_a_step() -> str:
         )
     if not losses.mean() < before:
         raise Fault(f"a training step raised the loss from {before:.4f} to {losses.mean():.4f}; please report it.")
-    return f"a training step lowers the loss, batched and eager losses differ by {difference:.0e}"
+    return f"a training step lowers the loss; batched and eager losses differ by {difference:.0e}"

@@ -1,4 +1,4 @@
-"""`autobatch bench --peers`, `--roofline` and `--compile`: experiments of the checkout, with options of `bench`."""
+"""`autobatch bench --peers`, `--roofline` and `--compile`: run experiments of the checkout with options of `bench`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autobatch.errors import AutobatchError
 
 
 class Forwarded(NamedTuple):
-    """An experiment: its script, and the setting for each parameter of the command that it takes."""
+    """An experiment: its script, and the setting for each parameter of `bench` that it supports."""
 
     script: str
     settings: Mapping[str, str]
@@ -39,14 +39,14 @@ FORWARDED: Mapping[str, Forwarded] = {
 
 
 def forward(ctx: click.Context, flag: str) -> int:
-    """Run an experiment with the options that were given; for others the experiment has defaults of its own.
+    """Run an experiment with the options of the command line; the others have the experiment's own defaults.
 
     Returns:
         Its exit status.
 
     Raises:
-        AutobatchError: this is no checkout, or PyTorch is not installed.
-        click.UsageError: the experiment does not take an option.
+        AutobatchError: autobatch does not run from a checkout, or PyTorch is not installed.
+        click.UsageError: the experiment does not support an option.
     """
     settings = list_settings(ctx, flag)
     experiment.list_experiments()
@@ -56,7 +56,7 @@ def forward(ctx: click.Context, flag: str) -> int:
 
 
 def list_settings(ctx: click.Context, flag: str) -> list[str]:
-    """Write the options that were given as settings of an experiment; click.UsageError if it has no such setting."""
+    """Convert the given options to settings of an experiment; raise click.UsageError for unsupported ones."""
     settings = []
     for param in ctx.command.params:
         name, option = str(param.name), param.opts[0]
@@ -64,10 +64,10 @@ def list_settings(ctx: click.Context, flag: str) -> list[str]:
             continue
         value, form = ctx.params[name], FORWARDED[flag].settings.get(name)
         if form is None:
-            raise click.UsageError(f"{flag} takes no {option}; leave it out.")
+            raise click.UsageError(f"{flag} does not support {option}; leave it out.")
         if name == "policies":
             if len(value) > 1:
-                raise click.UsageError(f"{flag} takes one policy, not {len(value)}.")
+                raise click.UsageError(f"--policy must be one policy with {flag}, got {len(value)}.")
             (value,) = value
         settings.append(form.format(value.resolve() if isinstance(value, Path) else value))
     return settings

@@ -1,4 +1,4 @@
-"""`autobatch doctor --matmul`: the libraries that multiply matrices, and how fast each is here."""
+"""`autobatch doctor --matmul`: the libraries for matrix products, and their speeds on this machine."""
 
 from __future__ import annotations
 
@@ -18,27 +18,28 @@ DTYPES = ("float32", "float64")
 
 
 def describe_providers() -> str:
-    """Name the installed libraries, and whether the processor multiplies bf16, in a line."""
+    """Describe the installed libraries and the processor's support of bf16 in a line."""
     found = ", ".join(f"{one.name} {one.version}" for one in list_providers())
-    return f"{found}; the processor has {'' if has_bf16() else 'no '}bf16{' in tiles (AMX)' if has_amx() else ''}"
+    support = f"supports bf16{' in tiles (AMX)' if has_amx() else ''}" if has_bf16() else "does not support bf16"
+    return f"{found}; the processor {support}"
 
 
 def describe_bf16() -> str:
-    """Compare the speeds of products in bf16 and in float32, measured with many rows, in a line."""
+    """Compare measured speeds of products in bf16 and in float32, with many rows, in a line."""
     if not has_bf16():
-        return "nothing here multiplies it: operands are rounded and multiplied in float32, which takes longer"
+        return "not supported by the processor: operands are rounded and multiplied in float32, which is slower"
     size = ROWS[-1], N_OUT, N_IN
     speed, (other, other_speed) = measure_bf16(*size), fastest(measure(list_providers(), *size))
-    against = f"{speed:.0f} GFLOP/s against {other_speed:.0f} ({other}), {ROWS[-1]} rows, one thread"
+    figures = f"{speed:.0f} GFLOP/s instead of {other_speed:.0f} ({other}), {ROWS[-1]} rows, one thread"
     if speed <= other_speed:
-        return f'precision="bf16" does not pay: operands are rounded and multiplied in float32, as bf16 takes {against}'
-    return f'precision="bf16" multiplies {speed / other_speed:.1f} times as fast as float32: {against}'
+        return f'precision="bf16" is not faster: operands are rounded and multiplied in float32 ({figures} in bf16)'
+    return f'precision="bf16" is {speed / other_speed:.1f} times as fast as float32: {figures}'
 
 
 def show_speeds() -> None:
-    """Measure every library on one thread; print a table of GFLOP/s, the missing libraries, and the one chosen.
+    """Measure every library on one thread; print a table of GFLOP/s, the missing libraries, and the chosen one.
 
-    "packed" is our own code, for matrices that are packed once per run.
+    "packed" is autobatch's own code, for matrices that are packed once per run.
     """
     providers = list_providers()
     with show_progress(len(DTYPES) * len(ROWS)) as progress:
@@ -56,19 +57,19 @@ def show_speeds() -> None:
     if has_bf16():
         rows.append((PACKED, "", "bf16", *(f"{measure_bf16(n, N_OUT, N_IN):.0f}" for n in ROWS)))
     header = ("library", "version", "numbers", *(f"{n_rows} rows" for n_rows in ROWS))
-    click.echo(f"GFLOP/s of rows of {N_IN} times a matrix ({N_IN}, {N_OUT}), one thread\n")
+    click.echo(f"GFLOP/s of products (rows, {N_IN}) times ({N_IN}, {N_OUT}), one thread\n")
     click.echo(format_table(header, rows))
     click.echo()
     for name, why in list_absent().items():
         if name == "torch":
-            why = "it multiplies only in programs that import torch, and this is none"
+            why = "it is used only in programs that import torch"
         click.echo(f"Without {name}: {why}.")
     if routines := faster_routines():
         click.echo(
-            f"NumPy's OpenBLAS does not recognise this processor. It may be faster, above all in float64, where the "
-            f"environment has OPENBLAS_CORETYPE={routines} before Python starts."
+            f"NumPy's OpenBLAS does not recognise this processor. Setting OPENBLAS_CORETYPE={routines} in the "
+            f"environment before Python starts may make it faster, above all in float64."
         )
     if not has_bf16():
-        click.echo("Nothing here multiplies bf16: the processor has no AVX-512 instructions for it.")
+        click.echo("bf16 is not supported: the processor lacks the AVX-512 instructions for it.")
     chosen = Chooser().choose(ROWS[-1], N_OUT, N_IN)
     click.echo(f"Chosen for {ROWS[-1]} rows: {chosen.name}.")

@@ -1,9 +1,8 @@
-"""Time several ways to run the same mini-batches, fairly.
+"""Time several implementations fairly on the same mini-batches.
 
-The machine's speed drifts, so the ways take turns on every mini-batch, and the median of the repetitions counts. What
-one leaves in the caches should be no other's disadvantage for good, so their order is drawn anew for each turn.
-Recording, compilation and the growth of buffers happen in a first round that is not timed; the number of
-threads is chosen before that round.
+The machine's speed drifts, so the implementations take turns on every mini-batch, and the median of the repetitions
+counts. Their order is shuffled each time, so that none is always slowed by the caches that another leaves behind.
+Compilation and the growth of buffers happen in an untimed first round; the number of threads is chosen before it.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ MODES = ("infer", "train")
 
 @dataclass(frozen=True)
 class Timing:
-    """How one policy ran; counts and times are means over the mini-batches."""
+    """The times and counts of a policy, as means over the mini-batches."""
 
     policy: str
     backend: str
     ms: float
-    """Per mini-batch: merging, scheduling, placing and running; the optimizer's step too in mode train."""
+    """Per mini-batch: merging, scheduling, placing and running; in mode train also the optimizer step."""
     instances_per_s: float
     counts: dict[str, float]
 
@@ -48,20 +47,20 @@ def race(
     n_repeats: int,
     step_done: Callable[[str], None] = lambda policy: None,
 ) -> list[Timing]:
-    """Run the first mini-batches of the data under each policy.
+    """Time the first mini-batches of the data under each policy.
 
     Args:
         workload: the model and its data; mode train changes the model's parameters.
-        policies: names, or the policies themselves.
-        backend: its name.
-        mode: "infer" computes losses, "train" losses and gradients, and takes a step of Adam.
-        batch_size: instances in a mini-batch.
-        n_minibatches: how many mini-batches, in the order of the data's files.
-        n_repeats: timed rounds over all of them.
-        step_done: called after each mini-batch, (n_repeats + 1) × policies × n_minibatches times.
+        policies: names or policies.
+        backend: name of the backend.
+        mode: "infer" computes losses; "train" losses, gradients and a step of Adam.
+        batch_size: instances per mini-batch.
+        n_minibatches: number of mini-batches, in file order.
+        n_repeats: number of timed rounds over all of them.
+        step_done: called with the policy's name after each of (n_repeats + 1) × policies × n_minibatches runs.
 
     Raises:
-        DataError: the data is too small.
+        DataError: the data has too few instances.
     """
     instances = workload.first(batch_size * n_minibatches)
     named = {policy if isinstance(policy, str) else policy.name: policy for policy in policies}
@@ -84,16 +83,16 @@ def take_turns(
     n_repeats: int,
     ran: Callable[[str, int], None] = lambda name, repeat: None,
 ) -> dict[str, list[list[float]]]:
-    """Time several ways to run mini-batches, all of them on each mini-batch, in every round.
+    """Time several implementations in turn on each mini-batch, in every round.
 
     Args:
-        runs: what runs the mini-batch of a number, by name.
-        n_minibatches: how many there are; or how many each way runs, the first ones.
-        n_repeats: timed rounds, after one that is not.
-        ran: called after each run, with its name and the number of the round, 0 in the untimed one.
+        runs: by name, a function that runs the mini-batch of a given number.
+        n_minibatches: number of mini-batches, or by name the number of first ones to run.
+        n_repeats: number of timed rounds, after an untimed one.
+        ran: called after each run with its name and the number of the round, 0 for the untimed one.
 
     Returns:
-        By name, for each mini-batch, seconds of its timed runs.
+        By name, for each mini-batch, the seconds of its timed runs.
     """
     wait_for_all()
     rng = np.random.default_rng(0)
@@ -112,7 +111,7 @@ def take_turns(
 
 
 def time_ways(ways: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """Time each way `repeats` times in turn with the others, where there are no mini-batches."""
+    """Time functions without mini-batches `repeats` times each, in turn; return the seconds by name."""
     timed = take_turns({name: partial(_ignore, way) for name, way in ways.items()}, 1, repeats)
     return {name: seconds for name, (seconds,) in timed.items()}
 

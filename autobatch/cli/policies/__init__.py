@@ -1,1 +1,1 @@
-"""Commands about batching policies."""
+"""Commands for batching policies."""

@@ -1,4 +1,4 @@
-"""`autobatch policy eval`: count the batches of policies on mini-batches, beside others and the lower bound."""
+"""`autobatch policy eval`: compare the number of batches of a policy with other policies and the lower bound."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from autobatch.schedule.schedule import BasePolicy, min_batches
 
 OTHERS = ("score+both+compact", "agenda")
 file_argument = click.argument("file", metavar="FILE", type=FILE)
-minibatches_option = options.count_option("--minibatches", 4, "How many mini-batches.")
+minibatches_option = options.count_option("--minibatches", 4, "Number of mini-batches.")
 
 
 @click.command("eval")
@@ -36,7 +36,7 @@ minibatches_option = options.count_option("--minibatches", 4, "How many mini-bat
 @options.count_option(
     "--skip",
     None,
-    "Instances to leave out at the beginning.  [default: those that the policy was learned from]",
+    "Instances to skip at the beginning.  [default: those that the policy was learned from]",
     least=0,
 )
 @options.seed_option
@@ -54,8 +54,8 @@ def evaluate_command(
 ) -> None:
     """Count the batches of the policy in FILE on mini-batches of MODEL that it was not learned from.
 
-    FILE is one that `autobatch policy learn` wrote, or the name of a policy that comes with weights, such as score.
-    Beside it stand other policies, and the lower bound that no schedule can go below.
+    FILE is a file from `autobatch policy learn`, or the name of a policy with weights, such as score. The table
+    compares it with other policies and with the lower bound of all schedules.
     """
     measured = find_policy(file)
     workload = load_workload(model, data, dim, seed)
@@ -74,10 +74,10 @@ def evaluate_command(
 
 
 def find_policy(file: Path) -> Directed:
-    """Load a policy, or make the one of this name that comes with weights.
+    """Load a policy from a file, or make a policy with weights by its name.
 
     Raises:
-        PolicyError: the file is refused, or is the name of a policy that has learned nothing.
+        PolicyError: the file is invalid, or the policy of this name has no weights.
     """
     name = str(file)
     if file.exists() or name.partition("+")[0] not in ("auto", *policies.names()):
@@ -85,15 +85,15 @@ def find_policy(file: Path) -> Directed:
     named = policies.get(name)
     if not isinstance(named, policies.Score | policies.Deep):
         raise PolicyError(
-            f"cannot look into policy {name!r}: it comes with the package and has learned nothing, so there is nothing "
-            f"to show; autobatch bench and explain take it by its name, as --policy {name}."
+            f"cannot show policy {name!r}: it is a fixed rule without weights; to run it, use autobatch bench or "
+            f"explain with --policy {name}."
         )
     return named
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Means over mini-batches of one policy; `unseen_share` is None for those that have learned no states."""
+    """Means over mini-batches of one policy; `unseen_share` is None for policies without learned states."""
 
     policy: str
     batches: float
@@ -103,7 +103,7 @@ class Measurement:
 
 
 def measure(measured: BasePolicy, graphs: Sequence[Graph]) -> Measurement:
-    """Plan each mini-batch."""
+    """Schedule each mini-batch with a policy."""
     measured.schedule(graphs[0])  # compiles
     batches, shares, start = [], [], perf_counter()
     for graph in graphs:
@@ -116,7 +116,7 @@ def measure(measured: BasePolicy, graphs: Sequence[Graph]) -> Measurement:
 
 
 def tabulate(measurements: Sequence[Measurement]) -> str:
-    """Write a table of them."""
+    """Format a table of measurements."""
     return format_table(_HEADER, [_row(measurement) for measurement in measurements])
 
 
@@ -130,12 +130,12 @@ def _row(m: Measurement) -> tuple[str, ...]:
 
 
 def with_others(measured: Directed) -> list[BasePolicy]:
-    """Give a policy, and those that it is compared with."""
+    """Return a policy, and the policies to compare it with."""
     return [measured, *(policies.get(name) for name in OTHERS if name != measured.name)]
 
 
 def take_minibatches(workload: Workload, skip: int, minibatches: int, batch_size: int) -> list[Graph]:
-    """Merge mini-batches of the instances in file order."""
+    """Return merged graphs of mini-batches in file order, after the first `skip` instances."""
     instances = workload.first(skip + minibatches * batch_size)[skip:]
     loss = workload.batched("loss", "agenda", "reference")
     graphs = record(loss, instances)

@@ -1,6 +1,6 @@
 """`autobatch policy learn`: learn a policy on mini-batches of a model, or for any model on generated graphs.
 
-Q-learning is part of the package; what learns in other ways is run by the folder `experiments/learning` of a checkout.
+Q-learning is part of the package; the other algorithms are in the folder `experiments/learning` of a checkout.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ from autobatch.policies.rules.directed import Directed, Direction
 
 FAMILIES = "families"
 ELSEWHERE = "learning"
-"""The folder of experiments that learns by other algorithms."""
+"""The experiment with the other algorithms."""
 LESSON = ("data", "dim", "batch_size", "minibatches", "held_out")
-"""Options that say which mini-batches of a model to learn from."""
+"""Options that select the mini-batches to learn from."""
 LEARNING = "learning a policy"
 LENGTHS = ("episodes", "steps", "generations")
-"""Options that say how long to learn, of which an algorithm has one."""
+"""Options for the length of learning; an algorithm has one of them."""
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A way to learn.
+    """A learning algorithm.
 
     Attributes:
-        summary: what it learns, in a few words.
-        options: the names of those that it has.
+        summary: result and method in a few words.
+        options: names of its options.
         learn: takes the graphs of mini-batches, `held_out`, direction, compact, seed, on_progress and its options; or
-            no graphs, to learn on generated ones. None for what is run by `ELSEWHERE`.
-        count: how often learning reports progress, if it does not end early; takes direction and its options.
+            no graphs, to learn on generated ones. None for algorithms of `ELSEWHERE`.
+        count: counts the progress reports unless learning ends early; takes direction and its options.
     """
 
     summary: str
@@ -61,12 +61,12 @@ class Algorithm:
     count: Callable[..., int] | None = None
 
     def by(self, learn: Callable[..., Directed], count: Callable[..., int]) -> Algorithm:
-        """Make this algorithm as one that is known how to do."""
+        """Return a copy with an implementation."""
         return replace(self, learn=learn, count=count)
 
 
 def count_rollouts(direction: Direction, episodes: int, device: DeviceName, rival: bool, **others: Any) -> int:
-    """Count the rollouts of Q-learning."""
+    """Count the progress reports of Q-learning."""
     n_tables = (2 if direction == "both" else 1) * (2 if rival else 1)
     return -(-episodes // EVALUATE_EVERY[device]) * n_tables
 
@@ -88,9 +88,7 @@ ALGORITHMS = {
 @options.dim_option
 @options.batch_size_option
 @minibatches_option
-@options.count_option(
-    "--held-out", 0, "Further mini-batches, on which the best of the policies met while learning is chosen.", least=0
-)
+@options.count_option("--held-out", 0, "Further mini-batches to select the best policy found during learning.", least=0)
 @options.choice_option(
     "--algorithm",
     [*ALGORITHMS],
@@ -101,34 +99,31 @@ ALGORITHMS = {
     "--encoding",
     ENCODINGS,
     "sort",
-    "q: what a state says of the ready nodes: their types, and the most frequent one, or all in order.",
+    "q: encoding of the ready nodes in a state: base: their types; max: also the most frequent type; sort: their types "
+    "sorted by frequency.",
 )
-@click.option(
-    "--critical/--no-critical", default=True, show_default=True, help="q: a state says which types are critical."
-)
-@click.option(
-    "--mask/--no-mask", default=True, show_default=True, help="q: only critical types run, where one is ready."
-)
+@click.option("--critical/--no-critical", default=True, show_default=True, help="q: states mark critical types.")
+@click.option("--mask/--no-mask", default=True, show_default=True, help="q: run only critical types if one is ready.")
 @click.option(
     "--rival/--no-rival",
     default=True,
     show_default=True,
-    help="q: learn the published machine too, plan with both, and keep the shorter schedule.",
+    help="q: also learn the published machine, schedule with both, and keep the shorter schedule.",
 )
-@options.choice_option("--reward", REWARDS, "critical", "q, dqn, ppo: what learning maximizes.")
+@options.choice_option("--reward", REWARDS, "critical", "q, dqn, ppo: the reward.")
 @options.choice_option(
     "--direction",
     get_args(Direction),
     "both",
-    "Plan from the inputs, from the outputs, or both and keep the better schedule.",
+    "Schedule from the inputs, from the outputs, or both ways and keep the better schedule.",
 )
 @click.option("--compact/--no-compact", default=True, show_default=True, help="Delete superfluous batches.")
-@options.count_option("--episodes", QLearning.episodes, "q: at most so many in each direction.")
+@options.count_option("--episodes", QLearning.episodes, "q: largest number of episodes per direction.")
 @options.choice_option(
-    "--device", DEVICES, "cpu", "q: play episodes on the processor, one after the other, or many at once on a GPU."
+    "--device", DEVICES, "cpu", "q: run episodes one after the other on the CPU, or many at once on a GPU."
 )
-@options.count_option("--steps", None, "dqn, ppo: batches run while learning.")
-@options.count_option("--generations", None, "es: how often the weights change.")
+@options.count_option("--steps", None, "dqn, ppo: number of batches run during learning.")
+@options.count_option("--generations", None, "es: number of updates of the weights.")
 @click.option(
     "--log-folder",
     metavar="DIR",
@@ -139,15 +134,15 @@ ALGORITHMS = {
     "--plot",
     metavar="FILE",
     type=FILE,
-    help="dqn, ppo: draw the learning curve, as PNG.",
+    help="dqn, ppo: draw the learning curve to a PNG file.",
 )
 @options.seed_option
-@ray_option("q, on the processor: learn the tables, one for each direction and for the rival, in workers of Ray.")
+@ray_option("q on the CPU: learn the tables of the directions and of the rival in Ray workers.")
 @click.option(
     "--out",
     metavar="FILE",
     type=FILE,
-    help="Where to write the policy.  [default: MODEL.policy.json]",
+    help="File for the policy.  [default: MODEL.policy.json]",
 )
 @click.pass_context
 def learn_command(
@@ -165,22 +160,21 @@ def learn_command(
 ) -> int:
     """Learn a policy for MODEL on mini-batches, and write it to a file.
 
-    MODEL is a name that `autobatch models` lists, or package.module:Class. The mini-batches are the first, in the order
-    of the data's files. The file is a policy for every command that takes one: --policy FILE; with --policy "FILE or
-    score" the rule `score` decides where the file or the model is refused.
+    MODEL is a name from `autobatch models`, or package.module:Class. The mini-batches are the first in file order.
+    Other commands take the file as --policy FILE, or as --policy "FILE or score" to fall back to the rule `score` if
+    the file does not fit the model.
 
-    In place of MODEL, "families" stands for generated graphs of many kinds: what es, ppo or dqn learns on them serves
-    any model. --episodes says how long q learns, --steps how long ppo and dqn do, --generations how long es does. These
-    three are experiments: they need a checkout of the repository.
+    In place of MODEL, "families" stands for generated graphs of many kinds: a policy that es, ppo or dqn learns on them
+    works for any model. --episodes is the length of learning for q, --steps for ppo and dqn, --generations for es.
+    es, ppo and dqn are experiments and need a checkout of the repository.
 
-    With --ray the file is the same, byte for byte: each table is learned by one worker, and by another one from the
-    beginning if that dies.
+    With --ray the file is identical: each table is learned by one worker, and restarted if the worker dies.
 
     \b
-    What ED-Batch (arXiv:2302.03851) published is learned by
+    The policy that ED-Batch (arXiv:2302.03851) published is learned by
       autobatch policy learn MODEL --no-critical --no-mask --reward published \\
           --direction forward --no-compact --no-rival
-    The weights of the rule score and the network that come with the package are learned by
+    The weights of the rule score and of the network in the package are learned by
       autobatch policy learn families --algorithm es
       autobatch policy learn families --algorithm ppo
     """
@@ -193,9 +187,9 @@ def learn_command(
     if ray is not None:
         _require_tables(algorithm, own)
     if plot is not None:
-        require_picture(plot, "draw how learning went to", ())
+        require_picture(plot, "draw the learning curve to", ())
     if model == FAMILIES:
-        _refuse(ctx, LESSON, f"the graphs of {FAMILIES} are generated, so there is no option")
+        _refuse(ctx, LESSON, f"the graphs of {FAMILIES} are generated, without option")
     known = ALGORITHMS[algorithm]
     if known.learn is None or known.count is None:
         return run_elsewhere(ctx)
@@ -220,17 +214,17 @@ def learn_command(
     source = f"{model}, {about['data']}" if graphs else model
     click.echo(f"{source}: learned {learned.name} in {perf_counter() - start:.1f} s")
     if not graphs:
-        click.echo(f"The policy, which serves any model, is in {out}.")
+        click.echo(f"Wrote the policy, which works for any model, to {out}.")
         return 0
     click.echo(tabulate([measure(policy, graphs[:n_seen]) for policy in with_others(learned)]))
-    click.echo(f"These are means over the {n_seen} mini-batches learned from; the policy is in {out}.")
+    click.echo(f"Means over the {n_seen} mini-batches learned from. Wrote the policy to {out}.")
     return 0
 
 
 def learn_on_ray(
     address: str, learn: Callable[[Lesson, Report], Learned], lessons: Sequence[Lesson], report: Report
 ) -> list[Learned]:
-    """Do the lessons in workers of Ray; the rollouts of each are reported when it is done."""
+    """Learn the lessons in Ray workers; progress is reported when a lesson is done."""
     found: dict[int, Learned] = {}
     for number, learned in as_done(_in_worker, [(learn, lesson) for lesson in lessons], address, LEARNING):
         found[number] = learned
@@ -244,27 +238,25 @@ def _in_worker(learn: Callable[[Lesson, Report], Learned], lesson: Lesson) -> Le
 
 
 def _require_tables(algorithm: str, own: dict[str, Any]) -> None:
-    """Refuse to learn on Ray what is no tables, or would share a GPU; or where there is no Ray."""
+    """Raise an error unless a table is learned on the CPU and Ray is installed."""
     if algorithm != "q" or own["device"] != "cpu":
-        what = f"--algorithm {algorithm}" if algorithm != "q" else f"--device {own['device']}"
-        raise PolicyError(
-            f"{LEARNING}: --ray learns the tables of --algorithm q on processors, which {what} does not; leave one out."
-        )
+        given = f"--algorithm {algorithm}" if algorithm != "q" else f"--device {own['device']}"
+        raise PolicyError(f"{LEARNING}: --ray needs --algorithm q and --device cpu, got {given}; leave one out.")
     require_ray(LEARNING)
 
 
 def run_elsewhere(ctx: click.Context) -> int:
-    """Run this command again where its algorithm is known, in a checkout; give the exit status.
+    """Run this command again with the algorithms of the checkout; return the exit status.
 
     Raises:
-        DataError: this is no checkout.
+        DataError: autobatch does not run from a checkout.
     """
     experiment.list_experiments()
     return subprocess.run([sys.executable, experiment.FOLDER / ELSEWHERE, *_words(ctx)], check=False).returncode
 
 
 def _words(ctx: click.Context) -> Iterator[str]:
-    """What was given on the command line, again."""
+    """Yield the words of the command line again."""
     for parameter in ctx.command.params:
         name, value = str(parameter.name), ctx.params[str(parameter.name)]
         if ctx.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
@@ -278,7 +270,7 @@ def _words(ctx: click.Context) -> Iterator[str]:
 
 
 def _require_families(algorithm: str) -> None:
-    """Refuse an algorithm that has to know the types."""
+    """Raise a PolicyError for an algorithm that needs the types of a model."""
     if algorithm == "q":
         able = {name: one.options for name, one in ALGORITHMS.items() if name != algorithm}
         ways = [
@@ -288,15 +280,15 @@ def _require_families(algorithm: str) -> None:
             if length in own
         ]  # fmt: skip
         raise PolicyError(
-            f"learning a policy on generated graphs: {algorithm!r} learns {ALGORITHMS[algorithm].summary}, which "
-            f"serves the types of one model only; give {', '.join(ways[:-1])} or {ways[-1]}."
+            f"learning a policy on generated graphs: {algorithm!r} learns {ALGORITHMS[algorithm].summary} for the "
+            f"types of one model; give {', '.join(ways[:-1])} or {ways[-1]}."
         )
 
 
 def _take_lesson(
     model: str, seed: int, data: str | None, dim: int, batch_size: int, minibatches: int, held_out: int
 ) -> tuple[list[Graph], dict[str, Any]]:
-    """Merge the mini-batches of a model that are learned from, and then those held out; and say what they are."""
+    """Return merged mini-batches of a model, those to learn from before those held out, and their description."""
     workload = load_workload(model, data, dim, seed)
     graphs = take_minibatches(workload, 0, minibatches + held_out, batch_size)
     return graphs, {
@@ -306,16 +298,16 @@ def _take_lesson(
 
 
 def _options_of(ctx: click.Context, algorithm: str, learning: dict[str, Any]) -> dict[str, Any]:
-    """Pick the options that the algorithm has; those given that it lacks are refused."""
+    """Select the algorithm's options; raise an error for options of other algorithms on the command line."""
     own = ALGORITHMS[algorithm].options
     known = ", ".join(f"--{name.replace('_', '-')}" for name in own)
     others = sorted(learning.keys() - set(own))
-    _refuse(ctx, others, f"algorithm {algorithm!r} has no option", f"leave it out, its options are {known}")
+    _refuse(ctx, others, f"algorithm {algorithm!r} has no option", f"its options are {known}")
     return {name: learning[name] for name in own if learning[name] is not None}
 
 
 def _refuse(ctx: click.Context, names: Sequence[str], why: str, remedy: str = "leave it out") -> None:
-    """Refuse options that were given on the command line."""
+    """Raise a PolicyError if one of these options was given on the command line."""
     for name in names:
         if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise PolicyError(f"learning a policy: {why} --{name.replace('_', '-')}; {remedy}.")

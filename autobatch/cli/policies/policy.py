@@ -1,4 +1,4 @@
-"""`autobatch policy`: learn what decides which nodes run together; look at it, measure it, compare two."""
+"""`autobatch policy`: learn, show, evaluate and compare batching policies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from autobatch.policies.rules.rules import Score
 
 @click.group(cls=Commands)
 def policy() -> None:
-    """Learn batching policies, and look at them.
+    """Learn, show, evaluate and compare batching policies.
 
     \b
     Example:
@@ -59,8 +59,8 @@ policy.add_command(evaluate_command)
     "--plot",
     metavar="FILE",
     type=FILE,
-    help="Draw the machine (not a rival) as it runs on mini-batches of MODEL, which it needs, to a file that ends in "
-    ".png, or in .dot for Graphviz.",
+    help="Draw the state machine, without its rival, running on mini-batches of MODEL, to a .png or a Graphviz .dot "
+    "file.",
 )
 def show(
     file: Path,
@@ -72,12 +72,12 @@ def show(
     seed: int,
     plot: Path | None,
 ) -> None:
-    """Print the policy in FILE: what it runs in each state.
+    """Print the policy in FILE: the type that it runs in each state.
 
-    FILE is one that `autobatch policy learn` wrote, or the name of a policy that comes with weights, such as score.
-    States are written as the machine sees them: ready types, those with the most ready nodes first ("a > b") or marked
-    ("a*"), and ! behind critical ones. MODEL, with --data, --dim, --batch-size, --minibatches and --seed, says what
-    --plot runs the machine on; without --plot it has no meaning.
+    FILE is a file from `autobatch policy learn`, or the name of a policy with weights, such as score. A state lists the
+    ready types, sorted by ready nodes ("a > b") or with the most frequent one marked ("a*"), and marks critical types
+    with "!". MODEL, --data, --dim, --batch-size, --minibatches and --seed select the mini-batches of --plot, and are
+    ignored without it.
 
     \b
     Examples:
@@ -87,24 +87,24 @@ def show(
     shown = find_policy(file)
     if plot is not None and (model is None or not isinstance(shown, Fsm)):
         raise DataError(
-            f"cannot draw {str(file)!r} to {str(plot)!r}: a drawing shows a state machine at work; give the file of "
-            f"one, and the MODEL to run it on, as in autobatch policy show FILE MODEL --plot {plot}."
+            f"cannot draw {str(file)!r} to {str(plot)!r}: --plot needs the file of a state machine and a MODEL to run "
+            f"it on, as in autobatch policy show FILE MODEL --plot {plot}."
         )
     if plot is not None:
         require_picture(plot, "draw", (".png", ".dot"))
     click.echo("\n".join(_describe(shown)))
     if plot is not None and model is not None and isinstance(shown, Fsm):
         draw_machine(shown, take_minibatches(load_workload(model, data, dim, seed), 0, minibatches, batch_size), plot)
-        click.echo(f"\nThe drawing is in {plot}.")
+        click.echo(f"\nWrote the drawing to {plot}.")
 
 
 @policy.command("diff")
 @click.argument("one", metavar="FILE", type=FILE)
 @click.argument("other", metavar="FILE", type=FILE)
 def diff(one: Path, other: Path) -> None:
-    """Show in which states two policies run something else.
+    """Show the states in which two policies run different types.
 
-    Each FILE is one that `autobatch policy learn` wrote, or the name of a policy that comes with weights.
+    Each FILE is a file from `autobatch policy learn`, or the name of a policy with weights.
     """
     first, second = find_policy(one), find_policy(other)
     if isinstance(first, Score) and isinstance(second, Score):
@@ -112,8 +112,8 @@ def diff(one: Path, other: Path) -> None:
         return
     if not isinstance(first, Fsm) or not isinstance(second, Fsm) or _list_sights(first) != _list_sights(second):
         raise PolicyError(
-            f"cannot compare {str(one)!r} with {str(other)!r}: one is {_kind(first)}, the other {_kind(second)}; give "
-            f"policies whose states say the same."
+            f"cannot compare {str(one)!r} with {str(other)!r}: {_kind(first)} and {_kind(second)} have different "
+            f"states; give policies with the same encoding of states."
         )
     for number, (a, b) in enumerate(zip(first.apart(), second.apart(), strict=True)):
         if number:
@@ -136,7 +136,7 @@ def _kind(shown: Directed) -> str:
 
 
 def _describe(shown: Directed) -> list[str]:
-    """Write a policy in lines."""
+    """Describe a policy in lines of text."""
     lines = [f"{shown.name}: {_kind(shown)}"]
     curves = shown.about.get("curves", {})
     settings = shown.about.get("settings", {})
@@ -153,7 +153,7 @@ def _describe(shown: Directed) -> list[str]:
     first, *rivals = shown.apart()
     lines += _describe_states(first)
     for rival in rivals:
-        lines += [f"its rival, of which the schedule is kept where it is shorter: {_kind(rival)}"]
+        lines += [f"its rival, whose schedule is used if it is shorter: {_kind(rival)}"]
         lines += _describe_states(rival)
     return lines
 
@@ -178,8 +178,8 @@ def _diff_choices(way: Way, one: Sequence[Choice], other: Sequence[Choice]) -> l
     both = first.keys() & second.keys()
     rows = [(state, kind, second[state]) for state, kind in first.items() if state in both and second[state] != kind]
     lines = [
-        f"{way}: {len(both)} states in both, {len(rows)} of them decided differently; {len(first) - len(both)} only in "
-        f"the first, {len(second) - len(both)} only in the second"
+        f"{way}: {len(both)} states in both, {len(rows)} with different types; {len(first) - len(both)} only in the "
+        f"first, {len(second) - len(both)} only in the second"
     ]
     if rows:
         table = format_table(("state", "first", "second"), rows)

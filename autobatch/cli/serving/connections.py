@@ -1,4 +1,4 @@
-"""Client connections, closed if no request arrives in time."""
+"""Client connections that are closed if no request arrives in time."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ HEAD_WITHIN = 10.0  # seconds for the head of a request to arrive; up to twice a
 
 
 class Connection(H11Protocol):
-    """Closes itself if a client has sent nothing, or only part of a head, for too long."""
+    """A connection that closes itself if the client sends nothing, or only part of a head, for too long."""
 
     _look: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Start watching the client."""
         super().connection_made(transport)
         self._look = self.loop.call_later(HEAD_WITHIN, self._close_if_idle, self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop watching."""
         if self._look is not None:
             self._look.cancel()
         super().connection_lost(exc)

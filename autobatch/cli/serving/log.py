@@ -1,6 +1,6 @@
-"""The log of `autobatch serve`: a line on standard error for each event.
+"""The log of `autobatch serve`: a line on standard error per event.
 
-Lines go through `logging`, which stops nothing where they cannot be written, on a disk that is full.
+Lines go through `logging`, which raises no error if they cannot be written, such as on a full disk.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ LOG = logging.getLogger("autobatch.serve")
 
 
 def begin_log() -> None:
-    """Write the log to standard error, with the name that all messages of the command have."""
+    """Write the log to standard error, with the prefix of all messages of the command."""
     if not LOG.handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("autobatch: %(message)s"))

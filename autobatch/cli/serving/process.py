@@ -1,4 +1,4 @@
-"""One process that serves a trained model over HTTP."""
+"""A process that serves a trained model over HTTP."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from autobatch.errors import AutobatchError
 from autobatch.serving import app, serve
 from autobatch.starting import INTERRUPTED, SAID
 
-GARBAGE = 20_000, 50, 100  # collector thresholds: a large request makes a million long-lived objects
-LOOK_EVERY = 1.0  # seconds between two looks at the checkpoint
+GARBAGE = 20_000, 50, 100  # thresholds of the garbage collector: a large request makes a million long-lived objects
+LOOK_EVERY = 1.0  # seconds between checks for a new checkpoint
 END_WITHIN = 15.0  # seconds after SIGTERM to answer accepted requests
 
 
 class Reloading:
-    """Takes up a new checkpoint, in a thread.
+    """A thread that loads new checkpoints.
 
     Args:
-        trained: as the command was given it.
-        predictor: whose parameters are replaced.
+        trained: the model's name and path on the command line.
+        predictor: the predictor whose parameters are replaced.
     """
 
     def __init__(self, trained: Trained, predictor: Predictor) -> None:
@@ -50,7 +50,7 @@ class Reloading:
     def __exit__(self, *error: object) -> None:
         self._is_over = True
         self._wake.set()
-        self._thread.join(LOOK_EVERY)  # it may be reading a slow file
+        self._thread.join(LOOK_EVERY)  # do not wait longer: it may be reading from a slow disk
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self._asked = True
@@ -63,10 +63,10 @@ class Reloading:
             try:
                 self._look()
             except AutobatchError as error:
-                LOG.warning("the model stays as it was: %s", error)
+                LOG.warning("kept the current model: %s", error)
 
     def _look(self) -> None:
-        """Load the checkpoint if it is another one than the last, or if that was asked for."""
+        """Load the checkpoint if it has changed, or after SIGHUP."""
         asked, self._asked = self._asked, False
         seen = _stamp(self._trained.file)
         if not asked and seen == self._seen:
@@ -74,11 +74,11 @@ class Reloading:
         self._seen = seen
         stored = self._trained.read()
         self._predictor.take(stored)
-        LOG.info("took up %r.", str(stored.path))
+        LOG.info("reloaded %r.", str(stored.path))
 
 
 def _stamp(path: Path) -> tuple[Path, int, int] | None:
-    """Identify a file and its present content; None if there is no such file."""
+    """Return an identification of a file and its current content; None if it does not exist."""
     try:
         found = path.stat()
     except OSError:
@@ -87,7 +87,7 @@ def _stamp(path: Path) -> tuple[Path, int, int] | None:
 
 
 class _Running(uvicorn.Server):
-    """A uvicorn server that ends on SIGINT and SIGTERM.
+    """A uvicorn server that shuts down on SIGINT and SIGTERM.
 
     Attributes:
         ended_by: the signals received.
@@ -98,8 +98,10 @@ class _Running(uvicorn.Server):
         self.ended_by: list[int] = []
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Answer accepted requests, then end; at a second Ctrl-C, end at once. Workers wait for the first process to
-        signal them."""
+        """Answer accepted requests, then shut down; at a second Ctrl-C, exit at once.
+
+        Workers ignore Ctrl-C and wait for a signal of the first process.
+        """
         if sig == signal.SIGINT and HELD in os.environ:
             return
         if sig == signal.SIGINT and sig in self.ended_by:
@@ -112,11 +114,11 @@ class _Running(uvicorn.Server):
 def run_process(
     listening: socket.socket, trained: Trained, token: str | None, deadline: float | None, **options: Any
 ) -> int:
-    """Serve until a signal ends the process; give the exit status.
+    """Serve until a signal ends the process; return the exit status.
 
     Args:
-        deadline: seconds after which a request is given up.
-        options: of `autobatch.serving.serve`.
+        deadline: seconds after which a request times out, or None.
+        options: options of `autobatch.serving.serve`.
     """
     predictor = Predictor.of(trained.read())
     stored, spec = predictor.stored, predictor.spec
@@ -131,7 +133,7 @@ def run_process(
         for future in [server.submit(spec.given(instance)) for instance in predictor.draw()]:
             future.result()
         gc.collect()
-        gc.freeze()  # what is there now stays: to look through it again and again would stop requests for long
+        gc.freeze()  # permanent objects: full collections over them would stall requests
         gc.set_threshold(*GARBAGE)
 
     application = app(

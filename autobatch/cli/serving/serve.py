@@ -1,4 +1,4 @@
-"""`autobatch serve`: answer requests for predictions of a trained model."""
+"""`autobatch serve`: serve the predictions of a trained model."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ MOST_PORT = 65_535
 
 @click.command()
 @trained_model
-@options.count_option("--port", 8000, "Where to listen; 0 for any that is free.", least=0, most=MOST_PORT)
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
-@options.count_option("--workers", 1, "Processes that share the port, each with a model of its own.")
-@options.count_option("--max-running", 128, "Requests that a process runs at a time.")
-@options.count_option("--max-waiting", 4096, "Requests that wait in a process; more are refused.")
-@options.count_option("--deadline", None, "Milliseconds after which a request is given up.  [default: never]")
+@options.count_option("--port", 8000, "Port to listen on; 0 for any free port.", least=0, most=MOST_PORT)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@options.count_option("--workers", 1, "Processes that share the port, each with its own copy of the model.")
+@options.count_option("--max-running", 128, "Requests that run concurrently in a process.")
+@options.count_option("--max-waiting", 4096, "Requests that wait in a process; further ones are rejected.")
+@options.count_option("--deadline", None, "Milliseconds after which a request times out.  [default: never]")
 @options.other_backend_option
 @options.max_bytes_option
 @options.threads_option
@@ -45,14 +45,14 @@ def serve(
     max_bytes: int | None,
     threads: int | str,
 ) -> int:
-    """Answer requests for predictions of a trained MODEL over HTTP.
+    """Serve the predictions of a trained MODEL over HTTP.
 
-    MODEL is the name that it was trained by. An instance is a text, as a file of the model's data holds it, and its
-    result is what `autobatch predict` writes for it. Requests that come at the same time share batches.
+    MODEL is the name used in training. An instance is a text in the format of the data's files, and its result is the
+    output of `autobatch predict`. Concurrent requests share batches.
 
-    A new checkpoint in the folder, or a new file, is taken up without a pause, at the latest a second after it was
-    written, or by SIGHUP. SIGTERM ends the server when what it has taken is done. Where AUTOBATCH_TOKEN is set,
-    requests have to show it; at an address that others reach, it has to be set.
+    A new checkpoint or file is loaded without downtime, within a second of being written or on SIGHUP. SIGTERM ends the
+    server after all accepted requests. If AUTOBATCH_TOKEN is set, requests must present it; it must be set to listen on
+    an address that other machines can reach.
 
     \b
     Examples:
@@ -69,14 +69,14 @@ def serve(
 
         check_token(token)
     if token is None and not _is_local(host):
-        raise DataError(f"serving at {host}: others reach that address; set {TOKEN}, which requests then have to show.")
+        raise DataError(f"{TOKEN} must be set to serve at {host}, which other machines can reach; requests present it.")
     use_threads(threads)
     begin_log()
     name = trained.read().settings.model
     socket = listen(host, port)
     if HELD not in os.environ:
         bound, place = socket.getsockname()[1], f"[{host}]" if ":" in host else host
-        click.echo(f"{name} is served at http://{place}:{bound}/, predictions at /predict; SIGTERM ends it.")
+        click.echo(f"serving {name} at http://{place}:{bound}/, predictions at /predict; SIGTERM ends the server.")
         sys.stdout.flush()
         if workers > 1:
             return run_workers(workers, socket)
@@ -89,7 +89,7 @@ def serve(
 
 
 def _is_local(host: str) -> bool:
-    """Whether an address is that of this machine alone."""
+    """Return whether an address is reachable from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""Processes that share a port: the first one listens, the others accept; one that dies is begun again."""
+"""Worker processes that share a port: the first process listens, the workers accept. Dead workers are restarted."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from autobatch.errors import DataError
 from autobatch.starting import FIRST, INTERRUPTED
 
 HELD = "AUTOBATCH_SOCKET"
-"""The environment of a worker has the number of the socket at which the first process listens."""
+"""Environment variable of workers: the file descriptor of the first process's listening socket."""
 LEAST_LIFE = 5.0  # seconds; a worker that fails earlier would fail again
-MOST_KILLED = 5  # workers in a row that a signal ends as early
+MOST_KILLED = 5  # consecutive workers killed by a signal as early
 CHECK_EVERY = 0.2  # seconds
 KILL_AFTER = 25  # seconds after SIGTERM; a healthy worker ends sooner
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Listen at an address; in a worker, take the socket of the first process.
+    """Listen on an address; in a worker, take the socket of the first process.
 
     Raises:
-        DataError: the address cannot be had.
+        DataError: the address is not available.
     """
     if HELD in os.environ:
         return socket.socket(fileno=int(os.environ[HELD]))
@@ -48,13 +48,13 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def run_workers(n: int, listening: socket.socket) -> int:
-    """Run the same command in n processes that accept at a socket, until a signal ends them; give the exit status.
+    """Run this command in n processes that accept on a socket, until a signal; return the exit status.
 
     Raises:
-        DataError: this system does not pass sockets on.
+        DataError: this system cannot pass sockets or share memory.
     """
     if sys.platform == "win32":
-        raise DataError(f"--workers {n}: this system does not pass a socket on to other processes; serve with one.")
+        raise DataError(f"--workers must be 1 on Windows, which cannot pass a socket to other processes, got {n}.")
     from autobatch.serving.board import VARIABLE, Board, make_memory
     from autobatch.serving.workers import SEVERAL
 
@@ -63,7 +63,7 @@ def run_workers(n: int, listening: socket.socket) -> int:
     try:
         memory = make_memory(n)
     except OSError as error:
-        raise DataError(f"--workers {n}: no memory that they share can be had: {error.strerror}.") from None
+        raise DataError(f"--workers {n}: cannot allocate shared memory: {error.strerror}.") from None
     board, passed = Board(mmap.mmap(memory, 0), 0), (listening.fileno(), theirs, memory)
     with tempfile.TemporaryDirectory() as shared, os.fdopen(theirs), os.fdopen(ours, "w"):
         environment = {**os.environ, HELD: str(passed[0]), FIRST: f"{theirs} {KILL_AFTER}", SEVERAL: shared}
@@ -95,18 +95,18 @@ def run_workers(n: int, listening: socket.socket) -> int:
                 is_early = time.monotonic() - since < LEAST_LIFE
                 n_killed = n_killed + 1 if is_early else 0
                 if is_early and (status >= 0 or n_killed == MOST_KILLED):
-                    LOG.error("a worker %s as soon as it began.", describe_end(status))
+                    LOG.error("a worker %s within %d seconds of its start.", describe_end(status), LEAST_LIFE)
                     pass_on(signal.SIGTERM, None)
                     _wait(workers)
                     return max(status, 1)
-                LOG.warning("a worker %s; another takes its place.", describe_end(status))
+                LOG.warning("a worker %s; starting another.", describe_end(status))
                 workers[place] = begin(place)
         _wait(workers)
     return status_after(ended)
 
 
 def status_after(signals: Sequence[int]) -> int:
-    """Return the exit status after these signals: that of an interrupt, which is reported, or 0."""
+    """Return the exit status after these signals: after SIGINT that of an interrupt, which is reported; else 0."""
     if signal.SIGINT not in signals:
         return 0
     if HELD not in os.environ:  # only the first process reports it
@@ -115,12 +115,12 @@ def status_after(signals: Sequence[int]) -> int:
 
 
 def _wait(workers: list[tuple[subprocess.Popen[bytes], float]]) -> None:
-    """Wait for workers to end, and kill those that do not."""
+    """Wait for workers to end, and kill those that do not within `KILL_AFTER` seconds."""
     last = time.monotonic() + KILL_AFTER
     for process, _ in workers:
         try:
             process.wait(max(0.0, last - time.monotonic()))
         except subprocess.TimeoutExpired:
-            LOG.error("a worker did not end within %d seconds, and is killed.", KILL_AFTER)
+            LOG.error("killing a worker that did not end within %d seconds.", KILL_AFTER)
             process.kill()
             process.wait()

@@ -1,1 +1,1 @@
-"""Commands that train, evaluate and predict."""
+"""Commands for training, evaluation and prediction."""

@@ -1,6 +1,6 @@
-"""The demonstration behind `make demo`: a Tree-LSTM learns list operations, batched; then policies are compared.
+"""The demo of `make demo`: train a Tree-LSTM on list operations, then compare batching policies.
 
-It learns while a helper compiles. The comparison measures time, so it waits for compiled code.
+Training starts before all code is compiled. The comparison measures time, so it waits for compiled code.
 
 python -m autobatch.cli.training.demo
 """
@@ -30,33 +30,33 @@ DIM = 64
 BATCH_SIZE = 64
 EPOCHS = 24
 LR = 3e-3
-TRAINING_S = 40.0  # after the first epoch; then no further epoch begins, however slow the machine
+TRAINING_S = 40.0  # seconds after the first epoch until no further epoch begins, for slow machines
 N_ANSWERS = 5
 LONGEST_ANSWER = 60  # characters
 POLICIES = ("unbatched", "depth", "agenda", "score")
 REPEATS = 5
-MOST_STATES = 6  # of the machine that is learned, shown
+MOST_STATES = 6  # states of the learned machine to show
 
 
 @show_compilation()
 def demo() -> None:
-    """Train, show answers, compare the policies."""
+    """Train, show answers, and compare policies."""
     use_threads(DEFAULT_THREADS)
     click.echo("A Tree-LSTM learns the values of expressions such as [MAX 2 9 [MIN 4 7] 0].")
     click.echo("The model is written for one tree; autobatch runs it on mini-batches of trees of every shape.\n")
     workload = load_workload("tree-lstm", "listops", DIM, seed=0)
     click.echo(summarise(workload))
     train(workload)
-    click.echo("\nExpressions that it has not seen:\n")
+    click.echo("\nUnseen expressions:\n")
     click.echo(answer(workload))
-    click.echo(f"\nOne step of this training under several policies; mini-batches of {BATCH_SIZE} trees:\n")
+    click.echo(f"\nA training step under several policies, mini-batches of {BATCH_SIZE} trees:\n")
     compare(workload)
     click.echo(f"\nTrees are easy. The same for a lattice LSTM, mini-batches of {BATCH_SIZE} sentences:\n")
     compare(load_workload("lattice-lstm", None, DIM, seed=0))
     click.echo(
-        "\nA compiled batch costs some microseconds on the processor: batching pays, and the number of batches decides"
+        "\nOn the CPU, a compiled batch costs a few microseconds: batching pays off, but the number of batches matters"
     )
-    click.echo("little. It decides more where launches cost time, as on GPUs.")
+    click.echo("little. It matters more where launches are slow, as on GPUs.")
     click.echo(
         "\ndepth runs all nodes of one depth and type, agenda the type whose remaining nodes are the least deep,"
     )
@@ -64,7 +64,7 @@ def demo() -> None:
 
 
 def train(workload: Workload) -> None:
-    """Train with progress, in a bounded time; the clock starts at the end of the first epoch."""
+    """Train with progress; begin no epoch later than `TRAINING_S` after the first one."""
     start: float | None = None
     fitting = Fitting(workload, policy="auto", backend="auto", batch_size=BATCH_SIZE, lr=LR)
     with show_progress(EPOCHS * fitting.steps_per_epoch) as progress:
@@ -77,7 +77,7 @@ def train(workload: Workload) -> None:
 
 
 def answer(workload: Workload) -> str:
-    """Lay out some development expressions with their values and what the model says."""
+    """Format a table of some development expressions, their values and the model's answers."""
     vocabulary, trees = workload.dataset.vocabularies["words"], workload.dataset.dev
     expressions = [to_brackets(vocabulary.decode(tree)) for tree in trees]
     shown = [number for number, text in enumerate(expressions) if len(text) <= LONGEST_ANSWER][:N_ANSWERS]
@@ -91,7 +91,7 @@ def answer(workload: Workload) -> str:
 
 @waiting_for_code()
 def compare(workload: Workload) -> None:
-    """Learn a state machine on the first mini-batch, and show it beside other policies, with what it learned."""
+    """Learn a state machine on the first mini-batch, compare it with other policies, and show some states."""
     loss = workload.batched("loss", "agenda", "auto")
     graphs = record(loss, workload.first(BATCH_SIZE))
     learned = loss.learn_policy([graphs], direction="forward", compact=False, rival=False)
@@ -104,9 +104,9 @@ def compare(workload: Workload) -> None:
         )  # fmt: skip
     click.echo(format_timings(timings))
     choices = learned.choices(learned.ways[0])
-    click.echo(f"\n{learned.name} is a state machine, learned just now by Q-learning: {len(choices)} states, such as")
+    click.echo(f"\n{learned.name} is a state machine just learned by Q-learning, with {len(choices)} states, such as")
     rows = [(choice.state, choice.type_name) for choice in choices[:MOST_STATES]]
-    click.echo(format_table(("types that are ready", "runs"), rows))
+    click.echo(format_table(("ready types", "runs"), rows))
 
 
 if __name__ == "__main__":

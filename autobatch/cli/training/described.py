@@ -1,6 +1,6 @@
-"""Check what the JSON of a file says of a stored model or run before anything is made of it; anyone may write files.
+"""Checks of the JSON of a stored model or run, which may come from an untrusted source, before it is used.
 
-Each error says which value must be what; a value that is missing raises KeyError, and a list of them TypeError.
+Errors name the value and its allowed values. A missing value raises KeyError, and a list in place of fields TypeError.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from autobatch.ir.precision import PRECISIONS
 from autobatch.models import ModelSpec
 from autobatch.models.data.dataset import Loader
 
-SPARE = 1 << 20  # numbers that a model may draw beyond its parameters
-MOST = (1 << 63) - 1  # of a count
-MOST_NAME, MOST_PATH = 255, 4095  # bytes of the name of a file, and of a path
+SPARE = 1 << 20  # random numbers that building a model may draw in addition to its parameters
+MOST = (1 << 63) - 1  # largest count
+MOST_NAME, MOST_PATH = 255, 4095  # bytes of a file name, and of a path
 ADVICE = "the file is damaged, so give another copy"
 
 
@@ -92,7 +92,7 @@ LATER_SETTINGS = {
     "precision": _one_of(*PRECISIONS),
     "split": _one_of("drawn", "last"),
 }
-"""Those that files of earlier versions may lack."""
+"""Settings that may be missing in files of earlier versions."""
 POSITION = {
     "epochs": COUNT,
     "steps": COUNT,
@@ -110,22 +110,22 @@ RUN = {
 
 @contextmanager
 def naming(path: Path, doing: str, raw: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Have errors of what a file says name the file, as CheckpointError; those of Python too if they are `raw`."""
+    """Convert errors in the block to a CheckpointError that names the file, including the Python errors in `raw`."""
     try:
         yield
     except AutobatchError as error:
         raise CheckpointError(f"cannot {doing} {str(path)!r}: {error}") from error
     except raw as error:
         raise CheckpointError(
-            f"cannot {doing} {str(path)!r}: what it says makes no model ({type(error).__name__}: {error}); {ADVICE}."
+            f"cannot {doing} {str(path)!r}: malformed content ({type(error).__name__}: {error}); {ADVICE}."
         ) from error
 
 
 def check_described(described: Mapping[str, Any], n_numbers: int) -> None:
-    """Check what a model is made of again; its parameters are so many numbers.
+    """Check the description of a model with `n_numbers` numbers in its parameters.
 
     Raises:
-        CheckpointError, KeyError, TypeError: it is something else.
+        CheckpointError, KeyError, TypeError: the description is malformed.
     """
     settings, size = described["settings"], _whole(0, n_numbers + SPARE)
     _check("settings.", settings, {**SETTINGS, "dim": _whole(1, n_numbers + SPARE)})
@@ -137,10 +137,10 @@ def check_described(described: Mapping[str, Any], n_numbers: int) -> None:
 
 
 def check_run(state: Mapping[str, Any]) -> None:
-    """Check how far a run is.
+    """Check the progress of a run.
 
     Raises:
-        CheckpointError, KeyError, TypeError: it is something else.
+        CheckpointError, KeyError, TypeError: the state is malformed.
     """
     position = state["position"]
     _check("", state, RUN)
@@ -153,7 +153,7 @@ def check_run(state: Mapping[str, Any]) -> None:
     if position["steps"] and not (position["n_seen"] and position["seconds"]):
         raise refusal("position.steps", "0 before instances are seen", position["steps"], CheckpointError, ADVICE)
     if NUMBER.holds(state["best"]) and not position["metrics"]:
-        raise refusal("position.metrics", "of the best epoch, too", position["metrics"], CheckpointError, ADVICE)
+        raise refusal("position.metrics", "those of the best epoch", position["metrics"], CheckpointError, ADVICE)
 
 
 def _check(above: str, content: Mapping[str, Any], wanted: Mapping[str, Kind]) -> None:
@@ -165,23 +165,25 @@ def _check(above: str, content: Mapping[str, Any], wanted: Mapping[str, Kind]) -
 
 
 def check_encoding(spec: ModelSpec, encoding: Encoding) -> None:
-    """Check that the vocabularies are those of a model, and that it is to have as many sizes as they have words.
+    """Check that a model's vocabularies are present, and that their sizes agree with `encoding.sizes`.
 
     Raises:
-        CheckpointError: they are not.
+        CheckpointError: a vocabulary is missing, or a size differs.
     """
     if not isinstance(spec.load, Loader):
         return
     for name in spec.load.words:
         vocabulary, size = encoding.vocabularies.get(name), encoding.sizes.get(f"n_{name}")
         if vocabulary is None:
-            raise CheckpointError(f"it has no vocabulary of {name}, which {spec.name} needs; {ADVICE}.")
+            raise CheckpointError(f"the vocabulary of {name}, which {spec.name} needs, is missing; {ADVICE}.")
         if size != len(vocabulary):
-            raise refusal(f"sizes.n_{name}", f"{len(vocabulary)}, as the vocabulary", size, CheckpointError, ADVICE)
+            raise refusal(
+                f"sizes.n_{name}", f"{len(vocabulary)}, the size of the vocabulary", size, CheckpointError, ADVICE
+            )
 
 
 class Bounded(np.random.Generator):
-    """A generator that draws so many numbers at most: a model's width must not take memory that its file does not."""
+    """A generator that draws at most `n_left` numbers, so that a small file cannot ask for a huge model."""
 
     def __init__(self, drawing: np.random.Generator, n_left: int) -> None:
         super().__init__(drawing.bit_generator)
@@ -189,14 +191,14 @@ class Bounded(np.random.Generator):
 
 
 def _bounded(name: str, place: int) -> Callable[..., Any]:
-    """Make a method that counts what it draws; `place` is that of its argument `size`."""
+    """Make a method that counts its draws; `place` is the position of its argument `size`."""
     draw = getattr(np.random.Generator, name)
 
     def drawing(self: Any, *args: Any, **options: Any) -> Any:
         size = options.get("size", args[place] if len(args) > place else None)
         self._n_left -= 1 if size is None else int(np.prod(size, dtype=object))
         if self._n_left < 0:
-            raise CheckpointError(f"its dim and sizes ask for more parameters than it holds; {ADVICE}.")
+            raise CheckpointError(f"its dim and sizes need more parameters than it holds; {ADVICE}.")
         return draw(self, *args, **options)
 
     return drawing

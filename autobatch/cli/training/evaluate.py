@@ -1,4 +1,4 @@
-"""`autobatch eval`, `autobatch predict` and `autobatch export`: what a trained model is used for."""
+"""`autobatch eval`, `autobatch predict` and `autobatch export`: use a trained model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ data_option = click.option(
     metavar="NAME_OR_PATH",
     type=DATA,
     shell_complete=complete_data,
-    help="A file, which is read whole; or a folder or a generator, for its development data.  [default: the "
+    help="A file, all of which is used; or a folder or a generator, for its development data.  [default: the "
     "development data of training]",
 )
 
@@ -46,10 +46,10 @@ def evaluate(
     threads: int | str,
     json_path: Path | None,
 ) -> None:
-    """Measure a trained MODEL: its metrics on development or other data.
+    """Compute the metrics of a trained MODEL on development data or other data.
 
-    MODEL is the name that it was trained by. Without --data, the metrics are those that training printed for the
-    epoch of the checkpoint.
+    MODEL is the name used in training. Without --data, the metrics equal those that training printed for the epoch of
+    the checkpoint.
 
     \b
     Examples:
@@ -60,17 +60,15 @@ def evaluate(
     stored = trained.read()
     workload = stored.load_workload(data).with_threads(threads)
     if workload.spec.count_correct is None:
-        raise DataError(
-            f"cannot measure {stored.settings.model}: it has no metrics; give the model a method scores(instance)."
-        )
+        raise DataError(f"cannot measure {stored.settings.model}: metrics need a method scores(instance).")
     say_missing_metrics(workload)
     instances, backend = select_instances(workload, data), backend or stored.settings.backend
     with open_json(json_path) as results:
         metrics = make_scorer(workload, instances, stored, backend, max_bytes).measure()
         if not metrics and not workload.spec.missing_packages():
             raise DataError(
-                f"cannot measure {stored.settings.model} on {workload.dataset.name}: nothing in its "
-                f"{say_instances(len(instances))} has a label; autobatch predict needs none."
+                f"cannot measure {stored.settings.model} on {workload.dataset.name}: its "
+                f"{say_instances(len(instances))} must have labels; autobatch predict works without them."
             )
         words = "  ".join(workload.spec.say(metric, value) for metric, value in metrics.items())
         click.echo(f"{workload.dataset.name}, {say_instances(len(instances))}:  {words}")
@@ -86,7 +84,7 @@ def evaluate(
     "--out",
     metavar="FILE",
     type=FILE,
-    help="Write to this file, which is replaced.  [default: standard output]",
+    help="Output file, replaced if it exists.  [default: standard output]",
 )
 @options.other_backend_option
 @options.max_bytes_option
@@ -99,12 +97,11 @@ def predict(
     max_bytes: int | None,
     threads: int | str,
 ) -> None:
-    """Write the predictions of a trained MODEL, one JSON object a line.
+    """Write the predictions of a trained MODEL, one JSON object per line.
 
-    MODEL is the name that it was trained by. The lines are in the order of the data. What --data names needs no
-    answers: sentences without tags, molecules without numbers, sentences without translations beside them, each blank
-    line of which has a prediction. Without --data, the instances are those that `autobatch eval` measures, or all if
-    training had too few to hold some back.
+    MODEL is the name used in training. The lines are in the order of the data. The data of --data may lack answers:
+    tags, numbers of molecules, or translations, where each blank line gets a prediction as well. Without --data, the
+    instances are those of `autobatch eval`, or all if the training data was too small for development data.
 
     \b
     Examples:
@@ -115,9 +112,7 @@ def predict(
     stored = trained.read()
     workload = stored.load_workload(data, answered=data is None).with_threads(threads)
     if workload.spec.predict is None:
-        raise DataError(
-            f"cannot predict with {stored.settings.model}: it has no scores; give the model a method scores(instance)."
-        )
+        raise DataError(f"cannot predict with {stored.settings.model}: it needs a method scores(instance).")
     backend = backend or stored.settings.backend
     instances = select_instances(workload, data) if workload.dataset.dev else workload.dataset.items
     scorer = make_scorer(workload, instances, stored, backend, max_bytes)
@@ -135,14 +130,14 @@ def predict(
     metavar="FILE",
     required=True,
     type=FILE,
-    help="Write to this file, which is replaced.",
+    help="Output file, replaced if it exists.",
 )
-@options.count_option("--examples", 64, "Instances of the data, which call the cells that the file shall hold.")
+@options.count_option("--examples", 64, "Instances of the data to run; the file holds the cells that they call.")
 def export(model: str, checkpoint: Path, out: Path, examples: int) -> None:
     """Write a trained MODEL to one file, for `autobatch predict --model` and `ab.load`.
 
-    MODEL is the name that it was trained by. The file holds parameters, vocabularies, the policy and the programs of
-    the cells, and no code.
+    MODEL is the name used in training. The file holds the parameters, the vocabularies, the policy and the programs of
+    the cells, but no code.
 
     \b
     Examples:
@@ -163,12 +158,12 @@ def export(model: str, checkpoint: Path, out: Path, examples: int) -> None:
 def make_scorer(
     workload: Workload, instances: Sequence[Any], stored: StoredModel, backend: str, max_bytes: int | None
 ) -> Scorer:
-    """Record instances, to be run as training ran them, but by a backend and within a limit of their own."""
+    """Record instances for a stored model, with its policy and batch size."""
     return Scorer(workload, instances, stored.policy, backend, stored.settings.batch_size, max_bytes)
 
 
 def select_instances(workload: Workload, data: str | None) -> Sequence[Any]:
-    """Take all of a file that was asked for, else the development data.
+    """Return all instances of a file given by --data, else the development data.
 
     Raises:
         DataError: there are none.
@@ -178,7 +173,7 @@ def select_instances(workload: Workload, data: str | None) -> Sequence[Any]:
     instances = dataset.items if is_file else dataset.dev
     if not instances:
         raise DataError(
-            f"cannot measure on {dataset.name}: it holds no development instances; give a file by --data, which is "
-            f"read whole."
+            f"cannot measure on {dataset.name}: it has no development instances; give a file with --data, all of which "
+            f"is used."
         )
     return instances

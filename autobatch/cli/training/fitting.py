@@ -1,4 +1,4 @@
-"""Train a model, batched, and measure it after every epoch."""
+"""Train a model and measure it after every epoch."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from autobatch.distributed.shares import costs_of
 from autobatch.errors import DataError, NumericError
 from autobatch.schedule.schedule import Policy
 
-LARGE = 1e6  # a loss of so much is printed with a power of ten
+LARGE = 1e6  # losses from here on are printed with an exponent
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """What one pass over the training data gave."""
+    """The results of one pass over the training data."""
 
     number: int
     loss: float
-    """Mean over the training instances, each measured in the mini-batch that learned from it."""
+    """Mean loss of the training instances, each before the step of its mini-batch."""
     metrics: dict[str, float]
-    """On the development data after the epoch; empty if the model or the data has none."""
+    """Metrics on the development data after the epoch; empty if the model or the data has none."""
     metric_texts: Sequence[str]
-    """The metrics in words."""
+    """The metrics as text."""
     seconds: float
-    """Spent training; measuring is not counted."""
+    """Training time, without measuring."""
     instances_per_s: float
     ms: float
     """Per mini-batch."""
@@ -46,42 +46,42 @@ class Epoch:
     """Per mini-batch, as in `loss.last`."""
 
     def line(self) -> str:
-        """Say it in one line."""
+        """Format the results in one line."""
         metrics = "".join(f"  dev {metric}" for metric in self.metric_texts)
         return f"epoch {self.number}:  loss {say_loss(self.loss)}{metrics}  {self.instances_per_s:,.0f} instances/s"
 
 
 def say_loss(loss: float) -> str:
-    """Say a loss with four decimals, or, if it is large, with four digits and the power of ten."""
+    """Format a loss with four decimals, or, if it is large, with four digits and an exponent."""
     return f"{loss:.4f}" if abs(loss) < LARGE else f"{loss:.3e}"
 
 
 @dataclass
 class Position:
-    """How far training is."""
+    """The progress of training."""
 
     epochs: int = 0
-    """Finished and measured."""
+    """Number of finished and measured epochs."""
     steps: int = 0
-    """Mini-batches of the next epoch that the model has learned from; all of them before it is measured."""
+    """Number of steps taken in the current epoch; all of them until it is measured."""
     order: Any = None
-    """State of the generator that draws the order of the data, before it draws that of the next epoch."""
+    """State of the generator of the data's order, before the current epoch."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Of the last finished epoch."""
+    """Metrics of the last finished epoch."""
     total_loss: float = 0.0
-    """Of the next epoch's steps, as all below."""
+    """Sum of the losses of the current epoch's instances; the fields below are of this epoch too."""
     n_seen: int = 0
     seconds: float = 0.0
     tally: Tally = field(default_factory=Tally)
 
 
 class Fitting:
-    """Training in progress: the model, its recorded instances, its optimizer, and how far it is.
+    """Training in progress: the model, its recorded instances, its optimizer and its position.
 
     Attributes:
         loss: the model's batched loss.
-        optimizer: changes the model.
-        position: how far training is; set it to go on from there. Its loss lacks what `read_losses` has not read yet.
+        optimizer: the optimizer, Adam.
+        position: the progress; set it to resume. `total_loss` lacks losses not yet read by `read_losses`.
     """
 
     def __init__(
@@ -94,20 +94,20 @@ class Fitting:
         max_bytes: int | None = None,
         joined: Joined | None = None,
     ) -> None:
-        """Record training and development data; the processes of a group, `joined`, train and measure together.
+        """Record training and development data; the processes of the group `joined` train and measure together.
 
         Raises:
-            DataError: there is nothing to train on.
-            PolicyError, BackendError: there is no such policy or backend.
+            DataError: the training data is empty.
+            PolicyError, BackendError: the policy or backend is unknown.
         """
         if not workload.dataset.train:
-            raise DataError(f"cannot train on {workload.dataset.name}: it holds no training instance; add some.")
+            raise DataError(f"cannot train on {workload.dataset.name}: it must hold at least one training instance.")
         self.loss = workload.batched("loss", policy, backend, max_bytes)
         workload.move_to(self.backend)
         self.optimizer = ab.optim.Adam(workload.model, lr=lr)
         self.position = Position(order=workload.rng.bit_generator.state)
         self._last_loss = math.nan
-        self._unread: list[tuple[int, Any, int]] = []  # of the last steps: number, loss, and size of the mini-batch
+        self._unread: list[tuple[int, Any, int]] = []  # of the last steps: number, loss, size of the mini-batch
         self._rng = workload.rng
         self._say = workload.spec.say
         self._batch_size = batch_size
@@ -117,33 +117,33 @@ class Fitting:
 
     @property
     def policy(self) -> str:
-        """Name the policy in use."""
+        """Return the name of the policy in use."""
         return str(self.loss.policy.name)
 
     @property
     def backend(self) -> str:
-        """Name the backend in use."""
+        """Return the name of the backend in use."""
         return str(self.loss.backend.name)
 
     @property
     def steps_per_epoch(self) -> int:
-        """Count the mini-batches of an epoch."""
+        """Return the number of mini-batches of an epoch."""
         return math.ceil(len(self._graphs) / self._batch_size)
 
     @property
     def last_loss(self) -> float:
-        """The mean loss over the last mini-batch."""
+        """Return the mean loss of the last mini-batch; waits for it."""
         self.read_losses()
         return self._last_loss
 
     def read_losses(self, n_left: int = 0) -> None:
-        """Add the losses of the last steps, which a device may still compute, to those of the epoch.
+        """Add the losses of the last steps, which a device may still be computing, to the epoch's total.
 
         Args:
-            n_left: steps that may stay unread, so that the host does not wait for the device.
+            n_left: number of last steps to leave unread, so that the host does not wait for the device.
 
         Raises:
-            NumericError: a loss is not finite; the model has not learned from it.
+            NumericError: a loss is not finite; its step changed nothing.
         """
         while len(self._unread) > n_left:
             _, value, n_instances = self._unread[0]
@@ -154,23 +154,23 @@ class Fitting:
     def epochs(
         self, n_epochs: int, progress: Progress, after_step: Callable[[], None] = lambda: None
     ) -> Iterator[Epoch]:
-        """Train until `n_epochs` are finished; give each epoch's results as soon as they are there.
+        """Train until `n_epochs` epochs are finished; yield the results of each.
 
         Args:
-            n_epochs: how many, those before `position` included.
-            progress: is advanced after every mini-batch.
-            after_step: called after every mini-batch, when `position` counts it; what it raises passes.
+            n_epochs: total number, including epochs before `position`.
+            progress: display, advanced after every mini-batch.
+            after_step: called after every mini-batch, with `position` updated; its errors propagate.
 
         Raises:
             NumericError: the loss of a mini-batch is not finite.
         """
         while self.position.epochs < n_epochs:
-            with np.errstate(all="ignore"):  # a loss that is not finite is reported with its mini-batch
+            with np.errstate(all="ignore"):  # `_naming_the_step` reports non-finite losses
                 self._train(f"epoch {self.position.epochs + 1}/{n_epochs}", progress, after_step)
             yield self._finish(self._dev.measure())
 
     def _train(self, what: str, progress: Progress, after_step: Callable[[], None]) -> None:
-        """Take the steps that are left of an epoch."""
+        """Take the remaining steps of an epoch."""
         position = self.position
         self._rng.bit_generator.state = position.order
         shown = "".join(f"  {self._say(metric, value, 0)}" for metric, value in position.metrics.items())
@@ -196,7 +196,7 @@ class Fitting:
 
     @contextmanager
     def _naming_the_step(self, what: str) -> Iterator[None]:
-        """Have a NumericError say in which mini-batch of an epoch it is."""
+        """Add the epoch and the mini-batch to the message of a NumericError."""
         try:
             yield
         except NumericError as error:
@@ -204,7 +204,7 @@ class Fitting:
             raise NumericError(f"training stopped in {what}, mini-batch {number}: {error}") from error
 
     def _finish(self, metrics: dict[str, float]) -> Epoch:
-        """Go on to the next epoch; say what this one gave."""
+        """Advance to the next epoch; return the results of this one."""
         done = self.position
         self.position = Position(epochs=done.epochs + 1, order=self._rng.bit_generator.state, metrics=metrics)
         return Epoch(

@@ -1,4 +1,4 @@
-"""Write the checkpoints of a run, and let Ctrl-C end the run only after a checkpoint."""
+"""Write the checkpoints of a run, and end it on Ctrl-C only after a checkpoint."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from autobatch.distributed.group import Joined
 from autobatch.errors import CheckpointError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-TOGETHER = 1.0  # seconds in which several signals count as one
-STATUS_OF_A_SIGNAL = 128  # and its number: what a shell reports
+TOGETHER = 1.0  # seconds within which several signals count as one
+STATUS_OF_A_SIGNAL = 128  # exit status of shells after a signal, less its number
 
 
 class Stopped(Exception):
-    """A signal has ended training; the last step is in the checkpoint."""
+    """Training was ended by a signal; the checkpoint includes the last step."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__()
@@ -30,9 +30,9 @@ class Stopped(Exception):
 
 
 class Keeper:
-    """Writes the checkpoints of a run: the last, and that of the best epoch (see `ModelSpec.is_better`).
+    """Writes the checkpoints of a run: the last one, and that of the best epoch (see `ModelSpec.is_better`).
 
-    Of several processes the first one writes, and all stop after the same step.
+    Of several processes, the first one writes, and all stop after the same step.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Keeper:
         best: Mapping[str, float],
         joined: Joined,
     ) -> None:
-        """Keep one every `n_steps` steps; `best` has the metrics of the best epoch so far."""
+        """Prepare to write every `n_steps` steps; `best` are the metrics of the best epoch so far."""
         self._folder, self._joined = folder, joined
         self._run = settings, workload, fitting
         self._n_steps = n_steps
@@ -54,21 +54,21 @@ class Keeper:
         self._handlers: dict[signal.Signals, Any] = {}
 
     def after_step(self) -> None:
-        """Write the last checkpoint if it is time to.
+        """Write the last checkpoint every `n_steps` steps, and after a signal.
 
         Raises:
             CheckpointError: it cannot be written.
-            Stopped: there was a signal; the checkpoint is written.
+            Stopped: a signal arrived; the checkpoint has been written.
         """
         _, _, fitting = self._run
-        asked = self._joined.most(self._signal)  # one that comes from here on ends training after the next step
+        asked = self._joined.most(self._signal)  # a later signal ends training after the next step
         if asked or fitting.position.steps % self._n_steps == 0:
             self.write(LAST)
         if asked:
             raise Stopped(asked)
 
     def after_epoch(self, epoch: Epoch) -> None:
-        """Write the best checkpoint, if this epoch is, and the last; raises what `after_step` does."""
+        """Write the last checkpoint and, if this epoch is the best, that one; raises the errors of `after_step`."""
         _, workload, _ = self._run
         if workload.spec.is_better(epoch.metrics, self._best):
             self._best = epoch.metrics
@@ -78,10 +78,10 @@ class Keeper:
 
     @contextmanager
     def catch_signals(self) -> Iterator[None]:
-        """Let Ctrl-C and SIGTERM end training after a step; a later one acts as it does elsewhere.
+        """End training after a step on Ctrl-C or SIGTERM; a second signal has its usual effect.
 
         Raises:
-            Stopped: there was a signal after the last step.
+            Stopped: a signal arrived after the last step.
         """
         for number in SIGNALS:
             self._handlers[number] = signal.getsignal(number)
@@ -97,7 +97,7 @@ class Keeper:
         if not self._signal:
             self._signal, self._noted = signal_number, time.monotonic()
         elif time.monotonic() - self._noted >= TOGETHER:
-            # Other handlers stay in place: Python must not find a pending signal without one.
+            # Other handlers stay in place, as Python must not find a pending signal without one.
             signal.signal(signal_number, self._handlers[signal.Signals(signal_number)])
             signal.raise_signal(signal_number)
 
@@ -107,17 +107,18 @@ class Keeper:
             raise Stopped(asked)
 
     def write(self, name: str) -> None:
-        """Write the checkpoint of this name now."""
+        """Write a checkpoint with this file name now."""
         if self._joined.rank == 0:
             store_run(self._folder / name, *self._run, self._best)
 
 
 @contextmanager
 def open_folder(folder: Path | None, resume: bool) -> Iterator[StoredRun | None]:
-    """Make the folder, or read the last checkpoint in it; after an error, remove new folders that are still empty.
+    """Create the folder, or yield the last checkpoint in it; after an error, remove created folders if empty.
 
     Raises:
-        CheckpointError: there is one and `resume` is not asked for, or it cannot be read; or the folder cannot be made.
+        CheckpointError: there is a checkpoint and `resume` is False, or it cannot be read, or the folder cannot be
+            created.
     """
     if folder is None:
         yield None
@@ -129,19 +130,19 @@ def open_folder(folder: Path | None, resume: bool) -> Iterator[StoredRun | None]
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CheckpointError(
-                f"cannot keep checkpoints in {str(folder)!r}: {error.strerror}; name a folder that can be written."
+                f"cannot write checkpoints to {str(folder)!r}: {error.strerror}; choose a writable folder."
             ) from error
         try:
             yield None
         except BaseException:
-            with suppress(OSError):  # one that is not empty
+            with suppress(OSError):  # a folder that is not empty
                 for path in made:
                     path.rmdir()
             raise
         return
     if not resume:
         raise CheckpointError(
-            f"cannot begin in {str(folder)!r}: it holds the checkpoint of a run; add --resume to go on with that run, "
-            f"or name another folder."
+            f"cannot start a run in {str(folder)!r}: it holds the checkpoint of another run; add --resume to continue "
+            f"that run, or choose another folder."
         )
     yield read_run(last)

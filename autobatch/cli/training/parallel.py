@@ -1,8 +1,8 @@
-"""Training by several processes of this machine: this one is the first, and starts the others with its own command.
+"""Training in several processes on this machine: the first one starts the others with its own command line.
 
 The others print nothing, and end with the first. If one of them ends early, the first reports it in one sentence and
-ends, even during a long operation such as compiling or waiting for all to join. Others that were stopped are continued
-once a signal asks the first to end, which would wait for them.
+ends, even during a long operation such as compilation. When a signal asks the first to end, it continues stopped
+processes (SIGCONT), because it waits for them.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from autobatch.release import pip_install
 from autobatch.starting import FIRST
 
 PROCESS = "AUTOBATCH_PROCESS"
-"""The environment of another process has its number, how many there are, and the port where the first one listens."""
-JOIN_WITHIN = 300.0  # seconds, in which a process imports its packages
+"""Environment variable of the other processes: rank, number of processes, and the port of the first one."""
+JOIN_WITHIN = 300.0  # seconds for a process to import its packages
 END_WITHIN = 5.0
 GIVE_UP_AFTER = 7.0  # seconds for the first process to notice that another has ended
 CHECK_EVERY = 0.02
-STOPPED = 128 + signal.SIGINT, 128 + signal.SIGTERM  # statuses of processes that were asked to end
+STOPPED = 128 + signal.SIGINT, 128 + signal.SIGTERM  # exit statuses after a signal
 
 
 @contextmanager
 def processes(n: int, to_go_on: str) -> Iterator[Joined]:
-    """Within the context, this process and n - 1 others are a group.
+    """Run the block in a group of this process and n - 1 others.
 
     Raises:
-        DistributedError: PyTorch is not installed, or a process has ended; says which, how, and how to go on.
+        DistributedError: PyTorch is not installed, or a process has ended; the message has its rank and status.
     """
     if n == 1:
         yield Joined(Alone())
@@ -51,8 +51,7 @@ def processes(n: int, to_go_on: str) -> Iterator[Joined]:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
     except ModuleNotFoundError:
         raise DistributedError(
-            f"--data-parallel {n}: the processes send each other gradients through PyTorch, and it is not installed; "
-            f"{pip_install('torch')}."
+            f"--data-parallel {n} needs PyTorch to exchange gradients, and it is not installed; {pip_install('torch')}."
         ) from None
     longest = timedelta(seconds=JOIN_WITHIN)
     if PROCESS in os.environ:
@@ -78,18 +77,18 @@ def processes(n: int, to_go_on: str) -> Iterator[Joined]:
 
 
 class _Others:
-    """The other n - 1 processes, which end with the context; they connect to the first at a port.
+    """The other n - 1 processes, which connect to a port of the first and end with the context.
 
     Args:
-        to_go_on: advice in the message if one of them has ended.
+        to_go_on: advice in the error if one of them has ended.
     """
 
     def __init__(self, n: int, port: int, to_go_on: str) -> None:
         self._n, self._port, self._to_go_on = n, port, to_go_on
         self._started: list[tuple[subprocess.Popen[bytes], IO[bytes]]] = []
         self._watching = threading.Thread(target=self._watch, name="autobatch processes", daemon=True)
-        self._is_over, self._pipe = threading.Event(), os.pipe()  # the others end when it closes
-        self._signals, self._wakeup = os.pipe(), -1  # has the numbers of signals, even while their handlers wait
+        self._is_over, self._pipe = threading.Event(), os.pipe()  # the others end when the pipe closes
+        self._signals, self._wakeup = os.pipe(), -1  # receives signal numbers even before their handlers run
 
     def __enter__(self) -> _Others:
         theirs, passes = self._pipe[0], os.name == "posix"
@@ -112,7 +111,7 @@ class _Others:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End those that do not end by themselves."""
+        """Wait for the others to end, and kill those that do not."""
         if os.name == "posix":
             signal.set_wakeup_fd(self._wakeup)
         self._is_over.set()
@@ -131,7 +130,7 @@ class _Others:
     def _watch(self) -> None:
         """End all processes if this one does not notice in time that another has ended.
 
-        Continue the others when this one is asked to end.
+        Continue stopped processes when a signal asks this one to end.
         """
         is_asked = False
         while not self._is_over.wait(CHECK_EVERY):
@@ -149,7 +148,7 @@ class _Others:
                 os._exit(USER_ERROR)
 
     def _was_asked(self) -> bool:
-        """Whether a signal has asked this process to end, since this was called last."""
+        """Return whether SIGINT or SIGTERM has arrived since the last call."""
         if os.name != "posix":
             return False
         try:
@@ -159,21 +158,21 @@ class _Others:
         return signal.SIGINT in numbers or signal.SIGTERM in numbers
 
     def wait_for(self, store: object) -> None:
-        """Wait until all have begun.
+        """Wait until all processes have started.
 
         Raises:
-            DistributedError: one has ended, or does not answer.
+            DistributedError: one has ended or does not answer.
         """
         names = [f"process {rank}" for rank in range(1, self._n)]
         until = time.monotonic() + JOIN_WITHIN
         while not store.check(names):  # type: ignore[attr-defined]
             ended = self.say_ended(wait=0.0)
             if ended or time.monotonic() > until:
-                raise DistributedError(f"{ended or f'a process did not begin within {JOIN_WITHIN:.0f} s'}.")
+                raise DistributedError(f"{ended or f'a process did not start within {JOIN_WITHIN:.0f} s'}.")
             time.sleep(CHECK_EVERY)
 
     def say_ended(self, wait: float = END_WITHIN) -> str:
-        """Say which process has ended first, and how; nothing if none has within some seconds."""
+        """Describe the process that ended first, with its status and last line; "" if none ends within `wait` s."""
         until = time.monotonic() + wait
         while True:
             ended = [(rank, p, told) for rank, (p, told) in enumerate(self._started, 1) if p.poll()]
@@ -182,10 +181,10 @@ class _Others:
             if time.monotonic() > until:
                 return ""
             time.sleep(CHECK_EVERY)
-        killed = [one for one in ended if (one[1].returncode or 0) < 0]  # others end because of it
+        killed = [one for one in ended if (one[1].returncode or 0) < 0]  # the cause; others end because of it
         rank, process, told = (killed or ended)[0]
         told.seek(0)
         lines = told.read().decode(errors="replace").strip().splitlines()
         status = process.returncode
-        said = f", and said: {lines[-1].removeprefix('autobatch: ')}" if lines and status > 0 else ""
+        said = f": {lines[-1].removeprefix('autobatch: ')}" if lines and status > 0 else ""
         return f"process {rank} of {self._n} {describe_end(status)}{said}"

@@ -1,4 +1,4 @@
-"""Compute the metrics and the predictions of a model on instances."""
+"""Compute metrics and predictions of a model."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from autobatch.schedule.schedule import Policy
 
 
 class Scorer:
-    """A model with instances that are recorded once, and measured as often as wanted.
+    """A model with instances that are recorded once and may be measured repeatedly.
 
-    Programs that await values are not recorded ahead, because what they decide changes with the model.
+    Programs that await values are recorded anew each time, because their decisions depend on the parameters.
     """
 
     def __init__(
@@ -31,12 +31,12 @@ class Scorer:
         max_bytes: int | None = None,
         joined: Joined | None = None,
     ) -> None:
-        """Record the instances, unless the model does not predict: then there are none to measure.
+        """Record the instances; none if the model has neither metrics nor predictions.
 
-        Each process of a group, `joined`, records and measures some of them.
+        Each process of the group `joined` records and measures some of them.
 
         Raises:
-            PolicyError, BackendError: there is no such policy or backend.
+            PolicyError, BackendError: the policy or backend is unknown.
         """
         spec = workload.spec
         self._workload = workload
@@ -52,28 +52,28 @@ class Scorer:
                 self._given = record(self._predictor, self._given)
 
     def measure(self) -> dict[str, float]:
-        """Compute the metrics, none if the model has none; a share that nothing counts towards is 0."""
+        """Compute the metrics; {} if the model has none. A fraction of zero cases is 0."""
         spec, vocabularies = self._workload.spec, self._workload.dataset.vocabularies
         if spec.count_correct is None:
             return {}
         own = [spec.count_correct(outputs, instances, vocabularies) for outputs, instances in self._outputs()]
         parts = own if self._joined is None else [*chain.from_iterable(self._joined.gather(own))]
         totals: dict[str, list[float]] = {}
-        for part in sorted(parts, key=len, reverse=True):  # metrics in the order of a mini-batch that has most
+        for part in sorted(parts, key=len, reverse=True):  # metrics in the order of the mini-batch with the most
             for metric, counts in part.items():
                 before = totals.get(metric, [0] * len(counts))
                 totals[metric] = [sum(both) for both in zip(before, counts, strict=True)]
         return {metric: spec.metrics.get(metric, _share)(*counts) for metric, counts in totals.items()}
 
     def predict(self) -> Iterator[dict[str, Any]]:
-        """Give what a JSON line says of each instance, in order."""
+        """Yield the prediction for each instance, as a JSON object."""
         predict, vocabularies = self._workload.spec.predict, self._workload.dataset.vocabularies
         for outputs, instances in self._outputs():
             assert predict is not None
             yield from predict(outputs, instances, vocabularies)
 
     def _outputs(self) -> Iterator[tuple[Any, Sequence[Any]]]:
-        """Run the model, dropout off, on one mini-batch after the other."""
+        """Yield the outputs and instances of each mini-batch, with dropout off."""
         model = self._workload.model
         for start in range(0, len(self._instances), self._batch_size):
             part = slice(start, start + self._batch_size)
@@ -85,11 +85,10 @@ class Scorer:
 
 
 def say_missing_metrics(workload: Workload) -> None:
-    """Report on standard error which metrics are left out, because a package is missing or the data lacks names."""
+    """Warn about metrics that cannot be computed because a package is missing or the data lacks names."""
     for package, extra in workload.spec.missing_packages().items():
         click.echo(
-            f"autobatch: the package {package} is not installed, so what it measures is left out; "
-            f"{pip_install(extra)}.",
+            f"autobatch: the package {package} is not installed, so its metrics are left out; {pip_install(extra)}.",
             err=True,
         )
     missing = workload.spec.say_missing(workload.dataset.vocabularies)

@@ -1,4 +1,4 @@
-"""A run of `autobatch train` in a checkpoint: its settings, its parameters, and its progress."""
+"""Stored models and runs of `autobatch train`: settings, parameters and progress in checkpoints and exported files."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from autobatch.policies.rules.directed import Directed
 from autobatch.schedule.schedule import Policy
 
 LAST, BEST = "last.safetensors", "best.safetensors"
-FREE = ("epochs", "max_bytes", "backend")  # the settings that may change from one command to the next
-LAST_TENTH = "last"  # how version 0.2 chose the development data of a single file
-PARAMETER, OPTIMIZER = "parameter.", "optimizer."  # begin the names of arrays
+FREE = ("epochs", "max_bytes", "backend")  # settings that may change when a run resumes
+LAST_TENTH = "last"  # version 0.2 used the last 10% of a single file as development data
+PARAMETER, OPTIMIZER = "parameter.", "optimizer."  # prefixes of names of arrays
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The arguments that decide what a run computes."""
+    """The arguments that determine the results of a run."""
 
     model: str
     data: str
@@ -50,39 +50,39 @@ class Settings:
     max_bytes: int | None = None
     precision: str = "float32"
     split: str = "drawn"
-    """Return how the development data of a single file was chosen: by seed, or `LAST_TENTH`."""
+    """Choice of a single file's development data: "drawn" by the seed, or `LAST_TENTH`."""
 
 
 @dataclass(frozen=True)
 class StoredModel:
-    """What a file holds of a trained model: a checkpoint, or one that was exported."""
+    """A trained model in a file, a checkpoint or an exported one."""
 
     path: Path
     settings: Settings
     encoding: Encoding
     learned: Directed | None
-    """The policy of the loss, if it was learned or was read from a file."""
+    """The policy of the loss, if it was learned or read from a file."""
     parameters: dict[str, Any]
 
     @property
     def policy(self) -> str | Policy:
-        """What a loss or scores are to be batched with, whatever has become of a policy's file since."""
+        """Return the policy to run the model with; a learned one is stored, so its file may have changed."""
         return self.settings.policy if self.learned is None else self.learned
 
     def refuse_model(self, model: str) -> None:
-        """Refuse a model other than the one stored; CheckpointError."""
+        """Raise a CheckpointError unless `model` is the stored one."""
         if model != self.settings.model:
             raise CheckpointError(
-                f"cannot use {str(self.path)!r} for {model}: a {self.settings.model} was trained there; name that "
-                f"model, or another folder."
+                f"cannot use {str(self.path)!r} for {model}: it holds a {self.settings.model}; give that model, or "
+                f"another folder."
             )
 
     def find_spec(self) -> ModelSpec:
-        """Find the stored model.
+        """Find the spec of the stored model.
 
         Raises:
-            DataError: there is no such model, or it cannot be used.
-            CheckpointError: its vocabularies or sizes are others.
+            DataError: the model is unknown or unusable.
+            CheckpointError: its vocabularies or sizes do not fit.
         """
         spec = find_here(self.settings.model)
         with naming(self.path, "use"):
@@ -90,10 +90,10 @@ class StoredModel:
         return spec
 
     def build(self, spec: ModelSpec, dataset: Dataset, rng: np.random.Generator) -> Any:
-        """Build the stored model, with its parameters.
+        """Build the stored model with its parameters.
 
         Raises:
-            CheckpointError: the model is not what it was.
+            CheckpointError: the stored parameters do not fit the model's code.
         """
         with naming(self.path, "use", (*RAW, MemoryError)):
             model = spec.build(dataset, self.settings.dim, Bounded(rng, _n_numbers(self.parameters) + SPARE))
@@ -101,14 +101,17 @@ class StoredModel:
         return model
 
     def load_workload(self, data: str | None = None, answered: bool = True) -> Workload:
-        """Load the stored model with its training data, or with other data, which may lack answers.
+        """Load the stored model with its training data, or with other data.
+
+        Args:
+            answered: whether instances must have answers.
 
         Raises:
-            DataError: there is no such data, or it is malformed.
-            CheckpointError: the model is not what it was.
+            DataError: the data is missing or malformed.
+            CheckpointError: the stored parameters do not fit the model's code.
         """
         settings, encoding = self.settings, self.encoding
-        self.find_spec()  # what it raises is not about data
+        self.find_spec()  # raises its errors outside the `try` for errors of the data
         if data not in (None, settings.data):
             ignored = () if answered else ANSWERS
             vocabularies = {k: v if k in ignored else Counting(v) for k, v in encoding.vocabularies.items()}
@@ -121,7 +124,7 @@ class StoredModel:
         except DataError as error:
             if data is not None:
                 raise
-            raise DataError(f"{error} The model was trained on that; name other data by --data.") from error
+            raise DataError(f"{error} The model was trained on this data; give other data with --data.") from error
         if settings.split == LAST_TENTH and workload.dataset.dev_places is not None:
             workload = replace(workload, dataset=workload.dataset.hold_out_the_last())
         return workload
@@ -129,56 +132,54 @@ class StoredModel:
 
 @dataclass(frozen=True)
 class StoredRun(StoredModel):
-    """What a checkpoint of a run holds."""
+    """A checkpoint of a run."""
 
     n_train: int
-    """Training instances."""
+    """Number of training instances."""
     digest: str
-    """`Dataset.digest`; "" in checkpoints that were written before there was one."""
+    """`Dataset.digest`; "" in checkpoints of versions without it."""
     position: Position
     best: dict[str, float]
     """Metrics of the best epoch; empty before the first one."""
     draws: dict[str, int]
-    """Seed and step that random numbers of the loss depend on."""
+    """Seed and step of the loss's random numbers."""
     optimizer: dict[str, Any]
 
     def settle(self, given: dict[str, Any]) -> Settings:
-        """Take the stored settings, but the epochs, the memory and the backend that are given.
+        """Return the stored settings, with those in `FREE` replaced by the given ones.
 
-        None of them changes what is learned, up to rounding.
+        Results do not depend on these, up to rounding.
 
         Args:
-            given: the settings that the user chose.
+            given: settings of the command line.
 
         Raises:
-            CheckpointError: one of them differs from what was stored.
+            CheckpointError: another given setting differs from the stored one.
         """
         stored = asdict(self.settings)
         for name, value in given.items():
             if name not in FREE and value not in (stored[name], "auto"):
                 raise CheckpointError(
-                    f"cannot go on from {str(self.path)!r}: it was trained with {name.replace('_', ' ')} "
-                    f"{stored[name]} and {value} was asked for; leave that out, or name another folder."
+                    f"cannot resume from {str(self.path)!r}: {name.replace('_', ' ')} must be {stored[name]} as "
+                    f"before, got {value}; leave it out, or choose another folder."
                 )
         return replace(self.settings, **{name: given[name] for name in FREE if given.get(name, "auto") != "auto"})
 
     def restore(self, fitting: Fitting, dataset: Dataset) -> None:
-        """Put training where it was; `dataset` is there now.
+        """Restore training to the stored position; `dataset` is the current data.
 
         Raises:
-            CheckpointError: the data or the optimizer is not what it was.
+            CheckpointError: the data has changed, or the optimizer's state does not fit.
         """
-        doing, n_train = f"cannot go on from {str(self.path)!r}", len(dataset.train)
+        doing, n_train = f"cannot resume from {str(self.path)!r}", len(dataset.train)
         if n_train != self.n_train:
             raise CheckpointError(
-                f"{doing}: {self.settings.data} held {self.n_train} training instances and now holds {n_train}; give "
-                f"the data as it was."
+                f"{doing}: {self.settings.data} must hold {self.n_train} training instances as before, got {n_train}; "
+                f"restore the data."
             )
         if self.digest and dataset.digest and self.digest != dataset.digest:
-            raise CheckpointError(
-                f"{doing}: the training data in {self.settings.data} has changed since; give the data as it was."
-            )
-        with naming(self.path, "go on from"):
+            raise CheckpointError(f"{doing}: the training data in {self.settings.data} has changed; restore the data.")
+        with naming(self.path, "resume from"):
             fitting.optimizer.load_state_dict(self.optimizer)  # type: ignore[arg-type]
         fitting.loss.seed, fitting.loss.step = self.draws["seed"], self.draws["step"]
         fitting.position = self.position
@@ -190,7 +191,7 @@ def store_run(path: Path, settings: Settings, workload: Workload, fitting: Fitti
     """Write a checkpoint of a run.
 
     Raises:
-        CheckpointError: it cannot be written; what was there still is.
+        CheckpointError: it cannot be written; an existing file is unchanged.
     """
     fitting.read_losses()
     optimizer: dict[str, Any] = dict(fitting.optimizer.state_dict())
@@ -214,7 +215,7 @@ def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def describe(settings: Settings, workload: Workload) -> dict[str, Any]:
-    """What a model is made of again, with its parameters, as JSON values."""
+    """Return the settings, sizes and vocabularies from which a model is rebuilt, as JSON values."""
     dataset = workload.dataset
     vocabularies = {name: vocabulary.words for name, vocabulary in dataset.vocabularies.items()}
     return {
@@ -229,11 +230,11 @@ def read_run(path: Path) -> StoredRun:
     """Read a checkpoint of a run.
 
     Raises:
-        CheckpointError: there is none, it is cut short, or it was written by something else.
+        CheckpointError: the file is missing, damaged or not a checkpoint of `autobatch train`.
     """
     try:
         arrays, state = load_checkpoint(path)
-    except CheckpointError as error:  # the message names save_checkpoint, which commands have not
+    except CheckpointError as error:  # name the command instead of the function in the message
         raise CheckpointError(str(error).replace("save_checkpoint", "autobatch train --checkpoint")) from error
     parameters = _named(arrays, PARAMETER)
     try:
@@ -255,13 +256,13 @@ def read_run(path: Path) -> StoredRun:
         )
     except (AttributeError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"cannot load {str(path)!r}: it is a checkpoint, but not of autobatch train; give a folder that "
-            f"autobatch train --checkpoint wrote."
+            f"cannot load {str(path)!r}: it is a checkpoint, but not of autobatch train; give a folder written by "
+            f"autobatch train --checkpoint."
         ) from error
 
 
 def _best_of(state: Mapping[str, Any]) -> dict[str, float]:
-    """Read the metrics of the best epoch; version 0.2 stored the first alone."""
+    """Read the metrics of the best epoch; version 0.2 stored only the first metric."""
     best = state["best"]
     if best is None:
         return {}
@@ -283,13 +284,13 @@ def _made_of(path: Path, described: Mapping[str, Any], parameters: Mapping[str, 
 
 
 def read_exported(path: Path, named: Collection[str] = ()) -> StoredModel:
-    """Read what `autobatch export` wrote.
+    """Read a file that `autobatch export` wrote.
 
     Args:
-        named: models named on the command line; the file may import these, and those of autobatch.
+        named: models named on the command line; the file may import only these and the models of autobatch.
 
     Raises:
-        CheckpointError: the file is missing or damaged, or `ab.export` wrote it, of a model that has no name here.
+        CheckpointError: the file is missing or damaged, or was written by `ab.export` without a model's name.
     """
     model = load(path)
     policy, parameters = model.options["policy"], model.state_dict()
@@ -297,14 +298,14 @@ def read_exported(path: Path, named: Collection[str] = ()) -> StoredModel:
         made_of = _made_of(path, model.about, parameters)
     except (AttributeError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"cannot use {str(path)!r}: ab.export wrote it, of a model that commands do not know; load it by "
-            f"ab.load, or write a model of the package by autobatch export."
+            f"cannot use {str(path)!r}: it was written by ab.export, without the model's name; load it with ab.load, "
+            f"or export the model with autobatch export."
         ) from error
     name = made_of["settings"].model
     if name not in MODELS and name not in named:
         raise CheckpointError(
-            f"cannot use {str(path)!r}: its model {name!r} is not part of autobatch, and a file must not choose "
-            f"which module is imported; if you trust that module, also give its name as MODEL."
+            f"cannot use {str(path)!r}: its model {name!r} is not part of autobatch, and a file must not cause an "
+            f"import; if you trust that module, also give its name as MODEL."
         )
     learned = policy if isinstance(policy, Directed) else None
     return StoredModel(path=path, **made_of, learned=learned, parameters=parameters)

@@ -1,12 +1,12 @@
-"""Scalars of a training run for TensorBoard, in two runs of one folder: `steps` and `epochs`, both over mini-batches.
+"""Scalars of a training run for TensorBoard, as two runs in one folder: `steps` and `epochs`, both over mini-batches.
 
-A run that is resumed from a checkpoint writes further files. Each begins with an event that tells TensorBoard to drop
-the points of earlier files from that mini-batch on, so points that a killed run wrote after its checkpoint show once.
-Epochs are a run of their own, because a checkpoint may hold the last mini-batch of an epoch that is not measured yet.
+A resumed run writes further files. Each begins with an event that tells TensorBoard to drop the points of earlier files
+from that mini-batch on, so points that a killed run wrote after its checkpoint are not shown twice. Epochs are a
+separate run, because a checkpoint may include the last mini-batch of an epoch that is not measured yet.
 
-The `tensorboard` package writes the files; it needs neither torch nor TensorFlow. Of the `SummaryWriter`s, which take a
-`purge_step` for this, torch's needs torch, and the `flush` of tensorboardX's does not wait for its queue, so a
-checkpoint could be ahead of the file.
+The `tensorboard` package writes the files; it needs neither torch nor TensorFlow. The `SummaryWriter`s of other
+packages have a `purge_step` for this, but torch's needs torch, and `flush` of tensorboardX does not wait for its queue,
+so a checkpoint could be ahead of the file.
 """
 
 from __future__ import annotations
@@ -25,23 +25,24 @@ from autobatch.release import pip_install
 
 
 class Writer:
-    """Writes events to the files of a run.
+    """A writer of events to the files of a run.
 
     Args:
-        writer: the package's writer; folder: for messages.
+        writer: writer of the `tensorboard` package.
+        folder: folder named in messages.
     """
 
     def __init__(self, writer: Any, folder: Path) -> None:
         self._writer, self._folder = writer, folder
 
     def write(self, event: Any) -> None:
-        """Write an event and flush it; DataError if that fails."""
+        """Write an event and flush it; raise a DataError if that fails."""
         with _naming(self._folder):
             self._writer.add_event(event)
             self._writer.flush()
 
     def close(self) -> None:
-        """Flush and close the files; DataError if that fails."""
+        """Flush and close the files; raise a DataError if that fails."""
         with _naming(self._folder):
             self._writer.close()
 
@@ -52,14 +53,13 @@ def _naming(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise DataError(
-            f"cannot write scalars to {str(folder)!r}: {error.strerror}; name a folder that can be written and has "
-            f"room."
+            f"cannot write scalars to {str(folder)!r}: {error.strerror}; choose a writable folder with free space."
         ) from error
 
 
 @contextmanager
 def _quiet_threads() -> Iterator[None]:
-    """Keep the package's threads from printing file errors, which `flush` raises again."""
+    """Suppress file errors printed by the package's threads, because `flush` raises them again."""
     show = threading.excepthook
 
     def show_others(args: threading.ExceptHookArgs) -> None:
@@ -74,17 +74,16 @@ def _quiet_threads() -> Iterator[None]:
 
 
 class Scalars:
-    """Writes what `autobatch train` reports; without a folder, writes nothing.
+    """The scalars of `autobatch train`; without a folder, nothing is written.
 
-    Each write reaches the file at once, before the checkpoint of the same mini-batch.
+    Each write is flushed, before the checkpoint of the same mini-batch.
     """
 
     def __init__(self, steps: Writer | None = None, epochs: Writer | None = None) -> None:
-        """Take the writers of the two runs."""
         self._steps, self._epochs = steps, epochs
 
     def after_step(self, fitting: Fitting) -> None:
-        """Write the figures of the mini-batch that the model has just learned from."""
+        """Write the figures of the last mini-batch."""
         if self._steps is None:
             return
         position = fitting.position
@@ -96,7 +95,7 @@ class Scalars:
         _write(self._steps, _n_steps(fitting), figures)
 
     def after_epoch(self, fitting: Fitting, epoch: Epoch) -> None:
-        """Write the figures of the epoch that was just measured."""
+        """Write the figures of the last epoch."""
         if self._epochs is None:
             return
         figures = {
@@ -109,7 +108,7 @@ class Scalars:
 
 
 def require_tensorboard(folder: Path | None) -> None:
-    """Refuse a folder for scalars where the package that writes them is not installed; DataError."""
+    """Raise a DataError for a folder of scalars if the package `tensorboard` is not installed."""
     if folder is not None and importlib.util.find_spec("tensorboard") is None:
         raise DataError(
             f"cannot write scalars to {str(folder)!r}: the package tensorboard is not installed; "
@@ -119,10 +118,10 @@ def require_tensorboard(folder: Path | None) -> None:
 
 @contextmanager
 def open_scalars(folder: Path | None, fitting: Fitting) -> Iterator[Scalars]:
-    """Open the folder to go on from where training is.
+    """Open the folder to continue from the position of training.
 
     Raises:
-        DataError: it cannot be written.
+        DataError: the folder cannot be written.
     """
     if folder is None:
         yield Scalars()
@@ -146,25 +145,25 @@ def open_scalars(folder: Path | None, fitting: Fitting) -> Iterator[Scalars]:
 
 
 def _wait_for_a_later_name(folder: Path) -> None:
-    """Wait for the next second if files are of this one: TensorBoard reads files by name, and names give seconds."""
+    """Wait for the next second if a file is from this one, as TensorBoard orders files by the seconds in names."""
     seconds = [int(name.name.split(".")[3]) for name in folder.glob("*/events.out.tfevents.*")]
     time.sleep(min(max(max(seconds, default=0) + 1 - time.time(), 0.0), 1.0))
 
 
 def _n_steps(fitting: Fitting) -> int:
-    """Mini-batches that the model has learned from, since the start."""
+    """Return the number of mini-batches trained since the start."""
     return fitting.position.epochs * fitting.steps_per_epoch + fitting.position.steps
 
 
 def _mark_start(writer: Writer, step: int) -> None:
-    """Begin at a step: TensorBoard drops the points of earlier files from there on."""
+    """Mark the start at a step, from which TensorBoard drops the points of earlier files."""
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
     writer.write(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
 
 
 def _write(writer: Writer, step: int, figures: Mapping[str, float]) -> None:
-    """Write figures by tag, readable at once."""
+    """Write figures by tag, and flush them."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
 

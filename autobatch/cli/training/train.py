@@ -28,7 +28,7 @@ from autobatch.distributed.group import Joined
 from autobatch.distributed.wire import ConnectionLost
 from autobatch.models.spec import in_words
 
-DIVERGED = 1000  # times the loss of the first mini-batch
+DIVERGED = 1000  # times the loss of the first mini-batch: training diverges
 
 
 @click.command()
@@ -36,7 +36,7 @@ DIVERGED = 1000  # times the loss of the first mini-batch
 @options.data_option
 @options.dim_option
 @options.batch_size_option
-@options.count_option("--epochs", 5, "Passes over the training data, those before --resume included.")
+@options.count_option("--epochs", 5, "Passes over the training data, including those before --resume.")
 @click.option(
     "--lr",
     metavar="RATE",
@@ -53,15 +53,15 @@ DIVERGED = 1000  # times the loss of the first mini-batch
 @options.count_option(
     "--data-parallel",
     1,
-    "Processes that train together, each on a share of every mini-batch; needs the extra torch.",
+    "Processes for data-parallel training, each on a share of every mini-batch; needs the extra torch.",
 )
 @options.seed_option
-@options.checkpoint_option("Keep the last and the best checkpoint in this folder.")
+@options.checkpoint_option("Write the last and the best checkpoint to this folder.")
 @click.option(
-    "--resume", is_flag=True, is_eager=True, help="Go on from the last checkpoint in the folder, if there is one."
+    "--resume", is_flag=True, is_eager=True, help="Resume from the last checkpoint in the folder, if there is one."
 )  # eager, because `check_policy` depends on it
 @options.count_option(
-    "--checkpoint-steps", 100, "Mini-batches between checkpoints; there is also one after each epoch."
+    "--checkpoint-steps", 100, "Mini-batches between checkpoints; one is also written after each epoch."
 )
 @options.json_option
 @click.option(
@@ -75,7 +75,7 @@ DIVERGED = 1000  # times the loss of the first mini-batch
     "profile_path",
     metavar="FILE",
     type=FILE,
-    help="Show where the time of the last mini-batches went, and write it to this file for ui.perfetto.dev.",
+    help="Print a profile of the last mini-batches, and write it to this file for ui.perfetto.dev.",
 )
 @click.pass_context
 @show_compilation()
@@ -94,22 +94,21 @@ def train(
 ) -> int:
     """Train MODEL, and measure it after every epoch.
 
-    MODEL is a name that `autobatch models` lists, or package.module:Class. An epoch runs over the training data in a
-    random order. Printed after each: the mean training loss of an instance, the metrics on the development data, and
-    the instances trained in a second, measuring not counted.
+    MODEL is a name from `autobatch models`, or package.module:Class. An epoch runs over the training data in random
+    order, and then prints the mean training loss per instance, the metrics on the development data, and the instances
+    trained per second, without the time of measuring.
 
-    Development data is a file of the folder that --data names, such as dev.txt. Of a single file, a tenth of the
-    instances, drawn by --seed, is held back for it: none of fewer than ten.
+    Development data is a file such as dev.txt in the folder of --data. Of a single file with at least ten instances,
+    10%, drawn by --seed, are held out as development data.
 
-    With --checkpoint, Ctrl-C and SIGTERM end training after a mini-batch. The same command with --resume goes on from
-    there, to the same parameters as without the stop, bit for bit on the same machine with as many threads. Options
-    that are left out are then what they were; only --epochs, --max-bytes and --backend may change, and --json and
-    --tensorboard go on where they were. With another --max-bytes, mini-batches run in other parts, and results are
-    equal to rounding; so they are with another --backend, and with --threads auto, where the choice depends on what
-    was measured.
+    With --checkpoint, Ctrl-C and SIGTERM end training after a mini-batch. The same command with --resume continues from
+    there, with bit-identical results on the same machine with the same number of threads. Omitted options keep their
+    values; only --epochs, --max-bytes and --backend may change, and --json and --tensorboard append to their files.
+    Results are equal only up to rounding with another --max-bytes, which changes the parts of mini-batches, with
+    another --backend, and with --threads auto, whose choice depends on measurements.
 
-    With --data-parallel N this process and N - 1 others divide every mini-batch, by predicted cost, and add up their
-    gradients: the results are those of one process to rounding. Each takes as many --threads. A run goes on with any N.
+    With --data-parallel N, N processes divide every mini-batch by predicted cost and sum their gradients; results equal
+    those of one process up to rounding. Each process uses --threads threads. A run may resume with another N.
 
     \b
     Examples:
@@ -120,7 +119,7 @@ def train(
     """
     use_threads(threads)
     if checkpoint is None and resume:
-        raise click.UsageError("--resume needs --checkpoint DIR, the folder to go on from", ctx)
+        raise click.UsageError("--resume needs --checkpoint DIR, the folder to resume from", ctx)
     require_tensorboard(tensorboard)
     with open_folder(checkpoint, resume) as stored:
         if resume and stored is None:
@@ -135,7 +134,7 @@ def train(
             workload = stored.load_workload()
         say_missing_metrics(workload)
         workload = workload.with_threads(threads)
-        to_go_on = "begin again" if checkpoint is None else f"the checkpoint is in {checkpoint}, go on with --resume"
+        to_go_on = "start again" if checkpoint is None else f"the checkpoint is in {checkpoint}, resume with --resume"
         with processes(data_parallel, to_go_on) as joined:
             if joined.rank:
                 json_path = tensorboard = profile_path = None
@@ -157,7 +156,7 @@ def _run(
     tensorboard: Path | None,
     profile_path: Path | None,
 ) -> int:
-    """Train; give the exit status."""
+    """Train; return the exit status."""
     click.echo(summarise(workload))
     policy = settings.policy if stored is None else stored.policy
     fitting = Fitting(workload, policy, settings.backend, settings.batch_size, settings.lr, settings.max_bytes, joined)
@@ -167,11 +166,11 @@ def _run(
     else:
         stored.restore(fitting, workload.dataset)
         at = fitting.position
-        click.echo(f"going on from {stored.path}: epochs done {at.epochs}, mini-batches of the next {at.steps}")
+        click.echo(f"resuming from {stored.path}: {at.epochs} epochs and {at.steps} mini-batches of the next done")
         for option in ("max_bytes", "backend"):
             if getattr(settings, option) != getattr(stored.settings, option):
                 shown = option.replace("_", "-")
-                click.echo(f"with another --{shown}: results are equal to rounding, not to the bit")
+                click.echo(f"with another --{shown}, results are equal up to rounding, not bit-identical")
     with open_scalars(tensorboard, fitting) as scalars, _profile(fitting, profile_path) as warm:
         if checkpoint is None:
             _fit(settings, workload, fitting, None, results, scalars, warm)
@@ -185,19 +184,19 @@ def _run(
             keeper.write(LAST)
             raise
         except Stopped as stopped:
-            click.echo(f"autobatch: interrupted; the checkpoint is in {checkpoint}, go on with --resume.", err=True)
+            click.echo(f"autobatch: interrupted; the checkpoint is in {checkpoint}, resume with --resume.", err=True)
             return stopped.status
     return 0
 
 
 @contextmanager
 def _profile(fitting: Fitting, path: Path | None) -> Iterator[Callable[[], None]]:
-    """Take a profile, and at the end, whatever that is, show it and write its trace; without a path, nothing.
+    """Yield a function that starts a profile; print it and write its trace at the end, even after an error.
 
-    It begins when the function that is given is called: after the first step, which compiles.
+    The profile starts after the first step, which compiles. Without a path, do nothing.
 
     Raises:
-        DataError: the file cannot be written; known before the work begins.
+        DataError: the file cannot be written; raised before the work begins.
     """
     if path is None:
         yield lambda: None
@@ -228,12 +227,12 @@ def _fit(
     scalars: Scalars,
     warm: Callable[[], None],
 ) -> None:
-    """Train, and report every epoch; `warm` is called before the first step that counts for a profile."""
+    """Train, and report every epoch; `warm` starts the profile, after the first step or before the only one."""
     described = describe_run(workload, settings.batch_size, fitting.policy, settings.backend, mode="train")
     n_epochs, at = settings.epochs, fitting.position
     n_steps = (n_epochs - at.epochs) * fitting.steps_per_epoch - at.steps
 
-    if n_steps == 1:  # there is no step after the first
+    if n_steps == 1:  # profile the only step
         warm()
     first_loss: float | None = None
     is_told = False
@@ -261,7 +260,7 @@ def _fit(
 
 
 def _doubt(epoch: Epoch, first_loss: float | None) -> str:
-    """Say by what an epoch shows that training diverges; "" if it does not."""
+    """Describe the sign of divergence in an epoch; "" if there is none."""
     for metric, value in epoch.metrics.items():
         if not math.isfinite(value):
             return f"dev {in_words(metric)} is {value}"
@@ -271,11 +270,11 @@ def _doubt(epoch: Epoch, first_loss: float | None) -> str:
 
 
 def summarise(workload: Workload) -> str:
-    """Say in one line what is about to be trained."""
+    """Describe the model and the data in one line."""
     n_numbers = sum(parameter.array.size for parameter in workload.model.parameters().values())
     dataset = workload.dataset
     measured = f"{len(dataset.dev):,}" if dataset.dev else "none"
-    held_back = "" if dataset.dev else " (of a file a tenth is held back, and this one has fewer than ten instances)"
+    held_back = "" if dataset.dev else " (10% of a file is held out, if it has at least ten instances)"
     return (
         f"{workload.spec.name}{say_dim(workload)}, {n_numbers:,} parameters{say_precision(workload.precision)}; "
         f"{dataset.name}: {say_instances(len(dataset.train))} to train on, {measured} to measure on{held_back}"

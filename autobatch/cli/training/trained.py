@@ -1,4 +1,4 @@
-"""Which trained model a command is given: one in checkpoints by its name, or one that was exported to a file."""
+"""The trained model of a command: a folder of checkpoints with the model's name, or an exported file."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from autobatch.errors import CheckpointError
 
 
 class Trained(NamedTuple):
-    """A trained model, as a command was given it.
+    """A trained model as given on the command line.
 
     Attributes:
-        name: of the model; None if only the exported file names it.
+        name: name of the model; None to use the one in the exported file.
         path: the folder of checkpoints, one of its files, or the exported file.
         is_exported: whether `path` is an exported file.
     """
@@ -31,16 +31,16 @@ class Trained(NamedTuple):
 
     @property
     def file(self) -> Path:
-        """The file to read: of a folder its best checkpoint, or its last if no epoch was measured."""
+        """Return the file to read: in a folder the best checkpoint, or the last one before the first epoch's end."""
         if self.is_exported or not self.path.is_dir():
             return self.path
         return self.path / (BEST if (self.path / BEST).exists() else LAST)
 
     def read(self) -> StoredModel:
-        """Read the file.
+        """Read the model from the file.
 
         Raises:
-            CheckpointError: there is none, it cannot be read, or it is of another model.
+            CheckpointError: the file is missing or unreadable, or holds another model.
         """
         if self.is_exported:
             stored: StoredModel = read_exported(self.path, () if self.name is None else (self.name,))
@@ -50,10 +50,10 @@ class Trained(NamedTuple):
         assert self.name is not None
         path = self.file
         if not path.exists():
-            lacking = f"it holds neither {BEST} nor {LAST}" if self.path.is_dir() else "there is no such folder or file"
+            lacking = f"it holds neither {BEST} nor {LAST}" if self.path.is_dir() else "it does not exist"
             raise CheckpointError(
-                f"cannot find a checkpoint in {str(self.path)!r}: {lacking}; name a folder that autobatch train "
-                f"--checkpoint wrote."
+                f"cannot find a checkpoint in {str(self.path)!r}: {lacking}; give a folder written by autobatch train "
+                f"--checkpoint."
             )
         stored = read_run(path)
         stored.refuse_model(self.name)
@@ -61,15 +61,15 @@ class Trained(NamedTuple):
 
 
 def checkpoint_option(required: bool) -> options.Decorator:
-    """Make the option that names checkpoints of a run."""
+    """Make the option for the checkpoints of a run."""
     return options.checkpoint_option(
-        "The folder that `autobatch train --checkpoint` wrote, for the best checkpoint in it; or one of its files.",
+        "Folder of `autobatch train --checkpoint`, for its best checkpoint; or one of its files.",
         required=required,
     )
 
 
 def trained_model(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the argument and the options that say which trained model; it is called with `trained`."""
+    """Add the argument and options for a trained model to a command, which gets them as `trained`."""
 
     @model_argument("name", metavar="[MODEL]", required=False)
     @checkpoint_option(required=False)
@@ -78,7 +78,7 @@ def trained_model(command: Callable[..., Any]) -> Callable[..., Any]:
         "exported",
         metavar="FILE",
         type=FILE,
-        help="A file that `autobatch export` wrote, instead of --checkpoint; MODEL is needed for one of your own.",
+        help="A file from `autobatch export`, instead of --checkpoint; MODEL is needed only for your own models.",
     )
     @wraps(command)
     def given(name: str | None, checkpoint: Path | None, exported: Path | None, **others: Any) -> Any:
@@ -86,6 +86,6 @@ def trained_model(command: Callable[..., Any]) -> Callable[..., Any]:
             return command(trained=Trained(name, exported, is_exported=True), **others)
         if exported is None and name is not None and checkpoint is not None:
             return command(trained=Trained(name, checkpoint), **others)
-        raise click.UsageError("give MODEL and --checkpoint DIR, or --model FILE.")
+        raise click.UsageError("give either MODEL and --checkpoint DIR, or --model FILE.")
 
     return given

@@ -1,1 +1,1 @@
-"""A check of a GPU: what it computes, and what launches and products cost; `experiments/gpu_check.py` has more."""
+"""A check of a GPU: correctness, and the cost of launches and products; `experiments/gpu_check.py` measures more."""

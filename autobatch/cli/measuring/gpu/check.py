@@ -1,4 +1,4 @@
-"""What the sections of a check share: the device, the time that is left, and the table that each of them fills."""
+"""The common parts of all sections of a check: the device, the deadline, and the table of results."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from autobatch.cli.results import format_table
 from autobatch.devices.device import Device
 from autobatch.devices.gpu import GpuDevice
 
-MEANINGLESS = "; times mean nothing here, where a processor stands in for a GPU"
+MEANINGLESS = "; times are meaningless, as the CPU stands in for a GPU"
 PACKAGES = ("numpy", "torch", "cupy-cuda12x", "cupy-cuda13x")
 
 
 @dataclass
 class Result:
-    """What a section found.
+    """The results of a section.
 
     Attributes:
-        title: says what the table is about.
-        header, rows: of the table; every row is also a figure of the record, by the names in the header.
-        seconds: raw timings, by what was timed.
-        notes: what was left out, and why.
-        failures: what is wrong: a sentence each.
+        title: title of the table.
+        header, rows: the table; rows are also written to the record, by the names in the header.
+        seconds: raw timings, by name.
+        notes: sentences about omissions.
+        failures: sentences about failed checks.
     """
 
     title: str
@@ -42,22 +42,22 @@ class Result:
     failures: list[str] = field(default_factory=list)
 
     def add(self, *row: Any) -> None:
-        """Add a row; it is also shown at once, for a run that is broken off."""
+        """Add a row, and print it at once in case the run is interrupted."""
         self.rows.append(row)
         print("  ".join(map(_text, row)), file=sys.stderr, flush=True)
 
     def note(self, text: str) -> None:
-        """Say once what was left out, and why."""
+        """Add a note, unless it is there already."""
         if text not in self.notes:
             self.notes.append(text)
 
     def figures(self) -> dict[str, Any]:
-        """What a record holds."""
+        """Return the results as JSON values, for the record."""
         rows = [dict(zip(self.header, map(_rounded, row), strict=True)) for row in self.rows]
         return {"rows": rows, "notes": self.notes, "failures": self.failures}
 
     def table(self, device: str) -> str:
-        """What is printed in the end."""
+        """Format the results for printing; `device` describes the device."""
         table = format_table(self.header, [tuple(map(_text, row)) for row in self.rows])
         lines = [*(f"note: {note}" for note in self.notes), *(f"FAILED: {failure}" for failure in self.failures)]
         return "\n".join([f"\n{self.title}; {device}\n", table, *lines])
@@ -69,9 +69,9 @@ class Check:
 
     Attributes:
         device: the device of the cuda backend.
-        quick: all is as small as can be, to see that the check itself runs.
-        seed: of data and parameters.
-        deadline: the second of `time.perf_counter` from which nothing new begins.
+        quick: whether to use the smallest sizes, to test the check itself.
+        seed: seed of data and parameters.
+        deadline: `time.perf_counter` in seconds after which no further setting is measured.
     """
 
     device: Device
@@ -81,26 +81,26 @@ class Check:
 
     @property
     def is_gpu(self) -> bool:
-        """Whether times mean something."""
+        """Return whether the device is a real GPU, so that times are meaningful."""
         return isinstance(self.device, GpuDevice)
 
     def backend(self, poison: bool = False, blocks: int = 1) -> Cuda:
-        """The cuda backend on the device, with so many blocks of threads per processor."""
+        """Make a cuda backend on the device, with `blocks` thread blocks per multiprocessor."""
         return Cuda(poison, self.device, blocks)
 
     def choose(self, full: Any, quick: Any) -> Any:
-        """One of two values."""
+        """Return `quick` in a quick check, else `full`."""
         return quick if self.quick else full
 
     def measure_each(self, result: Result, settings: Iterable[tuple[Any, ...]], work: Callable[..., None]) -> None:
-        """Do the work for one setting after the other, the most important first, until the time is up.
+        """Call `work` for each setting, in order of importance, until the deadline.
 
-        The first is done in any case; one that fails does not end the others.
+        The first setting is always measured. Errors are added to the failures and do not stop the others.
         """
         waiting = list(settings)
         for number, setting in enumerate(waiting):
             if number and time.perf_counter() > self.deadline:
-                result.note(f"no time was left for {waiting[number:]}")
+                result.note(f"no time left for {waiting[number:]}")
                 return
             try:
                 work(*setting)
@@ -110,7 +110,7 @@ class Check:
             self.free_memory()
 
     def free_memory(self) -> None:
-        """Give memory back that CuPy and PyTorch keep, each from the other."""
+        """Release the memory pools of CuPy and PyTorch, which cannot use each other's."""
         gc.collect()
         if self.is_gpu:
             self.device.xp.get_default_memory_pool().free_all_blocks()
@@ -118,13 +118,13 @@ class Check:
                 sys.modules["torch"].cuda.empty_cache()
 
     def wait(self) -> None:
-        """Wait for all work on the device, PyTorch's too."""
+        """Wait for all work on the device, including PyTorch's."""
         if self.is_gpu:
             self.device.xp.cuda.runtime.deviceSynchronize()
         self.device.synchronize()
 
     def waited(self, work: Callable[[], object], times: int = 1) -> Callable[[], None]:
-        """What asks the device for some work that often, and waits until it is done."""
+        """Return a function that calls `work` `times` times and waits for the device."""
 
         def run() -> None:
             for _ in range(times):
@@ -134,7 +134,7 @@ class Check:
         return run
 
     def describe(self) -> dict[str, Any]:
-        """Name the device and the libraries that it is used with, for a record."""
+        """Return the device and the versions of its libraries, for a record."""
         return {
             "device": self.device.name,
             **(_cuda_versions(self.device.xp) if self.is_gpu else {}),
@@ -145,17 +145,17 @@ class Check:
         }
 
     def say_device(self) -> str:
-        """Name the device, and say if times mean nothing there."""
+        """Return the name of the device, with a remark if times are meaningless."""
         return self.device.name + ("" if self.is_gpu else MEANINGLESS)
 
 
 def growth(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
-    """How much each count grew."""
+    """Return the increase of each count."""
     return {name: after[name] - before[name] for name in after}
 
 
 def _cuda_versions(cupy: Any) -> dict[str, Any]:
-    """The GPU's compute capability, and the CUDA of the driver and of CuPy, such as 13000 for 13.0."""
+    """Return the GPU's compute capability, and the CUDA versions of driver and CuPy, such as 13000 for 13.0."""
     runtime = cupy.cuda.runtime
     return {
         "compute_capability": str(cupy.cuda.Device().compute_capability),
@@ -165,7 +165,7 @@ def _cuda_versions(cupy: Any) -> dict[str, Any]:
 
 
 def _rounded(value: Any) -> Any:
-    """For JSON, which has no infinity."""
+    """Round a float to four digits; non-finite ones become strings, as JSON lacks them."""
     if not isinstance(value, float):
         return value
     return float(f"{value:.4g}") if np.isfinite(value) else str(value)

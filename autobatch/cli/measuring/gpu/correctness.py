@@ -1,4 +1,4 @@
-"""Does the device compute what the processor computes? All models in both float types, and all policies on lattices."""
+"""Compare results of the device with the CPU: all models in both dtypes, and all policies on lattices."""
 
 from __future__ import annotations
 
@@ -36,8 +36,7 @@ def check_correctness(check: Check, cases: Sequence[tuple[str, str, str, str]] =
     """Compare losses and gradients, relative to the largest number of each array.
 
     Args:
-        cases: a model, a policy, a float type and the backend that the device is compared with, each; all, if none are
-            given.
+        cases: model, policy, dtype and comparison backend of each case; empty for all cases.
     """
     result = Result(
         "correctness",
@@ -57,7 +56,7 @@ def _all_cases(check: Check) -> list[tuple[str, str, str, str]]:
 
 
 def compare(check: Check, result: Result, load: Any, model: str, policy: str, dtype: str, against: str) -> None:
-    """Run a model on the device and on another backend; note what differs by more than the tolerance."""
+    """Run a model on the device and on another backend; add a failure for differences above the tolerance."""
     workload: Workload = load(model)
     instances = workload.first(check.choose(24, 3))
     module = workload.model.astype(dtype).to("cpu")
@@ -75,7 +74,7 @@ def compare(check: Check, result: Result, load: Any, model: str, policy: str, dt
 
 
 def answer(model: Any, instances: list[Any], policy: str, backend: Any) -> dict[str, Any]:
-    """The losses of inference, the loss of training, and the gradients of a weighted mean, by name."""
+    """Compute the losses of inference with the training loss appended, and gradients by name."""
     loss = ab.batched(model.loss, policy=policy, backend=backend)
     graphs = record(loss, instances)
     weights = np.random.default_rng(0).uniform(0.5, 2.0, len(instances))
@@ -88,11 +87,11 @@ def answer(model: Any, instances: list[Any], policy: str, backend: Any) -> dict[
 
 
 def on_host(gradient: Any, store: Store) -> Any:
-    """A gradient as an array of NumPy of its own."""
+    """Copy a gradient to a dense NumPy array."""
     return np.array(gradient if isinstance(gradient, ab.Rows) else store.get(gradient))
 
 
 def error_of(found: Any, expected: Any) -> float:
-    """The largest difference, relative to the largest number; infinite if there is a NaN."""
+    """Compute the largest difference relative to the largest expected number; infinite with a NaN."""
     error = np.max(np.abs(found - expected)) / max(np.max(np.abs(expected)), 1e-3)
     return float(np.nan_to_num(error, nan=np.inf))

@@ -1,4 +1,4 @@
-"""Which is faster, the sweep's own product in tiles or the library's, and what do a launch and a grid barrier cost?"""
+"""Time the sweep's tiled matrix product against the library's, and launches and grid barriers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from autobatch.cli.measuring.gpu.sweeps import Product, Sizes, Sweeps, empty_ste
 from autobatch.cli.measuring.racing import time_ways
 
 ROWS, WIDTHS = (256, 16, 1024, 64, 4096, 16384), (256, 64, 1024)
-OPERATIONS = 2e10  # of one timing, at most: a product is repeated until it has about as many, or MOST times
+OPERATIONS = 2e10  # per timing: a product is repeated up to this number of operations, and at most MOST times
 MOST = 20
 TOLERANCE = 2e-5
 
 
 def time_products(check: Check) -> Result:
-    """Time both at all sizes; the sweep's time has a barrier in it, and the library's that of being called."""
+    """Time both at all sizes; the sweep's time includes a barrier, and the library's a launch."""
     columns = ("rows", "n", "inner", "sweep us", "library us", "sweep GFLOP/s", "library GFLOP/s", "sweep / library")
     result = Result("products of rows and a weight, in float32", columns)
     widths, rows = check.choose((WIDTHS, ROWS), ((9, 70), (5, 520)))
@@ -30,7 +30,7 @@ def time_products(check: Check) -> Result:
 
 
 def time_product(check: Check, result: Result, n_rows: int, n: int, inner: int) -> None:
-    """Time a product in the sweep and by the library, in turn, and compare both with float64."""
+    """Time a product in the sweep and in the library, in turn, and compare both results with float64."""
     sizes, repeats = Sizes(n_rows, n, inner), check.choose(9, 1)
     product = Product(check.device, sizes, np.random.default_rng(check.seed))
     times = check.choose(max(1, min(MOST, int(OPERATIONS // sizes.flops))), 2)
@@ -43,11 +43,11 @@ def time_product(check: Check, result: Result, n_rows: int, n: int, inner: int) 
     result.add(*sizes, 1e6 * own, 1e6 * library, *speeds, own / library)
     for who, error in zip(ways, product.errors(), strict=True):
         if error > TOLERANCE:
-            result.failures.append(f"the product of the {who} for {sizes} is {error:.2g} from that in float64")
+            result.failures.append(f"the {who}'s product for {sizes} differs by {error:.2g} from float64")
 
 
 def time_launches(check: Check) -> Result:
-    """Time launches and grid barriers that nothing else goes with."""
+    """Time launches and grid barriers without other work."""
     result = Result("launches and barriers", ("what", "blocks", "microseconds"))
     n = check.device.n_processors
     blocks = sorted({1, min(8, n), n // 2, n})
@@ -56,7 +56,7 @@ def time_launches(check: Check) -> Result:
 
 
 def time_blocks(check: Check, result: Result, blocks: int) -> None:
-    """Time launches of so many blocks."""
+    """Time launches and barriers of `blocks` blocks."""
     repeats, many = check.choose((21, 1000), (1, 4))
     device = check.device
     alone = Sweeps(device, empty_steps(1), blocks, repeats + 1)

@@ -1,7 +1,7 @@
-"""The short form of the check of a GPU, which `autobatch doctor --gpu` runs and writes to one file.
+"""The short GPU check of `autobatch doctor --gpu`, which writes a report.
 
-It runs in a process of its own, which says after each section what it found: where a kernel hangs or ends the process,
-the file still says what was right before.
+It runs in a separate process that sends the results of each section, so that the report has the results before a kernel
+that hangs or crashes the process.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ MODELS = (
     "tree-lstm", "lattice-lstm", "tree-transformer", "molecule-forces", "lstm-nmt-attention", "mv-rnn", "graph-network",
     "dag-rnn",
 )  # fmt: skip
-"""Those that have all kinds of kernels between them, the most different first."""
-SECONDS = 240.0  # most of which a machine takes that has compiled nothing yet
-GRACE = 120.0  # seconds until a section counts as hanging: what began in time may have kernels to compile
+"""Models that cover all kinds of kernels, the most different first."""
+SECONDS = 240.0  # enough with empty caches, where most of the time is compilation
+GRACE = 120.0  # seconds until a section counts as hanging: its last setting may still compile kernels
 Section = Callable[[Check], Result]
 
 
@@ -54,26 +54,26 @@ SECTIONS: dict[str, tuple[Section, float]] = {
     "products": (time_products, 0.1),
     "launches": (_launches, 0.1),
 }
-"""What is checked, and its share of the time; what one leaves, the next ones have."""
+"""The sections, each with its share of the time; unused time goes to later sections."""
 
 
 class Found(NamedTuple):
-    """What a report says: what is wrong, and what no time was left for; a sentence each."""
+    """The failures and the notes of a report, as sentences."""
 
     failures: list[str]
     notes: list[str]
 
 
 def report(path: Path, seconds: float = SECONDS) -> Found:
-    """Check the device, write what was found to a file of JSON, and print it.
+    """Check the device, print the results and write them to a JSON file.
 
     Raises:
-        BackendError: there is no device.
+        BackendError: the device is missing or unusable.
         DataError: the file cannot be written.
     """
     find_device()
     if not os.access(path.absolute().parent, os.W_OK):
-        raise DataError(f"cannot write {str(path)!r}: its folder does not exist or cannot be written; give another.")
+        raise DataError(f"cannot write {str(path)!r}: its folder does not exist or is not writable; give another.")
     found = list(run_apart(seconds))
     device = next((facts for facts in found if "device" in facts), {})
     sections = [facts for facts in found if "section" in facts]
@@ -91,7 +91,7 @@ def report(path: Path, seconds: float = SECONDS) -> Found:
 
 
 def run_sections(seconds: float) -> Iterator[dict[str, Any]]:
-    """Run the sections; give the facts of the device, and what each section found."""
+    """Run the sections; yield the facts of the device, then the results of each section."""
     check = Check(find_device(), quick=True, seed=0, deadline=time.perf_counter())
     yield check.describe()
     deadline, shares = time.perf_counter() + seconds, sum(share for _, share in SECTIONS.values())
@@ -106,7 +106,7 @@ def run_sections(seconds: float) -> Iterator[dict[str, Any]]:
 def run_apart(
     seconds: float, run: Callable[[float], Iterator[dict[str, Any]]] = run_sections
 ) -> Iterator[dict[str, Any]]:
-    """Run the sections in a process of its own; give what they give."""
+    """Run the sections in a separate process; yield their results."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_send_all, args=(theirs, run, seconds))
@@ -132,16 +132,16 @@ def _send_all(connection: Connection, run: Callable[[float], Iterator[dict[str, 
 
 
 def _run(name: str, section: Callable[[], Result]) -> Result:
-    """What a section finds; an error is a failure."""
+    """Run a section; an error becomes a failure."""
     try:
         return section()
-    except Exception as error:  # a report says whatever is wrong
+    except Exception as error:  # report any error as a failure
         traceback.print_exc()
         return Result(name, (), failures=[f"{type(error).__name__}: {' '.join(str(error).split())}"])
 
 
 def _ended(number: int, how: str) -> dict[str, Any]:
-    """What is known of the section that ended the process, or of its start."""
+    """Make the result of a section, or of the start, that ended the process."""
     name = ["start", *SECTIONS][number]
     return {"section": name, "rows": [], "notes": [], "failures": [how], "seconds": None}
 

@@ -1,4 +1,4 @@
-"""Steps of a sweep that are written by hand, to be timed apart from any model: products, and steps that do nothing."""
+"""Hand-written steps of a sweep for timings without a model: products, and empty steps."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from autobatch.compiler.cuda.support import MULTIPLY, module_text
 from autobatch.devices.device import Device, DeviceGemm, Launch
 
 REAL = np.dtype(np.float32)
-NOTHING = -1  # no function has this number
+NOTHING = -1  # number of no function
 
 
 class Sweeps:
-    """Launches of the same steps, all blocks waiting after each; a count of arrivals serves once, so each has its own.
+    """Repeated launches of the same steps, with a barrier after each step.
+
+    The counter of a barrier can be used only once, so each launch has its own copy of the steps.
 
     Args:
-        steps: [n] `STEP`.
-        launches: how many there can be.
+        steps: array of `STEP`, (n,).
+        blocks: blocks per launch.
+        launches: largest number of launches.
     """
 
     def __init__(self, device: Device, steps: NDArray[Any], blocks: int, launches: int) -> None:
@@ -39,14 +42,14 @@ class Sweeps:
 
 
 def empty_steps(n: int) -> NDArray[Any]:
-    """Steps that do nothing but wait for all blocks."""
+    """Make steps that only wait for all blocks."""
     steps = np.zeros(n, STEP)
     steps["function"], steps["then"] = NOTHING, WAIT
     return steps
 
 
 class Sizes(NamedTuple):
-    """Of a product: rows [n_rows, inner] times the transpose of a weight [n, inner], as of `ab.Linear`."""
+    """Sizes of a product: rows [n_rows, inner] times the transpose of a weight [n, inner], as in `ab.Linear`."""
 
     n_rows: int
     n: int
@@ -54,12 +57,12 @@ class Sizes(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions."""
+        """Return the number of multiplications and additions."""
         return 2 * self.n_rows * self.n * self.inner
 
 
 class Product:
-    """A product that the sweep computes in tiles, and a library as well, into arrays of their own."""
+    """A product that both the sweep and a library compute, each to its own array."""
 
     def __init__(self, device: Device, sizes: Sizes, rng: np.random.Generator) -> None:
         n_rows, n, inner = sizes
@@ -74,18 +77,18 @@ class Product:
         self._descriptor = device.put(np.array([0, 1, 2, 3, 0, 1, 0, inner, 2, 0, n, 4, n, inner, 1, 3], np.int64))
 
     def sweeps(self, times: int, launches: int) -> Sweeps:
-        """Launches that compute it that often."""
+        """Make launches that each compute the product `times` times."""
         slots, descriptor = self.device.address(self._slots), self.device.address(self._descriptor)
         steps = np.array([(MULTIPLY, slots, descriptor, 0, THREADS, WAIT, 0, 0)] * times, STEP)
         n_rows, n, _ = self.sizes
         return Sweeps(self.device, steps, min(count_product_tiles(n_rows, n), self.device.n_processors), launches)
 
     def ask_library(self) -> None:
-        """Have the library compute it."""
+        """Compute the product with the library."""
         self.device.multiply(self._library)
 
     def errors(self) -> tuple[float, float]:
-        """How far the sweep's and the library's rows are from float64, relative to the largest number."""
+        """Compute the errors of the sweep's and the library's first and last rows, relative to the largest number."""
         some = np.unique(np.r_[: min(16, len(self.rows)), max(len(self.rows) - 16, 0) : len(self.rows)])
         expected = self.rows[some].astype(np.float64) @ self.weight.astype(np.float64).T
         own, library = (self._error(out, some, expected) for out in self._outs)

@@ -1,4 +1,4 @@
-"""Does training on the device follow training on the processor? The losses of the same steps of Adam on both."""
+"""Compare training on the device with training on the CPU: losses of the same steps of Adam."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import autobatch as ab
 from autobatch.cli.measuring.gpu.check import Check, Result
 from autobatch.cli.workload import load_workload, record
 
-SIZE = 64  # instances of a mini-batch
+SIZE = 64  # instances per mini-batch
 FIRST, LAST = 1e-4, 0.02
-"""How far the mean losses of the first and the last tenth may differ, relative to that on the processor: rounding in
-float32 grows from step to step."""
+"""Tolerances of the mean losses of the first and the last 10% of the steps, relative to the CPU's; float32 rounding
+errors grow with the steps."""
 
 
 def train_on_both(check: Check, trees: str | None = None) -> Result:
     """Train for an epoch.
 
     Args:
-        trees: the path of those of the first model; None for generated ones.
+        trees: path of trees for the first model; None for generated ones.
     """
     header = ("model", "data", "dtype", "steps", "of these", "cpu", "cuda", "differ by")
     result = Result("mean losses of an epoch of training by Adam", header)
@@ -34,7 +34,7 @@ def train_on_both(check: Check, trees: str | None = None) -> Result:
 
 
 def train_model(check: Check, result: Result, model: str, data: str | None, dtype: str) -> None:
-    """Train one model on both backends, from the same parameters, on the same mini-batches."""
+    """Train a model on both backends, from the same parameters, on the same mini-batches."""
     losses = {name: train(check, model, data, dtype, name) for name in ("cpu", "cuda")}
     n_steps = len(losses["cpu"])
     tenth = max(n_steps // 10, 1)
@@ -48,7 +48,7 @@ def train_model(check: Check, result: Result, model: str, data: str | None, dtyp
 
 
 def train(check: Check, model: str, data: str | None, dtype: str, backend: str) -> list[float]:
-    """The loss of each step."""
+    """Train for an epoch; return the loss of each step."""
     workload = load_workload(model, data, check.choose(64, 4), check.seed)
     module = workload.model.astype(dtype)
     if backend == "cuda":
