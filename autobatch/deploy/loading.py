@@ -72,7 +72,7 @@ TAKEN = frozenset(dir(Loaded)) - {CALL}
 
 @checked(path=CheckpointError)
 def load(path: str | os.PathLike[str]) -> Any:
-    """Load a model that `autobatch.export` wrote, without its classes.
+    """Load a model from the file at `path`, which `autobatch.export` wrote, without its classes.
 
     Returns:
         A module in evaluation mode, with the parameters, submodules and cells of the exported one under their names:

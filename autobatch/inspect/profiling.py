@@ -259,7 +259,7 @@ class Profile:
         return sorted(rows, key=lambda row: -sum(row[2][:3]))
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
-        """Write the calls as JSON for Perfetto (ui.perfetto.dev), replacing an existing file.
+        """Write the calls to `path` as JSON for Perfetto (ui.perfetto.dev), replacing an existing file.
 
         Raises:
             DataError: the file cannot be written; an existing one is unchanged.

@@ -98,7 +98,7 @@ class Embedding(Module):
         self.weight = Parameter(rng.standard_normal((n_rows, dim)))
 
     def __call__(self, ids: Any) -> Any:
-        """Read the row of an id, shape (dim,), or the rows of an int array, shape (*ids.shape, dim)."""
+        """Read the row of `ids` if it is one id, shape (dim,), or the rows of an int array, shape (*ids.shape, dim)."""
         return ops.lookup(self.weight, ids)
 
 

@@ -129,7 +129,7 @@ class _FactorRate(LearningRate, ABC):
 @checked()
 @dataclass(eq=False)
 class ConstantRate(_FactorRate):
-    """Multiply the optimizer's rate by `factor` in the first `n_steps` steps; torch's ConstantLR."""
+    """Multiply the rate of `optimizer` by `factor` in the first `n_steps` steps; torch's ConstantLR."""
 
     factor: float = field(default=1.0, metadata=RATE)
     n_steps: int = field(default=0, metadata=COUNT)
@@ -141,7 +141,7 @@ class ConstantRate(_FactorRate):
 @checked()
 @dataclass(eq=False)
 class StepRate(_FactorRate):
-    """Multiply the optimizer's rate by `factor` after every `n_steps` steps; torch's StepLR.
+    """Multiply the rate of `optimizer` by `factor` after every `n_steps` steps; torch's StepLR.
 
     >>> import numpy as np
     >>> import autobatch as ab

@@ -334,7 +334,7 @@ def test_where_bf16_is_slower_the_same_is_computed_in_float32(
 @pytest.mark.parametrize(
     ("speed", "told"),
     [
-        (59.0, r'precision="bf16" is not faster: .* 59 GFLOP/s instead of 100 \(numpy\)'),
+        (59.0, r'precision="bf16" is not faster: .*59 GFLOP/s instead of 100 \(numpy\)'),
         (400.0, r'precision="bf16" is 4\.0 times as fast as float32: 400 GFLOP/s'),
     ],
 )
