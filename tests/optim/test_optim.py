@@ -332,15 +332,15 @@ def test_state_is_a_copy_with_readable_names() -> None:
         (
             lambda state: state["overrides"].update(matrix={"lr_factor": -1.0}),
             DataError,
-            r"cannot load the group of 'matrix' with lr_factor=-1\.0",
+            r"cannot load the group of 'matrix': lr_factor must be",
         ),
         (lambda state: state["arrays"].clear(), CheckpointError, r"missing: 'velocity\.matrix', 'velocity\.vector'"),
         (
             lambda state: state["arrays"].update({"velocity.vector": np.ones(2)}),
             CheckpointError,
-            r"of another shape: 'velocity\.vector' \(\(2,\) where \(5,\) is needed\)",
+            r"'velocity\.vector' \(\(2,\) instead of \(5,\)\)",
         ),
-        (lambda state: state["options"].update(lr=-1.0), DataError, r"cannot set lr of SGD to -1\.0"),
+        (lambda state: state["options"].update(lr=-1.0), DataError, r"lr.*-1\.0"),
     ],
 )
 def test_foreign_state_changes_nothing(spoil: Callable[[Any], object], error: type[Exception], message: str) -> None:

@@ -32,7 +32,7 @@ def describe_bf16() -> str:
     speed, (other, other_speed) = measure_bf16(*size), fastest(measure(list_providers(), *size))
     figures = f"{speed:.0f} GFLOP/s instead of {other_speed:.0f} ({other}), {ROWS[-1]} rows, one thread"
     if speed <= other_speed:
-        return f'precision="bf16" is not faster: operands are rounded and multiplied in float32 ({figures} in bf16)'
+        return f'precision="bf16" is not faster: rounded operands are multiplied in float32, as bf16 reaches {figures}'
     return f'precision="bf16" is {speed / other_speed:.1f} times as fast as float32: {figures}'
 
 
