@@ -404,7 +404,7 @@ class Calls:
 
     def _add(self, key: Any, entry: Entry) -> Entry:
         self._entries[key] = entry
-        lifts = b"" if self.adopt is not None or not entry.lifts else entry.lifted()
+        lifts = entry.lifted() if entry.lifts else b""
         entry.function = Function(
             self.log, entry.name, entry.keywords, entry.defaults, entry.takes, entry.bind,
             lambda args: self._slow(entry, args), lifts,
