@@ -165,7 +165,7 @@ def test_a_new_checkpoint_is_taken_up(run: Path, tmp_path: Path) -> None:
         assert process.stdout is not None
         said = process.stdout.read()
         assert "kept the current model" in said
-        assert "took up" in said
+        assert "reloaded" in said
         assert "Traceback" not in said
 
 
