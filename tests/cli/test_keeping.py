@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from math import inf, nan
 from pathlib import Path
@@ -107,7 +107,7 @@ def test_signals_that_come_together_count_as_one(
         if at == step:
             signal.pthread_sigmask(signal.SIG_BLOCK, keeping.SIGNALS)
             for number in (first, *others):
-                os.kill(os.getpid(), number)
+                signal.pthread_kill(threading.get_ident(), number)  # other threads of the process do not block it
             signal.pthread_sigmask(signal.SIG_UNBLOCK, keeping.SIGNALS)  # now all have come, and no handler has run
 
     unraisable = list[object]()
