@@ -85,7 +85,7 @@ class EachInstance(Differentiation):
         unknown = [name for name in names if name not in trainable]
         if unknown:
             known = ", ".join(trainable) or "none"
-            raise DataError(f"only= names {unknown[0]!r}, which is no trainable parameter; they are {known}.")
+            raise DataError(f"only= must name trainable parameters ({known}), got {unknown[0]!r}.")
         return {name: trainable[name] for name in names}
 
 

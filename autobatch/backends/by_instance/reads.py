@@ -1,7 +1,7 @@
-"""Find which types contribute to the gradient of a parameter, and how much memory that takes, before anything runs.
+"""Find the types that contribute to the gradient of a parameter, and their temporary memory, before anything runs.
 
-Instances are taken together as long as what they need is small, so that a call takes few array functions, and memory
-that does not grow with the number of instances.
+Instances are processed together in chunks of bounded size: a call makes few calls of array functions, and its temporary
+memory does not grow with the number of instances.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Source:
         return inner * round_up(counts_of(self.type_id, self.domain(*self.factors)))
 
     def need(self, counts_of: CountsOf) -> LongArray:
-        """Count the numbers that are on their way while the contribution is added to the gradient of each instance."""
+        """Return the size of the temporary arrays while the contribution is added, in numbers per instance."""
         vars, found = self.derivative.vars, np.zeros_like(counts_of(self.type_id, NODE))
         for values, ids in self.scatters:
             per_row = 2 * vars[values].size + INTS * max(vars[ids].size, 1)
@@ -105,11 +105,11 @@ class Read(NamedTuple):
 
     @property
     def is_table(self) -> bool:
-        """Whether the gradient is nothing but scattered rows."""
+        """Whether all contributions are scattered rows."""
         return all(source.gradient is None for source in self.sources)
 
     def need_of_norm(self, counts_of: CountsOf) -> LongArray:
-        """Count the numbers that are on their way while the norm of the gradient of each instance is computed."""
+        """Return the size of the temporary arrays while the norm is computed, in numbers per instance."""
         size, need = prod(self.parameter.shape), np.array([source.need(counts_of) for source in self.sources])
         found: LongArray
         if self.is_table:
@@ -117,10 +117,11 @@ class Read(NamedTuple):
         elif not self.is_product:
             found = need.max(axis=0) + size
         else:
-            m = self.parameter.shape[0]
+            m, *others = self.parameter.shape
+            k = prod(others)
             rows = np.sum([source.n_products(counts_of) for source in self.sources], axis=0)
-            found = (1 + (len(self.sources) > 1)) * rows * (m + size // m)
-            found += np.where(by_rows(rows, m, size // m), 2 * rows * rows, size)
+            found = (1 + (len(self.sources) > 1)) * rows * (m + k)
+            found += np.where(by_rows(rows, m, k), 2 * rows * rows, size)
         return found
 
 
@@ -130,7 +131,7 @@ def by_rows(n: Any, m: int, k: int) -> Any:
 
 
 def bytes_by_instance(plan: Plan, cells: PlannedTypes, asked: ByInstance, dtype: np.dtype[Any]) -> int:
-    """Return the bytes that a run takes beside its values: the results of the mini-batch, and what is on its way."""
+    """Return the bytes of a run besides its values: the results of the mini-batch, and temporary arrays."""
 
     @cache
     def counts_of(type_id: int, domain: int) -> LongArray:
@@ -159,7 +160,7 @@ def reads_of(derivatives: dict[int, Derivative], wanted: Collection[int], joined
         joined: whether to give a stack in place of its parts where no part is read in another way, and all are wanted.
     """
     whole: dict[int, Read] = {}
-    readers: dict[int, set[int]] = defaultdict(set)  # by part, what it is read in
+    readers: dict[int, set[int]] = defaultdict(set)  # by part, the `id`s of the stacks or parameters that hold it
     for type_id, derivative in derivatives.items():
         found = [(p, Source(type_id, derivative, g, ())) for p, g in derivative.parameters]
         found += [(p, Source(type_id, derivative, None, scatters)) for p, scatters in derivative.tables]
