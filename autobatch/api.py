@@ -216,8 +216,9 @@ class Batched(Session):
                 for all.
             clip: "per-instance" to scale the gradient of each instance down to `max_norm` before they are added up: by
                 min(1, max_norm / norm), where the norm is over all parameters that are wanted and the loss has weight
-                1. The weights of `reduce` multiply what is clipped. No gradient of an instance is formed for it, except
-                where that takes less work than its norm alone (`autobatch.backends.by_instance.weights`).
+                1. The weights of `reduce` multiply the clipped gradients. Per-instance gradients are formed only where
+                that takes less work than computing their norms directly, or where the norm needs them
+                (`autobatch.backends.by_instance.weights`).
             max_norm: with `clip`, a number above 0, in the units of the gradients.
 
         Returns:

@@ -221,7 +221,7 @@ def locate(stage: StageProgram, view: View) -> RowLocation:
 class SharedValues:
     """The values that all rows of a stage share, as arrays `(1, *shape)` of a store: those that its steps read.
 
-    They are parameters, constants, and what is computed from these once per change.
+    They are parameters, constants, and values computed from these whenever they change.
 
     Attributes:
         arrays: by value.
@@ -247,7 +247,7 @@ class SharedValues:
         self._data: list[Any] | None = None
         self._versions: list[int] | None = None  # with which all values were computed
         self._seen: list[int] | None = None
-        self._copies: set[int] = set()  # what views give that are none: a reshaped transpose is a copy
+        self._copies: set[int] = set()  # views that had to copy, such as a reshaped transpose
         self.arrays: dict[int, Any] = {}
         for i in sorted(read):
             if isinstance(source := vars[i].source, Constant):
@@ -339,5 +339,5 @@ def _looked_up(stage: StageProgram) -> set[int]:
 
 
 def _instruction(source: object) -> Instruction:
-    assert isinstance(source, Instruction), "shared values that are no parameters are computed"
+    assert isinstance(source, Instruction), "other shared values are computed by instructions"
     return source

@@ -1,7 +1,7 @@
 """Progress of long work: a bar on a terminal, plain lines at intervals elsewhere.
 
-Compilation is shown too: on a terminal beside the bar, or in a temporary line if there is no bar; elsewhere in a plain
-line if it takes longer than a few seconds.
+Compilation is shown too. On a terminal it is shown next to the bar, or in a temporary line without a bar; elsewhere, a
+plain line appears if it takes longer than a few seconds.
 """
 
 from __future__ import annotations

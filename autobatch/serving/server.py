@@ -331,7 +331,7 @@ class Server:
         return True
 
     def _find_running(self) -> Running:
-        """Return what runs the programs; a new one if there is none, or if its recording is full and nothing runs."""
+        """Return the present `Running`, or a new one if the recording of that one is full and no program runs."""
         if self._running is not None and self._running.is_full and not self._at:
             self._running.close()
             self._running = None

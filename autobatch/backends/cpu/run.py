@@ -2,8 +2,8 @@
 
 A plan has a list of calls of steps. The core makes the calls by the addresses of functions, of their descriptors, and
 of the memory of their stage: a row of addresses of arrays. Plans with the same types share these, and they are kept
-from run to run. Before a run only what has changed is stored: the arrays of the plan if another plan ran last, the
-memory of the run if that grew, and the values that parameters determine.
+from run to run. Before a run, only changed addresses are stored: those of the plan's arrays if another plan ran last,
+of the run's memory if it grew, and of values that depend on parameters.
 """
 
 from __future__ import annotations
