@@ -1,1 +1,1 @@
-"""The engine: plans the mini-batches of one function and runs them, in rounds where programs wait for values."""
+"""Plan and run the mini-batches of one function, in rounds where programs wait for values."""

@@ -1,4 +1,4 @@
-"""Counts and times of a call."""
+"""Record the counts and times of a call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FIGURES = attrgetter("figures")
 
 
 class Span(NamedTuple):
-    """The time span of a stage, or of a batch with its type and rows: seconds of `time.perf_counter`."""
+    """The time span of a stage, or of a batch of some type and rows, in seconds of `time.perf_counter`."""
 
     stage: str
     start: float
@@ -32,16 +32,17 @@ class Span(NamedTuple):
 
     @property
     def ms(self) -> float:
-        """The length of the span in milliseconds."""
+        """Return the length of the span in milliseconds."""
         return 1e3 * (self.end - self.start)
 
 
 class Clock:
-    """Milliseconds per stage; a lap counts for the stage that it ends.
+    """A stopwatch that adds up milliseconds per stage.
 
     Attributes:
-        start: the time at which the clock was started.
-        spans: every lap while a profile is taken; else None.
+        ms: the milliseconds of each stage so far.
+        start: the time at which the clock was started, in seconds of `time.perf_counter`.
+        spans: all laps while a profile is taken; else None.
     """
 
     def __init__(self, profiled: bool = False) -> None:
@@ -58,17 +59,17 @@ class Clock:
         self._since = now
 
     def total(self, *stages: str) -> float:
-        """The sum of several stages, in milliseconds."""
+        """Return the sum of several stages in milliseconds."""
         return sum(self.ms.get(stage, 0.0) for stage in stages)
 
 
 class RoundCounts(NamedTuple):
-    """What a round of async programs did.
+    """The counts of one round of async programs.
 
     Attributes:
-        batches: that it ran.
-        nodes: that it ran; those of type `kept`, which only read what an earlier round computed, count too.
-        waited: the instances that waited for it, by their positions in the call.
+        batches: the number of batches that ran.
+        nodes: the number of nodes that ran, including nodes of type `kept`, which only read values of earlier rounds.
+        waited: the positions in the call of the instances that waited for the round.
     """
 
     batches: int
@@ -78,17 +79,16 @@ class RoundCounts(NamedTuple):
 
 @dataclass(eq=False)
 class LastCall:
-    """Counts and times of one call; all figures but the counts of its parts are added up when they are asked for.
+    """The counts and times of one call; properties compute totals over the parts on access.
 
     Attributes:
-        figures: what is known of each part, in order: there is one, or several if the whole would have exceeded
-            `max_bytes`.
+        figures: the figures of each part, in order; there are several parts if the whole would exceed `max_bytes`.
         counts: the work of each part.
         ms: milliseconds per stage.
-        plan_hit: whether the plan came from the cache; None if the cache was not asked. Recorded graphs ask it.
-        plan_hit_rate: the share of such lookups so far that found a plan.
-        per_round: what each round of async programs did.
-        n_sources: nodes of rounds that only read what an earlier round computed; `nodes` does not count them.
+        plan_hit: whether the plan came from the cache; None without a lookup. Recorded graphs are looked up.
+        plan_hit_rate: the share of all lookups so far that found a plan.
+        per_round: the counts of each round of async programs.
+        n_sources: the number of nodes that only read values of earlier rounds; `nodes` does not count them.
     """
 
     figures: Sequence[Figures]
@@ -101,67 +101,67 @@ class LastCall:
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
-        """The scheduled graphs of the parts; with a plan from the cache, of the mini-batch that it was made for."""
+        """Return the scheduled graphs of the parts; a cached plan has those of the mini-batch that it was made for."""
         return tuple(part.graph for part in self.figures)
 
     @property
     def batches(self) -> int:
-        """The number of batches of all parts."""
+        """Return the number of batches of all parts."""
         return count_batches(self.figures)
 
     @property
     def planned_bytes(self) -> int:
-        """Bytes of the values and scratch memory of the largest plan."""
+        """Return the bytes of values and scratch memory of the largest part."""
         return largest_bytes(self.figures)
 
     @property
     def unseen_share(self) -> float | None:
-        """The share of batches for which the policy met a state that it had not learned; see `Figures`."""
+        """Return the share of batches chosen in states that the policy had not learned; see `Figures`."""
         return unseen_share(self.figures)
 
     @property
     def rounds(self) -> int:
-        """The number of rounds of async programs; the last step, which gives the results, is none."""
+        """Return the number of rounds of async programs, without the last step, which computes the results."""
         return len(self.per_round)
 
     @property
     def launches(self) -> int:
-        """Calls of kernels, scatters, gathers and copies included."""
+        """Return the number of kernel calls, including scatters, gathers and copies."""
         return add_up(self.counts).launches
 
     @property
     def copied_bytes(self) -> int:
-        """Bytes moved by launches that compute nothing."""
+        """Return the bytes moved by launches that compute nothing."""
         return add_up(self.counts).copied_bytes
 
     @property
     def allocations(self) -> int:
-        """How often memory of runs was allocated anew."""
+        """Return the number of times that memory was allocated for runs."""
         return add_up(self.counts).allocations
 
     @property
     def buffer_bytes(self) -> int:
-        """Bytes that the backend held for the values."""
+        """Return the bytes that the backend held for values."""
         return add_up(self.counts).buffer_bytes
 
     @property
     def record_ms(self) -> float:
-        """Milliseconds of recording, or of looking for a plan and merging."""
+        """Return the milliseconds of recording, plan lookup and merging."""
         return self._ms("record", "lookup", "merge")
 
     @property
     def schedule_ms(self) -> float:
-        """Milliseconds of rewriting and scheduling."""
+        """Return the milliseconds of rewriting and scheduling."""
         return self._ms("rewrite", "schedule")
 
     @property
     def place_ms(self) -> float:
-        """Milliseconds of laying out cells and placing values."""
+        """Return the milliseconds of laying out cells and placing values."""
         return self._ms("layout", "place")
 
     @property
     def execute_ms(self) -> float:
-        """Milliseconds of the run, forward and backward."""
+        """Return the milliseconds of the run, forward and backward."""
         return self._ms("forward", "backward")
 
     def _ms(self, *stages: str) -> float:
@@ -169,22 +169,22 @@ class LastCall:
 
     @property
     def parts(self) -> int:
-        """The number of parts that the mini-batch ran in; 1 unless `max_bytes` would have been exceeded."""
+        """Return the number of parts in which the mini-batch ran; 1 unless the whole would exceed `max_bytes`."""
         return len(self.graphs)
 
     @cached_property
     def graph(self) -> Graph:
-        """The scheduled graph, after the rewrites; several parts are merged when it is asked for."""
+        """Return the scheduled graph after the rewrites; several parts are merged on first access."""
         return self.graphs[0] if len(self.graphs) == 1 else merge_graphs(self.graphs)
 
     @property
     def nodes(self) -> int:
-        """The number of nodes that ran."""
+        """Return the number of nodes that ran."""
         return sum(graph.n_nodes for graph in self.graphs) - self.n_sources
 
     @cached_property
     def lower_bound(self) -> int:
-        """The number of batches that no schedules of the parts can go below; computed when asked for."""
+        """Return the number of batches that no schedules of the parts can go below; computed on first access."""
         return sum(map(min_batches, self.graphs))
 
 
@@ -193,13 +193,13 @@ class Step:
     """A planned mini-batch and the counts of its run.
 
     Attributes:
-        graph: the graph of the whole, before the rewrites.
-        whole_bytes: bytes that the values of the whole would take.
+        graph: the graph of the whole mini-batch, before the rewrites.
+        whole_bytes: the bytes that the values of the whole would take.
         parts: the parts, which run one after the other; a single one unless the whole takes more than `max_bytes`.
         plan_hit, plan_hit_rate: as in `LastCall`.
-        loss_slot: the slot of the losses; -1 where there is no single loss.
+        loss_slot: the slot of the losses; -1 without a single loss.
         counts: the counts of each part that has run.
-        on_end: is called with the seconds per node of its run, where they are measured.
+        on_end: called with the seconds per node of the run; None if they are not measured.
         rounds, n_sources: `per_round` and `n_sources` of `LastCall`.
     """
 
@@ -219,21 +219,21 @@ class Step:
 
     @property
     def figures(self) -> list[Figures]:
-        """What is known of each part."""
+        """Return the figures of each part."""
         return [*map(FIGURES, self.parts)]
 
     @property
     def n_nodes(self) -> int:
-        """The number of nodes of all parts, after the rewrites."""
+        """Return the number of nodes of all parts, after the rewrites."""
         return sum([part.plan.graph.n_nodes for part in self.parts])
 
     @property
     def rewrites(self) -> Rewrites:
-        """The rewrites of all parts, added up."""
+        """Return the sum of the rewrites of all parts."""
         return Rewrites(*map(sum, zip(*(astuple(part.rewrites) for part in self.parts), strict=True)))
 
     def divided(self) -> Iterator[tuple[Part, slice]]:
-        """Yield the parts, and the positions of the instances of each."""
+        """Yield each part with the positions of its instances."""
         first = 0
         for part in self.parts:
             end = first + part.graph.keys.size
@@ -241,7 +241,7 @@ class Step:
             first = end
 
     def finish(self) -> LastCall:
-        """The counts and times of the call, which has ended."""
+        """Return the counts and times of the call, after its end."""
         if self.on_end is not None:
             self.on_end(self.clock.total("forward", "backward") / 1e3 / max(self.graph.n_nodes, 1))
         known = self.plan_hit, self.plan_hit_rate, self.rounds, self.n_sources
@@ -249,9 +249,10 @@ class Step:
 
 
 def join_steps(steps: Sequence[Step], waited: Sequence[tuple[int, ...]], n_sources: int) -> Step:
-    """The rounds of async programs and the last step as one step, whose parts are those of all.
+    """Join the rounds of async programs and the last step into one step with the parts of all.
 
     Args:
+        steps: the steps of the rounds, then the last step.
         waited: for each round, the instances that waited for it.
         n_sources: as in `LastCall`.
     """
@@ -262,17 +263,17 @@ def join_steps(steps: Sequence[Step], waited: Sequence[tuple[int, ...]], n_sourc
 
 
 def count_batches(figures: Sequence[Figures]) -> int:
-    """The number of batches of all parts."""
+    """Count the batches of all parts."""
     return sum(part.n_batches for part in figures)
 
 
 def largest_bytes(figures: Sequence[Figures]) -> int:
-    """The bytes of the values and scratch memory of the largest part."""
+    """Return the bytes of values and scratch memory of the largest part."""
     return max((part.n_bytes for part in figures), default=0)
 
 
 def unseen_share(figures: Sequence[Figures]) -> float | None:
-    """The share of the batches of all parts for which the policy met a state that it had not learned."""
+    """Return the share of the batches of all parts that were chosen in states that the policy had not learned."""
     shares = [(part.unseen_share, part.n_batches) for part in figures if part.unseen_share is not None]
     if len(shares) <= 1:
         return shares[0][0] if shares else None
@@ -280,6 +281,6 @@ def unseen_share(figures: Sequence[Figures]) -> float | None:
 
 
 def add_up(counts: Sequence[Counts]) -> Counts:
-    """The counts of several parts: sums, and the largest `buffer_bytes`."""
+    """Add up the counts of several parts; of `buffer_bytes`, return the largest."""
     launches, copied, allocations, held = zip(Counts(0, 0, 0, 0), *counts, strict=True)
     return Counts(sum(launches), sum(copied), sum(allocations), max(held))

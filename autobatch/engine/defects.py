@@ -1,4 +1,4 @@
-"""Tell errors of autobatch from those of its users, and say how to report them: a note on the error, which passes."""
+"""Tell internal errors of autobatch from errors of its users, and add a note that says how to report them."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from autobatch.errors import AutobatchError
 from autobatch.trace.record import WHILE
 
 CHECKERS = "_check", ".checking"
-"""End the names of the modules that check what autobatch makes."""
+"""Suffixes of the names of the modules that check graphs, schedules, plans and kernels."""
 
 
 def note_defect(error: Exception, trusted: bool, training: bool, has_aux: bool) -> None:
-    """Note on an error how to write the mini-batch to a file, if it is one of autobatch.
+    """Add a note to an internal error that says how to write the mini-batch to a file.
 
-    It is none if a program of the user raised it while an instance was recorded, if memory ran out, or if it says what
-    the user is to do: all that do are `AutobatchError`, as are those of checkers.
+    An error is not internal if a program of the user raised it while an instance was recorded, if memory ran out, or
+    if it is an `AutobatchError`, which tells the user what to do. Checkers raise `AutobatchError` too; theirs are
+    internal if policy and planner are built in.
 
     Args:
-        error: raised while a mini-batch was planned or run.
-        trusted: whether policy and planner are of autobatch, so that what checkers find is wrong with it.
-        training, has_aux: as `autobatch.testing.dump` takes them.
+        error: an error raised while a mini-batch was planned or run.
+        trusted: whether policy and planner are built in.
+        training, has_aux: the arguments of `autobatch.testing.dump`.
     """
     if isinstance(error, MemoryError) or any(note.startswith(WHILE) for note in getattr(error, "__notes__", ())):
         return
@@ -40,7 +41,7 @@ def _is_of_checker(error: Exception) -> bool:
 
 
 def _modules(traceback: TracebackType | None) -> Iterator[str]:
-    """The modules that an error passed through, that which raised it last."""
+    """Yield the names of the modules that an error passed through; the last one raised it."""
     while traceback is not None:
         yield traceback.tb_frame.f_globals.get("__name__", "")
         traceback = traceback.tb_next

@@ -1,7 +1,7 @@
-"""Gradients of each instance, and sums of gradients of which each is clipped; what `value_and_grad` does for them.
+"""Compute per-instance gradients, or sums of per-instance gradients after clipping, for `value_and_grad`.
 
-Both plan mini-batches without shared nodes, whose rows belong to one instance each, and seed every loss with 1, so that
-what goes backward through the nodes of an instance is the gradient of its own loss.
+Both plan mini-batches without shared nodes, so that each row belongs to one instance. Both seed every loss with 1, so
+that the gradient at a node is that of the loss of its own instance.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ NONE, PER_INSTANCE = "none", "per-instance"
 
 
 class EachInstance(Differentiation):
-    """What one call of `value_and_grad` asks of each instance; once begun, its `Differentiation`.
+    """The per-instance request of one call of `value_and_grad`; a `Differentiation` after `begin`.
 
     Attributes:
-        names: of the parameters whose gradients are asked for; None for all that are trainable.
-        text: what processes of a group must agree on.
+        names: the parameters to differentiate by; None for all trainable parameters.
+        text: a description on which the processes of a group must agree.
     """
 
     def __init__(self, names: tuple[str, ...] | None, text: str) -> None:
@@ -49,10 +49,10 @@ class EachInstance(Differentiation):
 
     @abstractmethod
     def planned(self, options: Options, trainable: Mapping[str, Parameter], n_instances: int) -> Options:
-        """Return the options by which the mini-batch is planned.
+        """Return the options for planning the mini-batch.
 
         Raises:
-            DataError: a name is that of no trainable parameter.
+            DataError: `names` contains a name that no trainable parameter has.
             PlanError: the results alone take more than `max_bytes`.
         """
 
@@ -64,23 +64,23 @@ class EachInstance(Differentiation):
         grads: dict[str, Gradient] | None,
         inputs: InputGradients | None,
     ) -> None:
-        """Begin to differentiate a mini-batch; see `autobatch.engine.results.GradientSum` for the arguments."""
+        """Start to differentiate a mini-batch; see `autobatch.engine.results.GradientSum` for the arguments."""
         self._parameters = self._wanted(runner.parameters.trainable)
         self._slot, self._weights, self._grads, self._inputs = step.loss_slot, weights, grads, inputs
 
     @abstractmethod
     def of_nothing(self, runner: Runner, exchange: Exchange, clock: Clock) -> tuple[Any, dict[str, Gradient]]:
-        """Return what the call returns in a process that has no instance."""
+        """Return the result of the call in a process that has no instances."""
 
     def _seeds(self, instances: slice, run: Run) -> dict[int, Array]:
-        """Keep the losses of a part, and return their gradients."""
+        """Check and store the losses of a part; return the gradients that seed the backward pass, all ones."""
         losses = run.outputs[self._slot]
         check_finite(losses, instances.start)
         self._losses.append(losses)
         return {self._slot: np.ones_like(losses)}
 
     def _wanted(self, trainable: Mapping[str, Parameter]) -> dict[str, Parameter]:
-        """Return the parameters whose gradients are asked for."""
+        """Return the requested parameters by name; raise a DataError for an unknown name."""
         names = tuple(trainable) if self.names is None else self.names
         unknown = [name for name in names if name not in trainable]
         if unknown:
@@ -101,8 +101,8 @@ class PerInstance(EachInstance):
         n_bytes = size * options.dtype.itemsize
         if limit is not None and n_bytes > limit:
             raise PlanError(
-                f"cannot give gradients of {n_instances} instances: the results alone take {n_bytes} bytes and "
-                f"max_bytes is {limit}; allow as many, name fewer parameters in only=, or give fewer instances."
+                f"cannot give gradients of {n_instances} instances: the results alone take {n_bytes} bytes, but "
+                f"max_bytes is {limit}. Raise max_bytes, name fewer parameters in only=, or give fewer instances."
             )
         return _options(options, wanted, clips=False, n_bytes=n_bytes)
 
@@ -116,9 +116,9 @@ class PerInstance(EachInstance):
             self._inputs.add(part.plan, run)
 
     def finish(self, exchange: Exchange | None, clock: Clock) -> tuple[Any, dict[str, Gradient]]:
-        """See `Differentiation`; the losses and gradients are those of the instances of this process."""
+        """Return the losses and gradients of the instances of this process; see `Differentiation`."""
         losses = np.concatenate(self._losses)
-        if exchange is not None:  # so that all raise what one of them does
+        if exchange is not None:  # if one process has raised an error, all of them raise it here
             exchange.add(weighted_sum(losses, np.ones(losses.size)), {}, clock)
         assert self._made is not None, "there are instances, and so parts"
         return losses, self._made
@@ -135,9 +135,9 @@ class PerInstance(EachInstance):
 
 
 class ClippedSum(EachInstance):
-    """The weighted sum of losses, and of gradients of which each is scaled down to a norm; see `EachInstance`.
+    """The weighted sums of the losses and of the clipped per-instance gradients; see `EachInstance`.
 
-    The norms are put into `Gradients.norms`.
+    `Gradients.norms` receives the norms before clipping.
     """
 
     def __init__(self, names: tuple[str, ...] | None, max_norm: float) -> None:
@@ -154,6 +154,7 @@ class ClippedSum(EachInstance):
         def factors_of(norms: NDArray[np.float64]) -> NDArray[np.float64]:
             _check_norms(norms, instances.start)
             self._norms.append(norms)
+            # The weight times min(1, max_norm / norm), in a form that never divides by 0.
             return self._weights[instances] * np.minimum(1.0, self._max_norm / np.maximum(norms, self._max_norm))
 
         reader = partial(scale_rows, frozenset(map(id, self._parameters.values())), factors_of)
@@ -173,7 +174,7 @@ class ClippedSum(EachInstance):
         return value, self._named(grads, np.zeros(0))
 
     def _named(self, grads: dict[str, Gradient], norms: NDArray[np.float64]) -> dict[str, Gradient]:
-        """Return the gradients that are asked for."""
+        """Select the requested gradients, and attach the norms."""
         found = grads if self.names is None else Gradients({name: grads[name] for name in self.names})
         if isinstance(found, Gradients):
             found.norms = norms
@@ -188,36 +189,36 @@ def each_instance(
     out: dict[str, Gradient] | None,
     inputs: bool,
 ) -> EachInstance:
-    """Return what these arguments of `value_and_grad`, of which one is of each instance, ask for.
+    """Build the per-instance request from arguments of `value_and_grad`, at least one of which is per-instance.
 
     Raises:
-        DataError: they do not go together, or one is no such argument.
+        DataError: an argument is invalid, or cannot be combined with another.
     """
     is_apart = isinstance(reduce, str) and reduce == NONE
     names = None if only is None else tuple(dict.fromkeys(only))
     if clip is None:
         if max_norm != 1.0:
-            raise DataError(f"max_norm={max_norm!r} is the norm that clip='per-instance' clips to; give both.")
+            raise DataError(f"max_norm={max_norm!r} requires clip='per-instance'; pass both.")
         if not is_apart:
-            _refuse("only=", "reduce='none' or clip=", "of a sum, gradients of all trainable parameters are computed")
+            _refuse("only=", "reduce='none' or clip=", "a sum is differentiated by all trainable parameters")
         if out is not None:
-            _refuse("out=", "a sum", "gradients of each instance are not added to others")
+            _refuse("out=", "a sum", "per-instance gradients are not added to others")
         return PerInstance(names, "none of")
     if clip != PER_INSTANCE:
-        raise DataError(f"clip={clip!r}: it is 'per-instance', or None.")
+        raise DataError(f"clip= must be 'per-instance' or None, got {clip!r}.")
     if not isinstance(max_norm, int | float | np.number) or not 0.0 < max_norm < math.inf:
-        raise DataError(f"max_norm={max_norm!r}: give a number above 0, to which the norm of each gradient is clipped.")
+        raise DataError(f"max_norm= must be a finite number above 0, got {max_norm!r}.")
     if is_apart:
-        _refuse("clip=", "a sum", "scale the gradients that reduce='none' gives as you like")
+        _refuse("clip=", "a sum", "scale the gradients that reduce='none' returns yourself")
     if inputs:
         _refuse("inputs=True", "reduce='none' or no clip=", "clipping scales gradients of parameters, not of inputs")
     if out is not None and names is not None:
-        _refuse("out=", "all trainable parameters", "leave only= out, or set trainable = False for the others")
+        _refuse("out=", "all trainable parameters", "omit only=, or set trainable = False for the others")
     return ClippedSum(names, float(max_norm))
 
 
 def _refuse(what: str, goes_with: str, why: str) -> NoReturn:
-    raise DataError(f"value_and_grad: {what} goes with {goes_with}: {why}.")
+    raise DataError(f"value_and_grad: {what} requires {goes_with}: {why}.")
 
 
 def _options(options: Options, wanted: Mapping[str, Parameter], clips: bool, n_bytes: int) -> Options:
@@ -231,16 +232,16 @@ def _check_norms(norms: NDArray[np.float64], first: int) -> None:
     wrong = np.flatnonzero(~np.isfinite(norms))
     if wrong.size:
         raise NumericError(
-            f"cannot clip the gradient of instance {first + wrong[0]}: its norm is {norms[wrong[0]]}, no finite "
-            f"number; leave the instance out, or lower the learning rate."
+            f"cannot clip the gradient of instance {first + wrong[0]}: its norm must be finite, got {norms[wrong[0]]}. "
+            f"Leave the instance out, or lower the learning rate."
         )
 
 
 def refuse_shared(graph: Graph) -> None:
-    """Raise a GraphError if a node is used by another instance than its own: its row is of several instances."""
+    """Raise a GraphError if an instance uses a node of another, because the node's gradient is then of both."""
     node = crossing_node(graph.words)
     if node >= 0:
         raise GraphError(
-            f"gradients of each instance: node {node} ({graph.type_of(node)!r}) is used by another instance than its "
-            f"own; let each instance compute what it uses."
+            f"per-instance gradients: node {node} ({graph.type_of(node)!r}) is used by another instance than its own. "
+            f"Let each instance compute the values that it uses."
         )

@@ -1,4 +1,4 @@
-"""The group of processes that this thread has entered: `autobatch.distributed` has them, `value_and_grad` asks."""
+"""Track the group of processes that each thread has entered: `autobatch.distributed` sets it for `value_and_grad`."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ class Group(Protocol):
     """Processes that train together.
 
     Attributes:
-        rank: the number of this process; size: how many there are.
+        rank: the number of this process.
+        size: the number of processes.
     """
 
     rank: int
     size: int
 
     def value_and_grad(self, loss: Any, instances: Iterable[Any], options: Any) -> Any:
-        """Call `value_and_grad` of a `Batched` with a share of a mini-batch, and its `GradientRequest`."""
+        """Call `value_and_grad` of a `Batched` with a share of the mini-batch and a `GradientRequest`."""
 
 
 class Entered(threading.local):
-    """What this thread has entered.
+    """The group of each thread.
 
     Attributes:
-        group: None outside of any.
+        group: the group that this thread has entered, or None.
     """
 
     group: Group | None = None
@@ -37,7 +38,7 @@ ENTERED = Entered()
 
 @contextmanager
 def entering(group: Group) -> Iterator[None]:
-    """Within the context, this thread is in a group."""
+    """Enter a group for this thread, for the duration of the context."""
     before, ENTERED.group = ENTERED.group, group
     try:
         yield

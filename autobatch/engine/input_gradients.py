@@ -1,4 +1,4 @@
-"""The gradients of float arrays of instances: those of the sources that read them, added up where they were read."""
+"""Compute gradients by float arrays of instances: add the gradient of each source at the places that it read."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from autobatch.trace.inputs import Inputs
 
 
 class InputGradients:
-    """The gradients of all inputs of a mini-batch.
+    """The gradients by all inputs of a mini-batch.
 
     Args:
-        inputs: that are asked for.
-        dtype: of the computation.
+        inputs: the inputs to differentiate by.
+        dtype: the type of the computation.
 
     Attributes:
-        flat: of all numbers, one after the other.
+        flat: the gradients by all numbers of all inputs, concatenated.
     """
 
     def __init__(self, inputs: Inputs, dtype: np.dtype[Any]) -> None:
@@ -28,7 +28,7 @@ class InputGradients:
         self.flat: NDArray[Any] = np.zeros(inputs.size, dtype)
 
     def add(self, plan: Plan, run: Run) -> None:
-        """Add what a run of some of the instances contributes; it has been differentiated."""
+        """Add the gradients of a run, which has been differentiated, of some of the instances."""
         for type_id in self._inputs.source_types:
             numbers = plan.data(type_id)[0][:, 0].tolist()
             if numbers:
@@ -36,5 +36,5 @@ class InputGradients:
                 np.add.at(self.flat, positions, run.gradients(type_id).ravel())
 
     def structures(self) -> list[Any]:
-        """Per instance, its structure with gradients; see `Inputs.structures`."""
+        """Return each instance's structure with gradients in place of arrays; see `Inputs.structures`."""
         return self._inputs.structures(self.flat)

@@ -1,8 +1,8 @@
-"""Kept values: locate the values of earlier rounds, in the results of the last run or in rows of tables.
+"""Keep the values of earlier rounds: in the memory of the last run, or in rows of tables.
 
-A round leaves the values that may be read later in the memory of its run. Before the next round runs, those that still
-may be read are copied to tables, from where the sources of rounds look them up, and the run is closed. Rows that
-nothing can read any more are used again.
+A round leaves the values that may be read later in the memory of its run. Before the next round runs, those that may
+still be read are copied to tables, where the sources of rounds look them up, and the run is closed. Rows that can no
+longer be read are reused.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from autobatch.trace.kept import Kept
 
 
 class Done(NamedTuple):
-    """A run that is open.
+    """A finished run whose memory is still held.
 
     Attributes:
-        slot: gives the rows of a slot, on the device.
-        values: that it keeps.
-        close: ends it.
+        slot: returns the rows of a slot, on the device.
+        values: the numbers of the values that it keeps.
+        close: releases the memory.
     """
 
     slot: Callable[[int], Any]
@@ -39,40 +39,37 @@ class KeptValues:
     """The kept values of a mini-batch of async programs.
 
     Args:
-        graph: that they are values of.
-        table_of: gives the table of the values that are kept in a slot.
+        graph: the graph that computes them.
+        table_of: returns the table for the values of a slot.
 
     Attributes:
-        rows: of the tables that they have.
+        rows: the assignment of values to rows of tables.
         next_run: the number of the next run.
     """
 
     def __init__(self, graph: GrowingGraph, table_of: Callable[[int], Kept], dtype: np.dtype[Any]) -> None:
         self._graph, self.rows, self._table_of, self._dtype = graph, KeptRows(graph), table_of, dtype
-        self._store: Store = HOST  # of the runs, once there is one
+        self._store: Store = HOST  # the memory of the runs, set by the first
         self._last: Done | None = None
         self.next_run = 0
 
     def add(self, done: Done, store: Store) -> None:
-        """Add a run, in the memory of a device, whose values were placed under `next_run`."""
+        """Add a run in the memory of a device; the graph knows its values under the number `next_run`."""
         self._store, self._last = store, done
         self.next_run += 1
 
     @property
     def last_values(self) -> IntArray:
-        """Return the values that the last run keeps, until they are copied."""
+        """Return the numbers of the values in the last run; none after they have been copied."""
         return NONE if self._last is None else self._last.values
 
     def settle(self) -> None:
-        """Copy what a round reads, or a later one may read, from the last run to tables, and close the run.
-
-        The round was chosen already.
-        """
+        """Copy the values that the next round, already chosen, or later ones may read to tables, and close the run."""
         if self._last is not None:
             self.copy(self.rows.move(self._last.values))
 
     def copy(self, moved: Moved) -> None:
-        """Copy values of the last run, if there is one, to the rows that they got, and close the run."""
+        """Copy values of the last run, if there is one, to their assigned rows of tables, and close the run."""
         last, ends = self._last, moved.ptr.tolist()
         if last is None:
             return
@@ -86,7 +83,7 @@ class KeptValues:
         self.close()
 
     def read(self, wanted: IntArray, int_slots: set[int]) -> list[Any]:
-        """Read the numbers of values, each an array or a number of NumPy."""
+        """Read values, each as a NumPy array or scalar on the host."""
         values, put, last = self._graph.values, self._store.put, self.next_run - 1
         slots, is_new = values[SLOT, wanted], values[RUN, wanted] == last
         groups = sorted(set(zip(slots.tolist(), is_new.tolist(), strict=True)))
@@ -107,11 +104,11 @@ class KeptValues:
         return found
 
     def renumber(self, of_value: IntArray) -> None:
-        """Note the new numbers of values; no run is open."""
+        """Apply the new numbers of values; no run may be open."""
         self.rows.renumber(of_value)
 
     def close(self) -> None:
-        """Close the run that is open, if there is one."""
+        """Close the last run, if it is open."""
         last, self._last = self._last, None
         if last is not None:
             last.close()
@@ -120,9 +117,10 @@ class KeptValues:
 def run_and_keep(
     runner: Runner, kept: KeptValues, step: Step, values: IntArray, draw: tuple[int, int], timer: Timer | None
 ) -> None:
-    """Run a round, and keep these values of it: they stay where they are, or are copied if there are parts.
+    """Run a round, and keep some of its values: in place, or copied if the round runs in several parts.
 
     Args:
+        values: the numbers of the values to keep.
         draw: the seed and the number of the step.
         timer: called after every batch.
     """

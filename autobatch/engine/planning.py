@@ -1,4 +1,4 @@
-"""Turn mini-batches into plans: record or merge, rewrite, schedule and place; or find the plan in the cache."""
+"""Plan mini-batches: record or merge, rewrite, schedule and place; or find the plan in the cache."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from autobatch.trace.phases import Phases
 
 TYPES = attrgetter("types")
-MOST_PURPOSES = 4  # inference, and sets of trainable parameters, as when layers are unfrozen one after the other
-MOST_LAYOUTS = 16  # per type, over its traces and purposes
+MOST_PURPOSES = 4  # cached at once: inference, and sets of trainable parameters, such as when layers are unfrozen
+MOST_LAYOUTS = 16  # cached per type, over all its traces and purposes
 
 
 class Planning:
-    """Plans the mini-batches of one function, and caches layouts and plans.
+    """The planning of the mini-batches of one function, with caches of layouts and plans.
 
     Args:
-        recorder: the function's recorder.
+        recorder: the recorder of the function.
         planner: lays out the types and places the mini-batches.
         backend: prepares plans to run.
-        cache_size: how many plans to keep.
+        cache_size: the number of plans to keep.
     """
 
     def __init__(self, recorder: Recorder, planner: Planner, backend: Backend, cache_size: int) -> None:
@@ -57,7 +57,7 @@ class Planning:
         Raises:
             GraphError: in training, the function did not return one scalar loss for each instance.
             DataError: in training, there are no instances.
-            PlanError: an instance needs more than `max_bytes` alone.
+            PlanError: a single instance needs more than `max_bytes`.
         """
         cells = self.cells(options.purpose, clock)  # covers all its types, even if other types are recorded later
         key = self._key(minibatch, options, cells)
@@ -89,8 +89,8 @@ class Planning:
     ) -> tuple[Chosen, Step | None]:
         """Choose and plan the nodes of the next round of a growing graph; the step is None if there are no nodes.
 
-        One call of the core does both, unless Python takes part or checks the results, or the round reads a kept value
-        of a shape that no earlier round has read.
+        One call of the core does both, unless a Python policy or planner takes part, checks are on, or the round reads
+        a kept value of a shape that no earlier round has read.
 
         Raises:
             PlanError: as for `prepare`.
@@ -123,7 +123,7 @@ class Planning:
         """Return the layouts of all types met so far, from their current traces; cached per purpose.
 
         Args:
-            clock: notes the time that new ones took.
+            clock: counts the time of new layouts as "layout".
         """
         types, shapes = self._recorder.types, self._recorder.slots.shapes
         state = types.state, len(shapes)
@@ -143,7 +143,7 @@ class Planning:
         return known[1]
 
     def _cell(self, node_type: NodeType, purpose: frozenset[str] | None) -> PlannedCell:
-        """The layout of one trace of a type."""
+        """Return the layout of one trace of a type, moved to the end of the cache, which drops its first entries."""
         key = purpose, node_type.trace
         known = self._planned.pop(key, None) or self.planner.plan_cell(node_type, training=purpose is not None)
         self._planned[key] = known
@@ -158,14 +158,14 @@ class Planning:
             self.cache.clear()
 
     def _forget(self, n_types: int) -> None:
-        """Drop the least recently used layouts; they pile up if cells are traced again and again."""
+        """Drop the least recently used layouts, which accumulate if cells are traced repeatedly."""
         for key in list(self._planned)[: -MOST_LAYOUTS * n_types]:
             del self._planned[key]
 
     def _stop(
         self, graphs: list[Graph], slot: int, options: Options, cells: PlannedTypes, clock: Clock
     ) -> tuple[list[Graph], PlannedTypes]:
-        """Merge, and stop gradients at outputs that the loss does not depend on, where they may not be finite."""
+        """Merge, and stop gradients that may not be finite at outputs that the loss does not depend on."""
         graph = merge_graphs(graphs, self._recorder.types)
         if len(graphs) > 1:
             clock.lap("merge")
@@ -176,7 +176,7 @@ class Planning:
         return [stopped], cells
 
     def _key(self, minibatch: MiniBatch, options: Options, cells: PlannedTypes) -> Hashable | None:
-        """The cache key of a mini-batch: all that its plan depends on; None if the cache is not used for it."""
+        """Return the cache key of a mini-batch, all facts that its plan depends on; None if it is not cached."""
         graphs, types, policy = minibatch.instances, self._recorder.types, options.policy
         if not self.cache.size or not graphs or minibatch.graph is not None:
             return None
@@ -189,7 +189,7 @@ class Planning:
         )  # fmt: skip
 
     def _fit(self, planned: PlannedGraph, options: Options, cells: PlannedTypes, clock: Clock, slot: int) -> Planned:
-        """Prepare a plan to run, or those of parts of it if the whole does not fit."""
+        """Prepare a plan to run; if the whole exceeds `max_bytes`, plan and prepare parts of it instead."""
 
         def to_part(planned: PlannedGraph) -> Part:
             graph, plan, rewrites, tables, _ = planned
@@ -207,7 +207,7 @@ class Planning:
         return Planned(whole.graph, tuple(parts), whole.n_bytes)
 
     def _core_options(self, options: Options, cells: PlannedTypes) -> CoreOptions | None:
-        """Return the options of the calls of the core that plan; None if Python takes part or checks the results."""
+        """Return the options of the core's planning calls; None if Python takes part or checks are on."""
         from autobatch.memplan.batch.placement import CoreOptions
 
         rule = options.policy.core_rule
@@ -219,12 +219,12 @@ class Planning:
     def _place(
         self, graphs: list[Graph], options: Options, cells: PlannedTypes, clock: Clock, slot: int
     ) -> PlannedGraph:
-        """Merge, rewrite, schedule and place; in one call of the core unless Python takes part or checks the results.
+        """Merge, rewrite, schedule and place; in one call of the core unless Python takes part or checks are on.
 
         Returns:
             The plan, with tables for the backend if the core has made them.
         """
-        from autobatch.memplan.batch.placement import PlannedGraph, plan_graphs  # not loaded before anything is planned
+        from autobatch.memplan.batch.placement import PlannedGraph, plan_graphs  # loaded with the first plan only
 
         types, core = self._recorder.types, self._core_options(options, cells)
         if core is not None:
@@ -255,7 +255,7 @@ class Planning:
 
 
 def _lap(clock: Clock, planned: PlannedGraph, merges: bool = False) -> None:
-    """Mark the ends of the stages that the core has run."""
+    """Add the times of the stages that the core has run to the clock."""
     merging, rewriting, scheduling, _ = planned.seconds
     if merges:
         clock.lap("merge", merging)
@@ -265,7 +265,7 @@ def _lap(clock: Clock, planned: PlannedGraph, merges: bool = False) -> None:
 
 
 def _loss_slot(graphs: list[Graph], options: Options) -> int:
-    """Return the slot of the losses; -1 in inference, and for functions of PyTorch, which return any tensors."""
+    """Return the slot of the losses; -1 in inference, and for PyTorch, whose functions return any tensors."""
     if options.purpose is None or options.has_aux is None:
         return -1
     one = len(graphs) == 1
@@ -274,7 +274,11 @@ def _loss_slot(graphs: list[Graph], options: Options) -> int:
 
 
 def bytes_of_instances(plan: Plan, cells: PlannedTypes, options: Options) -> int:
-    """Return the bytes that per-instance gradients or norms take; refuse instances that share nodes."""
+    """Return the bytes that per-instance gradients or norms take.
+
+    Raises:
+        GraphError: instances share nodes.
+    """
     from autobatch.backends.by_instance.reads import bytes_by_instance
     from autobatch.engine.each_instance import refuse_shared
 
@@ -284,5 +288,5 @@ def bytes_of_instances(plan: Plan, cells: PlannedTypes, options: Options) -> int
 
 
 def _n_same(before: tuple[Any, int], now: tuple[Any, int]) -> int:
-    """Return the number of types if those of one state are a prefix of another's, with the same traces; else 0."""
+    """Return the number of types in `before` if they are a prefix of those in `now`, with equal traces; else 0."""
     return len(before[0]) if before[0] == now[0][: len(before[0])] else 0

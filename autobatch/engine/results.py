@@ -1,8 +1,8 @@
-"""Results of training: the value and the gradients of a mini-batch, of runs that have been differentiated.
+"""Compute the value and the gradients of a mini-batch from its runs.
 
-`GradientSum` is the gradient of a weighted sum of losses, and `LateGradientSum` the same on a device that the call does
-not wait for; `autobatch.engine.each_instance` has gradients of each instance. Losses are checked, one finite scalar per
-instance, as are their weights and the gradients in `out=`.
+`GradientSum` is the gradient of a weighted sum of losses; `LateGradientSum` is the same on a device that the call does
+not wait for; `autobatch.engine.each_instance` has per-instance gradients. Losses must be one finite scalar per
+instance; they, their weights and the gradients in `out=` are checked.
 """
 
 from __future__ import annotations
@@ -36,43 +36,44 @@ Array = NDArray[Any]
 
 
 class Exchange(Protocol):
-    """Adds up what all processes have computed in one call."""
+    """The exchange of values and gradients between the processes of a group, in one call."""
 
     def add(self, value: np.generic, grads: dict[str, Gradient], clock: Clock) -> np.generic:
-        """Return the sum of the values, and add the gradients of the other processes to these."""
+        """Return the sum of the values of all processes, and add the other processes' gradients to `grads`."""
 
     def add_late(self, losses: LateLosses, grads: dict[str, Gradient], clock: Clock) -> Callable[[], np.generic]:
-        """Do the same for losses on a device; the function that is returned waits for them and gives the sum.
+        """Add up losses on a device, and gradients; return a function that waits for the sum of the losses.
 
-        It raises a NumericError if a loss of another process is not finite.
+        The function raises a NumericError if a loss of another process is not finite.
         """
 
     def add_nothing(
         self, dtype: np.dtype[Any], names: Sequence[str], zeros: Callable[[Collection[str]], Gradients], clock: Clock
     ) -> tuple[np.generic, dict[str, Gradient]]:
-        """Return the value and the gradients of the other processes, when this one has no instance.
+        """Return the value and the gradients of the other processes if this one has no instances.
 
         Args:
-            dtype: of the value; names: of the gradients.
-            zeros: makes them, given the names of those that are `Rows`.
+            dtype: the type of the value.
+            names: the names of the gradients.
+            zeros: makes zero gradients, given the names of those that are `Rows`.
         """
 
 
 class Differentiation(Protocol):
-    """Differentiates the runs of a mini-batch's parts, one after the other, and collects the gradients."""
+    """The differentiation of a mini-batch, one part after the other, which collects the gradients."""
 
     def add(self, runner: Runner, step: Step, part: Part, instances: slice, run: Run) -> None:
         """Differentiate the run of a part, within its context.
 
         Args:
-            instances: the positions of its instances.
+            instances: the positions of the part's instances.
         """
 
     def finish(self, exchange: Exchange | None, clock: Clock) -> tuple[Any, dict[str, Gradient]]:
         """Return the value and the gradients, once all parts have run.
 
         Args:
-            exchange: adds up those of all processes; None for one process.
+            exchange: adds up those of all processes; None for a single process.
         """
 
 
@@ -81,9 +82,9 @@ class GradientSum:
 
     Args:
         slot: the slot of the losses.
-        weights: of the losses, per instance.
-        grads: gradients to add to; None for this thread's buffers, set to zero.
-        inputs: the gradients of the inputs, which are added to; None if they are not asked for.
+        weights: the weight of each instance's loss (B,).
+        grads: the gradients to add to; None for this thread's buffers, set to zero.
+        inputs: the gradients by inputs to add to; None if they are not requested.
     """
 
     def __init__(
@@ -114,16 +115,16 @@ class GradientSum:
 
 
 class LateGradientSum:
-    """The gradients of a weighted sum of losses on a device that is not waited for; see `Differentiation`.
+    """The gradients of a weighted sum of losses, computed asynchronously on a device; see `Differentiation`.
 
-    Whether all losses are finite is noted in `Gradients.finite`.
+    `Gradients.finite` tells whether all losses are finite.
 
     Args:
         slot, weights, grads: as for `GradientSum`.
         losses: checks the losses on the device.
 
     Attributes:
-        unread: the loss, once all parts have run.
+        unread: reads the loss; None before all parts have run.
     """
 
     def __init__(self, slot: int, weights: Array, grads: dict[str, Gradient] | None, losses: LateLosses) -> None:
@@ -140,7 +141,7 @@ class LateGradientSum:
         self._grads = runner.backward(step, run, seeds, self._grads)
 
     def finish(self, exchange: Exchange | None, clock: Clock) -> tuple[Any, dict[str, Gradient]]:
-        """Return the weighted sum of the losses, which waits when read, and its gradients; see `Differentiation`."""
+        """Return the weighted sum of the losses, which waits on first access, and its gradients."""
         grads, finite = self._grads, self._losses.finite
         assert grads is not None, "there are instances, and so parts"
         if isinstance(grads, Gradients):
@@ -156,10 +157,10 @@ def join_columns(parts: Sequence[Sequence[Any]]) -> list[Any]:
 
 
 def loss_weights(reduce: str | Sequence[float] | Array, n_instances: int, dtype: np.dtype[Any]) -> Array:
-    """Return the factor of each instance's loss, float64 (B,), which is finite in the type of the losses."""
+    """Return the weight of each instance's loss, float64 (B,); raise if one is not finite in the losses' `dtype`."""
     if isinstance(reduce, str):
         if reduce not in ("mean", "sum"):
-            raise DataError(f"reduce={reduce!r}: it is 'mean', 'sum', 'none' or an array of weights.")
+            raise DataError(f"reduce= must be 'mean', 'sum', 'none' or an array of weights, got {reduce!r}.")
         weights = np.empty(n_instances)
         weights.fill(1.0 / n_instances if reduce == "mean" else 1.0)
         return weights
@@ -171,7 +172,8 @@ def loss_weights(reduce: str | Sequence[float] | Array, n_instances: int, dtype:
         raise refusal("reduce=", "'mean', 'sum', 'none' or an array of weights", reduce)
     if weights.shape != (n_instances,):
         raise ShapeError(
-            f"reduce= has weights of shape {weights.shape} for {n_instances} instances; give one for each."
+            f"reduce= must have one weight per instance, got weights of shape {weights.shape} for {n_instances} "
+            f"instances."
         )
     with np.errstate(**SILENT):
         wrong = np.flatnonzero(~np.isfinite(weights.astype(dtype)))
@@ -182,7 +184,7 @@ def loss_weights(reduce: str | Sequence[float] | Array, n_instances: int, dtype:
 
 
 def loss_slot(structures: Sequence[Any], has_aux: bool) -> int:
-    """Return the slot of the loss, where the function returned these structures.
+    """Return the slot of the loss in the structures that the function returned, one per instance.
 
     Raises:
         DataError: there are no instances.
@@ -190,24 +192,24 @@ def loss_slot(structures: Sequence[Any], has_aux: bool) -> int:
         ShapeError: the losses of some instances are ints.
     """
     if not structures:
-        raise DataError("value_and_grad of no instances: their mean has no value; give at least one instance.")
+        raise DataError("value_and_grad of no instances: their mean is undefined; give at least one instance.")
     if all(map(is_, structures, repeat(structures[0]))):
-        structures = structures[:1]  # the slots of all are those of one
+        structures = structures[:1]  # structures are shared, so that one check is usually enough
     first: Slot | None = None
     for number, structure in enumerate(structures):
         if has_aux and not (isinstance(structure, Key) and structure.kind == "tuple" and len(structure.children) == 2):
-            raise GraphError(f"with has_aux=True the function returns (loss, aux); for instance {number} it did not.")
+            raise GraphError(f"with has_aux=True the function must return (loss, aux), but not for instance {number}.")
         loss = structure.children[0] if has_aux else structure
         if not isinstance(loss, Slot) or loss.shape != ():
             what = f"a value of shape {loss.shape}" if isinstance(loss, Slot) else "no single value"
             if isinstance(loss, Key) and loss.kind == "tuple" and not has_aux:
                 raise GraphError(
                     f"value_and_grad needs a scalar loss; for instance {number} the function returned a tuple of "
-                    f"{len(loss.children)}. Where it returns (loss, aux), pass has_aux=True."
+                    f"{len(loss.children)}. If it returns (loss, aux), pass has_aux=True."
                 )
             raise GraphError(
-                f"value_and_grad needs a scalar loss; for instance {number} the function returned {what}. Sum what the "
-                f"loss is made of; where there is nothing to compute, return np.zeros(())."
+                f"value_and_grad needs a scalar loss; for instance {number} the function returned {what}. Sum the "
+                f"terms of the loss; if there are none, return np.zeros(())."
             )
         first = first or loss
         if loss is not first:
@@ -217,15 +219,15 @@ def loss_slot(structures: Sequence[Any], has_aux: bool) -> int:
 
 
 def take_gradients(out: dict[str, Gradient], trainable: Mapping[str, Parameter], apart: bool) -> dict[str, Gradient]:
-    """Check the gradients that are added to, and return them: `out` itself, or copies that are put there in the end.
+    """Check the gradients to add to; return `out` itself, or copies for `put_gradients` to write back.
 
     Args:
-        apart: whether to copy all arrays, because a later loss may be refused. Arrays that do not lie in memory row by
-            row are always copied: kernels that add to them know only addresses.
+        apart: whether to copy all arrays, because a later loss may be refused. If an array's rows are not contiguous,
+            all arrays are copied as well: kernels that add to them know only addresses.
 
     Raises:
-        DataError: `out` is no dict, or an array cannot be written.
-        ShapeError: `out` does not hold an array or `Rows`, of its shape and type, for each trainable parameter.
+        DataError: `out` is not a dict, or an array is read-only.
+        ShapeError: `out` does not hold exactly one array or `Rows` per trainable parameter, of its shape and type.
     """
     _check_gradients(out, trainable)
     if not apart and all(_lies_in_rows(out[name], parameter.store) for name, parameter in trainable.items()):
@@ -234,9 +236,9 @@ def take_gradients(out: dict[str, Gradient], trainable: Mapping[str, Parameter],
 
 
 def _check_gradients(out: Mapping[str, Gradient], trainable: Mapping[str, Parameter]) -> None:
-    advice = "give gradients as an earlier call returned them."
+    advice = "pass gradients that an earlier call returned."
     if not isinstance(out, MutableMapping):
-        raise DataError(f"out= is a {type(out).__name__} and no dict of gradients by the names of parameters; {advice}")
+        raise DataError(f"out= must be a dict of gradients by parameter name, got a {type(out).__name__}; {advice}")
     stores = {name: parameter.store for name, parameter in trainable.items()}
     given = {name: _describe(gradient, stores.get(name, HOST)) for name, gradient in out.items()}
     wanted = {name: f"{p.dtype} of shape {p.shape}" for name, p in trainable.items()}
@@ -246,7 +248,7 @@ def _check_gradients(out: Mapping[str, Gradient], trainable: Mapping[str, Parame
         raise ShapeError(f"out= has {what[0]} for parameter {name!r}, whose gradient is {what[1]}; {advice}")
     for name, gradient in out.items():
         if isinstance(gradient, np.ndarray) and not gradient.flags.writeable:
-            raise DataError(f"out= has an array for parameter {name!r} that is read-only; {advice}")
+            raise DataError(f"out= must hold writable arrays, got a read-only one for parameter {name!r}; {advice}")
 
 
 def _describe(gradient: Any, store: Store) -> str:
@@ -255,12 +257,12 @@ def _describe(gradient: Any, store: Store) -> str:
 
 
 def _is_array(gradient: Any, store: Store) -> bool:
-    """Whether a gradient is an array of a device."""
+    """Return whether a gradient is an array in the memory of a device."""
     return isinstance(gradient, np.ndarray) if store is HOST else store.adopt(gradient) is gradient
 
 
 def _lies_in_rows(gradient: Gradient, store: Store) -> bool:
-    """Whether a gradient is `Rows`, or an array that backends add to where it lies: of contiguous rows."""
+    """Return whether backends can add to a gradient in place: `Rows`, or an aligned array of contiguous rows."""
     if isinstance(gradient, Rows):
         return True
     is_aligned = store is not HOST or gradient.flags.aligned  # arrays of devices always are
@@ -272,7 +274,7 @@ def _lies_in_rows(gradient: Gradient, store: Store) -> bool:
 
 
 def put_gradients(out: dict[str, Gradient], gradients: dict[str, Gradient]) -> dict[str, Gradient]:
-    """Write `gradients` to `out` and return it: arrays in place, others by replacing them."""
+    """Write `gradients` to `out` and return it: arrays in place, `Rows` by replacing the entry."""
     if out is gradients:
         return out
     for name, gradient in gradients.items():
@@ -285,7 +287,7 @@ def put_gradients(out: dict[str, Gradient], gradients: dict[str, Gradient]) -> d
 
 
 def add_gradients(out: dict[str, Gradient], gradients: Mapping[str, Gradient]) -> dict[str, Gradient]:
-    """Add `gradients` to `out` and return it: in place, but for `Rows` that become an array."""
+    """Add `gradients` to `out` and return it: in place, except that `Rows` plus an array become a new array."""
     for name, gradient in gradients.items():
         place = out[name]
         if isinstance(gradient, Rows) and not isinstance(place, Rows):
@@ -300,14 +302,15 @@ def add_gradients(out: dict[str, Gradient], gradients: Mapping[str, Gradient]) -
 
 
 class LateLosses:
-    """The checks of the losses of a mini-batch that a device makes while the host goes on.
+    """Asynchronous checks of the losses of a mini-batch, on the device.
 
     Args:
-        store: of the device.
-        with_total: whether to add them up.
+        store: the memory of the device.
+        with_total: whether to add up the losses.
 
     Attributes:
-        finite: an array of one bool, whether all are finite; total: one of their weighted sum. None before the first.
+        finite: an array of one bool, whether all losses are finite; None before the first loss.
+        total: an array of one number, their weighted sum; None before the first loss, or if it is not computed.
     """
 
     def __init__(self, store: Store, with_total: bool) -> None:
@@ -316,7 +319,7 @@ class LateLosses:
         self.total: Any = None
 
     def add(self, losses: Any, weights: Array) -> None:
-        """Add the losses of some instances, an array of the device."""
+        """Add the losses of some instances, given as an array of the device."""
         finite = self._store.xp.isfinite(losses).all(keepdims=True)
         self.finite = finite if self.finite is None else self.finite & finite
         if self._with_total:
@@ -325,13 +328,13 @@ class LateLosses:
 
 
 class UnreadLoss:
-    """Reads the weighted sum of the losses of a mini-batch, when it is called.
+    """A function without arguments that reads the weighted sum of the losses of a mini-batch from the device.
 
     Args:
-        runs: of the parts of the mini-batch; their outputs are read.
-        slot: that of the losses.
-        weights: of the losses, per instance.
-        whole: gives the sum over all processes, of which this one has a share; None if there is one.
+        runs: the runs of the mini-batch's parts, whose outputs are read.
+        slot: the slot of the losses.
+        weights: the weight of each instance's loss (B,).
+        whole: returns the sum over all processes of a group; None for a single process.
     """
 
     def __init__(
@@ -341,7 +344,7 @@ class UnreadLoss:
         self._is_read = False
 
     def __call__(self) -> np.generic:
-        """The weighted sum.
+        """Wait for the losses, and return their weighted sum.
 
         Raises:
             NumericError: a loss is not finite, here or in another process.
@@ -352,7 +355,7 @@ class UnreadLoss:
         return weighted_sum(losses, self._weights) if self._whole is None else self._whole()
 
     def check(self) -> None:
-        """Raise the NumericError of a loss that is not finite, if the losses are unread."""
+        """Wait for losses that were not read yet, and raise a NumericError if one is not finite."""
         if not self._is_read:
             self()
 
@@ -364,18 +367,18 @@ class UnreadLoss:
 
 
 def weighted_sum(losses: Array, weights: Array) -> np.generic:
-    """The weighted sum of losses, in their dtype."""
+    """Return the weighted sum of losses, in their dtype."""
     found: np.generic = np.add.reduce(weights * losses).astype(losses.dtype)
     return found
 
 
 def check_finite(losses: Array, first: int = 0) -> None:
-    """Raise if a loss is NaN or infinite; `first` is the number of the first instance."""
+    """Raise a NumericError if a loss is NaN or infinite; `first` is the number of the first instance."""
     finite = np.isfinite(losses)
     if not np.logical_and.reduce(finite):
         wrong = np.flatnonzero(~finite)
         raise NumericError(
             f"the loss of {wrong.size} of {losses.size} instances is not finite (instance {first + wrong[0]}: "
-            f"{losses[wrong[0]]}); no gradient of theirs is used. Lower the learning rate, clip gradients, or call the "
-            f"function directly on that instance to see where the number comes from."
+            f"{losses[wrong[0]]}); their gradients are not used. Lower the learning rate, clip gradients, or call the "
+            f"function directly on that instance to find the origin of the number."
         )

@@ -1,10 +1,10 @@
-"""Rounds: run a mini-batch of async programs; each round computes what the programs wait for.
+"""Run a mini-batch of async programs in rounds; each round computes the values that programs wait for.
 
-    programs run until all wait or have ended -> choose the nodes that they wait for -> plan -> run -> answer -> ...
+    programs run until all wait or have ended -> choose the awaited nodes -> plan -> run -> answer -> ...
 
-What no program waits for is held back, and runs in one last step with the results. Training lets the rounds find the
-numbers that programs wait for, and then trains the graph of all that the losses depend on, in which these numbers are
-constants: see `docs/decisions/training-runs-the-whole.md`.
+Nodes that no program waits for are deferred to one last step, which computes the results. In training, the rounds find
+the awaited numbers only. The graph of all nodes that the losses depend on is then trained as a whole, with these
+numbers as constants: see `docs/decisions/training-runs-the-whole.md`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from autobatch.trace.record import MiniBatch, Recorder, note_instance
 
 
 class Rounds:
-    """Runs the rounds of one mini-batch.
+    """The rounds of one mini-batch.
 
     Args:
-        options: of the call, for inference.
+        options: the options of the call, for inference.
         step: the number of the step, on which random numbers depend.
         timer: called after every batch.
     """
@@ -48,7 +48,7 @@ class Rounds:
         self._recorder, self._planning, self._runner, self._options = recorder, planning, runner, options
         self._clock, self._draw, self._timer = clock, (options.seed, step), timer
         self._steps: list[Step] = []
-        self._n_idle = 0  # the rounds since the last step: all that they were to compute was known
+        self._n_idle = 0  # the rounds since the last step, whose awaited values were all known already
         self._waited: list[tuple[int, ...]] = []
         self._n_sources = 0
         self._phases: Phases
@@ -56,21 +56,21 @@ class Rounds:
 
     @contextmanager
     def run(self, minibatch: MiniBatch) -> Iterator[Step]:
-        """Run all rounds; within the context the last step, which gives the results, is ready to run.
+        """Run all rounds, and yield the last step, which computes the results, ready to run within the context.
 
         Raises:
-            GraphError: more rounds than are allowed; names an instance, and where it waits. Where errors are returned,
-                it is the result of each instance that waits.
-            Whatever a program raises, with a note that names its instance; the other programs are ended.
+            GraphError: the rounds exceed `max_rounds`; names an instance, and where it waits. If errors are returned,
+                the error becomes the result of each waiting instance instead.
+            Exception: any error of a program, with a note that names its instance; the other programs are ended.
         """
         with self._all(minibatch, raises=self._options.on_error == "raise"):
             yield self._plan_last()
 
     def record(self, minibatch: MiniBatch, with_awaited: bool = False) -> Graph:
-        """Run all rounds, and give the graph of all that the results depend on.
+        """Run all rounds, and return the graph of all nodes that the results depend on.
 
         Args:
-            with_awaited: whether the graph also has the nodes that only awaited numbers depend on.
+            with_awaited: whether to include the nodes that only awaited numbers depend on.
 
         Raises:
             As for `run`.
@@ -84,7 +84,7 @@ class Rounds:
 
     @contextmanager
     def _all(self, minibatch: MiniBatch, raises: bool) -> Iterator[None]:
-        """Within the context, all programs have ended; with `raises`, the first error of one is raised."""
+        """Run all rounds; yield after all programs have ended. With `raises`, raise the first error of a program."""
         with record_in_phases(self._recorder, minibatch.instances, minibatch.inputs, minibatch.keys) as phases:
             self._phases, self._kept = phases, KeptValues(phases.graph, phases.table_of, self._options.dtype)
             try:
@@ -95,7 +95,7 @@ class Rounds:
                 self._kept.close()
 
     def _advance(self, raises: bool) -> bool:
-        """Let all programs go on, and run the round that they wait for; False if all have ended."""
+        """Advance all programs, and run the round that they wait for; return False if all have ended."""
         phases = self._phases
         wanted = phases.advance()
         self._clock.lap("record")
@@ -117,13 +117,13 @@ class Rounds:
         return True
 
     def _give_up(self, raises: bool) -> None:
-        """End the programs that still wait; with `raises`, the error of the first is raised."""
+        """End the programs that still wait; with `raises`, raise the error of the first."""
         if raises:
             raise self._too_long(self._phases.waiting[0])
         self._phases.give_up(self._too_long)
 
     def _too_long(self, instance: int) -> GraphError:
-        """Make the error of an instance that still waits after the last round."""
+        """Build the error of an instance that still waits after the last round."""
         programs, most = self._phases.programs, self._options.max_rounds
         idle = "" if len(self._steps) == most else " in a row that had nothing to compute"
         return GraphError(
@@ -132,7 +132,7 @@ class Rounds:
         )
 
     def _round(self, wanted: IntArray) -> None:
-        """Run the nodes that wanted values depend on, if there are any."""
+        """Run the nodes that the wanted values still depend on, if there are any."""
         phases, kept = self._phases, self._kept
         chosen, step = self._prepare(Request(wanted, phases.output_slots, kept.next_run))
         if step is None:
@@ -144,7 +144,6 @@ class Rounds:
         self._waited.append(tuple(phases.waiting))
 
     def _plan_last(self) -> Step:
-        """Plan the step that computes the results."""
         results, structures = self._phases.results()
         _, step = self._prepare(Request(results.values, self._phases.output_slots, NOWHERE, results, structures))
         assert step is not None
@@ -156,7 +155,7 @@ class Rounds:
         return chosen, step
 
     def _raise_first(self) -> None:
-        """Raise the first error of a program."""
+        """Raise the error of the first program that has one, with a note that names its instance."""
         for i, program in enumerate(self._phases.programs):
             if program.error is not None:
                 error = self._recorder.explain(program.error)

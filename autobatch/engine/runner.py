@@ -1,4 +1,4 @@
-"""The interface through which results and rounds use a session, which is above them."""
+"""Define the interface through which results and rounds use a session, whose module imports theirs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from autobatch.plan.budget import Part
 
 
 class Runner(Protocol):
-    """Runs planned mini-batches; see `autobatch.engine.session.Session`.
+    """The runner of planned mini-batches; see `autobatch.engine.session.Session`.
 
     Attributes:
-        parameters: of the module, as they are now.
+        parameters: the current parameters of the module.
     """
 
     parameters: ParameterState
@@ -33,7 +33,7 @@ class Runner(Protocol):
         timer: Timer | None = None,
         copies: bool = True,
     ) -> Run:
-        """Run a part forward."""
+        """Run a part forward; the caller closes the run."""
 
     def backward(
         self,
@@ -46,7 +46,7 @@ class Runner(Protocol):
         """Differentiate the run of a part, within its context."""
 
     def read_rows(self, step: Step, run: Run, seeds: Mapping[int, NDArray[Any]], reader: RowReader) -> None:
-        """Differentiate the run of a part up to the rows that gradients of parameters are sums of."""
+        """Differentiate the run of a part up to the rows whose sums are the gradients of parameters."""
 
     def zeros(self, rows: Collection[str]) -> Gradients:
-        """Zeros for the gradients of a mini-batch without instances."""
+        """Return zero gradients for a mini-batch without instances."""

@@ -2,9 +2,8 @@
 
     instances ─read─▶ MiniBatch ─plan─▶ Step ─run─▶ runs ─▶ value, gradients, aux, gradients of inputs
 
-A plan is found in the cache or made (`autobatch.engine.planning`). A run computes forward and, where gradients are
-asked for, backward and the gradients of parameters. What a call returns are functions of its runs
-(`autobatch.engine.results`).
+A plan is found in the cache or made (`autobatch.engine.planning`). A run computes forward and, in training, backward
+and the gradients of parameters. The results of a call are computed from its runs (`autobatch.engine.results`).
 """
 
 from __future__ import annotations
@@ -60,11 +59,11 @@ Array = NDArray[Any]
 
 
 class GradientRequest(NamedTuple):
-    """What a call of `value_and_grad` asks for.
+    """The arguments of a call of `value_and_grad`.
 
     Attributes:
-        reduce, has_aux, out, inputs: the arguments of the call; "sum" stands for "none" in `reduce`.
-        each: the request for gradients or norms of each instance; None if only the sum of the losses is differentiated.
+        reduce, has_aux, out, inputs: the arguments of the call, with `reduce` "sum" in place of "none".
+        each: the request for per-instance gradients or clipping; None if only the sum of the losses is differentiated.
     """
 
     reduce: str | Sequence[float] | Array
@@ -75,33 +74,34 @@ class GradientRequest(NamedTuple):
 
 
 class Profiler(Timer, Protocol):
-    """Takes the times of calls; see `autobatch.inspect.profiling.Profile`."""
+    """A recorder of the times of calls; see `autobatch.inspect.profiling.Profile`."""
 
     def begin(self) -> None:
         """Drop the batches of a call that did not finish."""
 
     def add(self, step: Step, itemsize: int, precision: str = "float32") -> None:
-        """Add a call that has just ended, whose numbers have `itemsize` bytes."""
+        """Add a call that has just ended; its numbers have `itemsize` bytes."""
 
 
 class Call:
-    """A call with a mini-batch. Used as a context manager, it plans the mini-batch and returns the step to run.
+    """A call with a mini-batch: a context manager that plans the mini-batch and returns the step to run.
 
     Async programs run all their rounds first; the step is then the last one. An internal error, here or within the
     context, gets a note that says how to report it.
 
     Args:
-        session: of the function.
-        minibatch: as read. When async programs are trained, entering replaces it by what they recorded.
+        session: the session of the function.
+        minibatch: the mini-batch as read. When async programs are trained, entering replaces it by their recording.
         clock: started before the mini-batch was read.
         training: whether the mini-batch is differentiated.
         has_aux: whether the function returns `(loss, aux)`; None for PyTorch, whose functions return any tensors.
-        measured: whether it may try a number of threads that is being measured; its time then counts, unless code is
-            being compiled.
-        each: the request for per-instance gradients or norms, or None.
+        measured: whether the call may take part in a trial of numbers of threads; its time then counts, unless code
+            is being compiled.
+        each: the request for per-instance gradients or clipping, or None.
 
     Attributes:
-        step: the step to run, and rounds: the rounds of async programs; both set on entry.
+        step: the step to run, set on entry.
+        rounds: the rounds of async programs, set on entry; None for other functions.
     """
 
     step: Step
@@ -131,7 +131,7 @@ class Call:
                 if self.training:
                     whole = self.rounds.record(self.minibatch)
                     self.minibatch = MiniBatch(self.minibatch.instances, whole, self.minibatch.inputs)
-                    self.measured = False  # the clock has run for rounds too
+                    self.measured = False  # the clock includes the rounds
                 else:
                     self._running = self.rounds.run(self.minibatch)
             self.step = session.plan(self) if self._running is None else self._running.__enter__()
@@ -153,7 +153,7 @@ class Call:
         return self.step if self.rounds is None else self.rounds.joined(self.step)
 
     def _note(self, error: Exception) -> None:
-        """Note on an error how to report it, if it is one of autobatch."""
+        """Add a note to an internal error that says how to report it."""
         from autobatch.engine.defects import note_defect
 
         is_own = is_trusted(self._session.policy) and is_trusted(self._session.planner)
@@ -161,7 +161,7 @@ class Call:
 
 
 class _Trial:
-    """Runs backward for `explain` and `profile`, which drop the gradients; see `Differentiation`."""
+    """The differentiation for `explain` and `profile`, which drop the gradients; see `Differentiation`."""
 
     def add(self, runner: Runner, step: Step, part: Part, instances: slice, run: Run) -> None:
         """See `Differentiation`."""
@@ -173,18 +173,18 @@ class _Trial:
 
 
 class _OfThread(threading.local):
-    """Gradient buffers per thread: the gradients that a thread receives stay valid until its own next step."""
+    """The gradient buffers of each thread: gradients stay valid until the next step of the same thread."""
 
     def __init__(self) -> None:
         self.gradients = GradientBuffers()
 
 
 class Session(Settings):
-    """Records, plans and runs the mini-batches of one function; the arguments are those of `Settings`.
+    """The session of one function: records, plans and runs its mini-batches. Takes the arguments of `Settings`.
 
     Attributes:
-        last: counts and times of the last call, and of each round of an async function; None before the first.
-        parameters: of the module, as they were when `options_now` was last called.
+        last: the counts and times of the last call, and of each round of an async function; None before the first.
+        parameters: the parameters of the module at the last call of `options_now`.
     """
 
     def __init__(self, *made: Any) -> None:
@@ -209,21 +209,24 @@ class Session(Settings):
         inputs: bool = False,
         keys: LongArray | None = None,
     ) -> Call:
-        """Begin a call: record its mini-batch unless it was recorded before. Other threads may run meanwhile.
+        """Begin a call: record its mini-batch unless that is done. Does not block runs of other threads.
 
         Args:
-            inputs, keys: see `Recorder.read`; the others are those of `Call`.
+            inputs, keys: see `Recorder.read`; for the others, see `Call`.
         """
         clock = Clock(profiled=self._profile is not None)
         return Call(self, self.recorder.read(instances, inputs, keys), clock, training, has_aux, measured, each)
 
     def refresh_parameters(self) -> ParameterState:
-        """Look up the parameters of the module."""
+        """Look up the current parameters of the module, and return them."""
         self.parameters = self.recorder.parameter_state()
         return self.parameters
 
     def options_now(self, training: bool, has_aux: bool | None) -> Options:
-        """Return the options with the facts of a call: the type and device of parameters, and the purpose."""
+        """Return the options with the facts of a call: the type and device of parameters, and the purpose.
+
+        The last result is reused while these facts stay the same. Sets `parameters`.
+        """
         now = self.parameters = self.recorder.refresh()
         purpose = now.names if training else None
         facts = self.options, self.planning.backend, now.dtype, now.store, purpose, has_aux
@@ -235,10 +238,10 @@ class Session(Settings):
         return self._now if self._now.threads == 1 else _within_limits(self._now)
 
     def plan(self, call: Call) -> Step:
-        """Merge, rewrite, schedule and place, in parts if the whole does not fit; or find the plan."""
+        """Merge, rewrite, schedule and place, in parts if the whole does not fit; or find the plan in the cache."""
         minibatch, each = call.minibatch, call.each
         if minibatch.graph is not None:
-            call.clock.lap("record")  # and waiting for other threads
+            call.clock.lap("record")  # includes waiting for other threads
         options = self.options_now(call.training, call.has_aux)
         if each is not None:
             options = each.planned(options, self.parameters.trainable, len(minibatch.instances))
@@ -253,14 +256,14 @@ class Session(Settings):
         return step
 
     def _rounds(self, clock: Clock) -> Rounds:
-        """Prepare the rounds of a mini-batch of async programs."""
+        """Build the rounds of a mini-batch of async programs."""
         from autobatch.engine.rounds import Rounds
 
         options = self.options_now(training=False, has_aux=False)
         return Rounds(self.recorder, self.planning, self, options, clock, self.step, self._profile)
 
     def _record_rounds(self, instances: list[Any]) -> Graph:
-        """Run async programs, and return the graph of everything that they recorded."""
+        """Run async programs, and return the graph of all nodes that they recorded."""
         with run_lock():
             return self._rounds(Clock()).record(MiniBatch(instances, None), with_awaited=True)
 
@@ -269,10 +272,10 @@ class Session(Settings):
     def run(
         self, step: Step, differentiation: Differentiation | None = None, draw: tuple[int, int] | None = None
     ) -> list[Run]:
-        """Run the parts one after the other; return their runs, which are closed but still give the outputs.
+        """Run the parts one after the other; return their runs, which are closed but whose outputs stay readable.
 
         Args:
-            differentiation: goes backward through each part; None for inference.
+            differentiation: differentiates each part; None for inference.
             draw: the seed and the number of the step, on which random numbers depend; None for those of the session.
         """
         draw = draw or (self.options.seed, self.step)
@@ -301,13 +304,13 @@ class Session(Settings):
         timer: Timer | None = None,
         copies: bool = True,
     ) -> Run:
-        """Run a part forward; the run is the caller's to close.
+        """Run a part forward; the caller closes the run.
 
         Args:
-            instances: the positions of its instances; see `Step.divided`.
+            instances: the positions of the part's instances; see `Step.divided`.
             draw: the seed and the number of the step.
-            timer: is called when each batch is done.
-            copies: whether the outputs are copied to the host.
+            timer: called after every batch.
+            copies: whether to copy the outputs to the host.
         """
         run = self._begin(step, part, instances, draw, timer)
         try:
@@ -319,7 +322,6 @@ class Session(Settings):
         return run
 
     def _begin(self, step: Step, part: Part, instances: slice, draw: tuple[int, int], timer: Timer | None) -> Run:
-        """Make the run of a part."""
         module = self.recorder.module
         random = Randomness(*draw, step.graph.keys[instances], module is None or module.training)
         run: Run = part.executable.begin(random, timer)
@@ -329,7 +331,7 @@ class Session(Settings):
         """Compute the values of a part, within the context of its run.
 
         Args:
-            copies: whether the outputs are copied to the host.
+            copies: whether to copy the outputs to the host.
         """
         run.forward(copies)
         step.clock.lap("forward")
@@ -345,14 +347,18 @@ class Session(Settings):
         """Differentiate the run of a part, within its context.
 
         Args:
-            seeds: per slot, the gradient of its rows.
-            out: gradients to add to; None for this thread's buffers, set to zero.
-            reader: is given the rows that the gradients are sums of, before they are added up.
+            seeds: the gradient of the rows of each slot.
+            out: the gradients to add to; None for this thread's buffers, set to zero.
+            reader: receives the rows whose sums are the gradients, before they are added up.
+
+        Returns:
+            The gradients by name: `out`, or the buffers, which the next step of this thread overwrites.
         """
         trainable = self.parameters.trainable
         if out is None:
             out = self._of_thread.gradients.zeros(trainable, step.cells.row_parameters)
         else:
+            # A parameter whose gradient was `Rows` in an earlier call may now be read in other ways than by lookup.
             for name, parameter in trainable.items():
                 if isinstance(out[name], Rows) and id(parameter) not in step.cells.row_parameters:
                     out[name] = parameter.store.put(np.asarray(out[name]))
@@ -365,15 +371,15 @@ class Session(Settings):
         return out
 
     def read_rows(self, step: Step, run: Run, seeds: Mapping[int, Array], reader: RowReader) -> None:
-        """Differentiate the run of a part up to the rows that gradients of parameters are sums of, for a reader."""
+        """Differentiate the run of a part up to the rows whose sums are the gradients of parameters, for a reader."""
         run.backward(seeds, {}, reader)
         step.clock.lap("backward")
 
     def zeros(self, rows: Collection[str]) -> Gradients:
-        """Return zeros for the gradients of a mini-batch without instances, in the buffers of this thread.
+        """Return zero gradients for a mini-batch without instances, in the buffers of this thread.
 
         Args:
-            rows: the names of those that are `Rows`.
+            rows: the names of the gradients that are `Rows`.
         """
         trainable = self.parameters.trainable
         return self._of_thread.gradients.zeros(trainable, frozenset(id(trainable[name]) for name in rows))
@@ -387,10 +393,10 @@ class Session(Settings):
         exchange: Exchange | None = None,
         keys: LongArray | None = None,
     ) -> Any:
-        """Compute the loss and the gradients of what this process has of a mini-batch; see `value_and_grad`.
+        """Compute the loss and the gradients of this process's share of a mini-batch; see `value_and_grad`.
 
         Args:
-            exchange: adds up those of all processes; None for one process.
+            exchange: adds up those of all processes; None for a single process.
             keys: see `Recorder.read`.
         """
         reduce, has_aux, out, inputs, each = request
@@ -416,7 +422,7 @@ class Session(Settings):
                 wanted = GradientSum(step.loss_slot, weights, own, read)
             runs = self.run(step, wanted)
             if exchange is not None and self._unread is not None:
-                self._unread.check()  # while the others wait, so that all raise in the same call
+                self._unread.check()  # before the exchange, so that all processes raise in the same call
             value, grads = wanted.finish(exchange, call.clock)
             if out is not None:
                 assert taken is not None, "they were taken above"
@@ -432,7 +438,7 @@ class Session(Settings):
         return (value, grads) if read is None else (value, grads, read.structures())
 
     def _late_losses(self, request: GradientRequest, exchange: Exchange | None) -> LateLosses | None:
-        """Return the checks of losses that a device makes; None if the call waits for the device."""
+        """Return the asynchronous checks of losses on the device; None if the call waits for the device."""
         _, has_aux, out, inputs, each = request
         is_timed = self._profile is not None or self._thread_choice is not None
         if has_aux or inputs or each is not None or is_timed:
@@ -442,7 +448,7 @@ class Session(Settings):
         return LateLosses(self.parameters.store, exchange is not None)
 
     def differentiate_nothing(self, request: GradientRequest, exchange: Exchange) -> Any:
-        """Return the loss and the gradients of a mini-batch if this process has no instance; see `differentiate`."""
+        """Return the loss and the gradients of a mini-batch if this process has no instances; see `differentiate`."""
         _, has_aux, out, inputs, each = request
         clock = Clock()
         with run_lock():
@@ -465,25 +471,25 @@ class Session(Settings):
         return self.recorder.slots.typed(columns)
 
     def _try_out(self, step: Step, training: bool) -> None:
-        """Run all parts, in training backward too, and drop the results."""
+        """Run all parts forward, in training also backward, and drop the results."""
         self.run(step, _Trial() if training else None)
 
     def _finish(self, call: Call) -> None:
-        """Store the counts and times of a call in `last`, and give them to the profile."""
+        """Store the counts and times of a call in `last`, and add them to the profile."""
         step = call.step if call.rounds is None else call.joined()
         self.last = step.finish()
         if self._profile is not None:
             self._profile.add(step, self.parameters.dtype.itemsize, self.precision)
 
     def _watch(self, profile: Profiler | None) -> Profiler | None:
-        """Give calls to this profile from now on, or to none; return the profile before."""
+        """Add later calls to this profile, or to none; return the previous profile."""
         with run_lock():
             before, self._profile = self._profile, profile
         return before
 
 
 def _within_limits(options: Options) -> Options:
-    """Return the options with at most as many threads as cores are usable now."""
+    """Return the options with the threads limited to the cores that are usable now."""
     from autobatch.blas.threads import most_threads
 
     return options._replace(threads=min(options.threads, most_threads()))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def _option(name: str) -> Any:
-    """A field of `Settings.options` as an attribute; assigning it replaces the record."""
+    """Build a property that reads and replaces a field of `Settings.options`."""
 
     def assign(settings: Settings, value: Any) -> None:
         settings.options = settings.options._replace(**{name: value})
@@ -33,19 +33,19 @@ def _option(name: str) -> Any:
 
 
 class Settings:
-    """How the mini-batches of one function are planned and run.
+    """The settings by which the mini-batches of one function are planned and run.
 
-    A deep copy, or one through pickle, runs a copy of the model and has recorded nothing.
+    A deep copy or a pickled copy runs a copy of the model, and starts without recordings.
 
     Args:
-        threads: the number of threads of a mini-batch, or "auto".
-        plan_cache: how many plans to keep.
+        threads: the number of threads per mini-batch, or "auto".
+        plan_cache: the number of plans to keep.
 
     Attributes:
-        step: counts the calls of value_and_grad; random numbers depend on it and on the seed.
-        options: how mini-batches are planned and run; `rewrites`, `seed`, `max_bytes` and `precision` are fields of it,
-            and may be assigned.
-        recorder: records instances, and knows the types of their nodes.
+        step: the number of calls of value_and_grad so far; random numbers depend on it and on the seed.
+        options: the options of planning and running; its fields `rewrites`, `seed`, `max_bytes` and `precision` are
+            attributes that may be assigned.
+        recorder: records instances, and holds the types of their nodes.
         planning: plans mini-batches.
     """
 
@@ -77,7 +77,7 @@ class Settings:
         )
 
     def __copy__(self) -> Self:
-        """Return a twin; assigning an attribute of one leaves the other unchanged."""
+        """Return a shallow copy."""
         twin = object.__new__(type(self))
         vars(twin).update(vars(self))
         return twin
@@ -92,7 +92,7 @@ class Settings:
         self.step = state["step"]
 
     def of_programs(self, wrap: Callable[[Callable[[Any], Any]], Callable[[Any], Any]]) -> Self:
-        """Return the same settings for another function, which `wrap` makes of this one."""
+        """Return the same settings, without a plan cache, for the function that `wrap` makes of this one."""
         function, *made, _ = self.__getstate__()["made"]
         twin = object.__new__(type(self))
         twin.__setstate__({"made": (wrap(function), *made, 0), "step": self.step})
@@ -100,7 +100,7 @@ class Settings:
 
     @property
     def policy(self) -> Policy:
-        """The policy that makes schedules."""
+        """Return the policy that makes schedules."""
         return self.options.policy.given
 
     @policy.setter
@@ -109,7 +109,7 @@ class Settings:
 
     @property
     def planner(self) -> Planner:
-        """The planner that assigns memory. Assigning another one drops all plans."""
+        """Return the planner that assigns memory. Assigning another one drops all plans."""
         return self.planning.planner
 
     @planner.setter
@@ -118,7 +118,7 @@ class Settings:
 
     @property
     def backend(self) -> Backend:
-        """The backend that executes plans. Assigning another one drops all plans."""
+        """Return the backend that executes plans. Assigning another one drops all plans."""
         return self.planning.backend
 
     @backend.setter
@@ -127,7 +127,7 @@ class Settings:
 
     @property
     def threads(self) -> int | str:
-        """The number of threads of a mini-batch; "auto" where they are measured."""
+        """Return the number of threads per mini-batch, or "auto" if it is chosen by measurement."""
         return self.options.threads if self._thread_choice is None else "auto"
 
     @threads.setter
@@ -144,6 +144,6 @@ class Settings:
 
     @property
     def settled(self) -> bool:
-        """Whether no number of threads is being measured now; a new size of mini-batches may begin it again."""
+        """Return whether no number of threads is being measured; a new size of mini-batch may start a measurement."""
         with run_lock():
             return self._thread_choice is None or self._thread_choice.is_settled

@@ -1,10 +1,11 @@
 """Choose the number of threads by measurement, for `threads="auto"`; return to one thread on a busy machine.
 
-A class is the mini-batches of one mode whose sizes have the same next power of two. The first of a class runs with one
-thread. Then one, two, four, ... threads take turns on the following mini-batches, each of which runs once: the first
-run of each number does not count, because it compiles, and rounds in different orders follow. A number replaces one
-thread if its median time per node is lower by a margin and it was faster in most rounds. From then on it is watched: if
-another process takes a core, all threads wait for the interrupted one. Results differ in rounding only.
+A class consists of the mini-batches of one mode (training or inference) whose sizes round up to the same power of two.
+Its first mini-batch runs with one thread. A trial follows: 1, 2, 4, ... threads take turns on the next mini-batches,
+each of which runs once. The first run with each number does not count, because it compiles; rounds in different orders
+follow. A number of threads is chosen over one thread if its median time per node is lower by a margin and it was faster
+in most rounds. Its times are watched from then on: if another process takes a core, all threads wait for the
+interrupted one. Results differ by rounding only.
 """
 
 from __future__ import annotations
@@ -16,39 +17,39 @@ from collections import deque
 from autobatch.blas.threads import most_threads
 from autobatch.trace.record import MiniBatch
 
-ROUNDS, WON = 7, 6  # rounds that count, and how many of them a number must win
-MARGIN = 0.03  # of time that a number must save
-MUCH_WORSE = 1.5  # times what one thread took: dropped after two rounds, or given up when it is watched
-WINDOW, ENOUGH = 9, 5  # mini-batches that are watched, and the fewest to judge by
-PAUSE, MOST_DOUBLED = 200, 6  # mini-batches from giving up to the next trial; doubled each time, at most this often
+ROUNDS, WON = 7, 6  # the rounds that count, and how many of them a number of threads must win
+MARGIN = 0.03  # the share of the time that a number of threads must save
+MUCH_WORSE = 1.5  # the ratio to one thread's time at which a number is dropped: after two rounds, or while watched
+WINDOW, ENOUGH = 9, 5  # the number of recent mini-batches that are watched, and the fewest to judge by
+PAUSE, MOST_DOUBLED = 200, 6  # mini-batches until the next trial; doubled after each failure, at most this often
 
 
 class SizeClass:
-    """The mini-batches of one mode and of about one size.
+    """The class of mini-batches of one mode and of similar size.
 
     Attributes:
-        threads, why: the number of threads that was chosen, and the reason as text.
+        threads, why: the chosen number of threads, and the reason as text.
         has_run: whether a mini-batch of the class was measured.
     """
 
     def __init__(self) -> None:
-        self.threads, self.why, self.has_run = 1, "nothing is measured yet", False
-        self._turns: list[int] = []  # the numbers of threads of the next mini-batches, while there is a trial
-        self._seconds: dict[int, list[float]] = {}  # per node, of the rounds of the trial
+        self.threads, self.why, self.has_run = 1, "not measured yet", False
+        self._turns: list[int] = []  # the numbers of threads of the next mini-batches, during a trial
+        self._seconds: dict[int, list[float]] = {}  # by number of threads: seconds per node in each round of the trial
         self._recent: deque[float] = deque(maxlen=WINDOW)
         self._pause, self._n_pauses = 1, 0  # mini-batches until the next trial; 0 for never
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing is being measured, and something was."""
+        """Return whether a trial has ended and none is in progress."""
         return not self._turns and bool(self._seconds)
 
     def next(self) -> int:
-        """The number of threads of the next mini-batch; the same until its time is added."""
+        """Return the number of threads for the next mini-batch; unchanged until its time is added."""
         return self._turns[0] if self._turns else self.threads
 
     def add(self, threads: int, seconds: float) -> None:
-        """Add the time of a mini-batch, per node; it counts if it was the turn of this number of threads."""
+        """Add the seconds per node of a mini-batch; during a trial, ignore them unless it was this number's turn."""
         self.has_run = True
         if self._turns:
             if threads == self._turns[0]:
@@ -61,21 +62,21 @@ class SizeClass:
                 self._begin()
 
     def _begin(self) -> None:
-        """Begin a trial, if there are threads to try."""
+        """Begin a trial if more than one thread is available."""
         most = most_threads()
         numbers = sorted({2**k for k in range(most.bit_length())} | {most})
         self._seconds = {n: [] for n in numbers}
         orders = [numbers[k % len(numbers) :] + numbers[: k % len(numbers)] for k in range(ROUNDS + 1)]
         self._turns = [n for order in orders for n in order] if most > 1 else []
         self.why = (
-            f"being compared with {', '.join(map(str, numbers[1:]))} threads" if most > 1 else "all that there is"
+            f"being compared with {', '.join(map(str, numbers[1:]))} threads" if most > 1 else "no more are available"
         )
 
     def _count(self, seconds: float) -> None:
         """Add the time of the number whose turn it is; at the end of a round, drop numbers that are much slower."""
         n, n_left = self._turns.pop(0), len(self._seconds)
         if len(self._turns) >= ROUNDS * n_left:
-            return  # the first run
+            return  # the first run compiles
         self._seconds[n].append(seconds)
         one = self._seconds[1]
         hopeless = {
@@ -87,7 +88,7 @@ class SizeClass:
             self._conclude()
 
     def _conclude(self) -> None:
-        """Choose the fastest of the numbers that are clearly faster than one thread."""
+        """Choose the fastest number of threads among those clearly faster than one; one thread if there is none."""
         one, medians = self._seconds[1], {n: statistics.median(times) for n, times in self._seconds.items()}
 
         def is_faster(n: int) -> bool:
@@ -100,7 +101,7 @@ class SizeClass:
             self._wait()  # the machine may be busy
 
     def _watch(self, seconds: float) -> None:
-        """Return to one thread if the last mini-batches took much longer than with one when that was measured."""
+        """Return to one thread if recent mini-batches took much longer than one thread did in the trial."""
         self._recent.append(seconds)
         ratio = statistics.median(self._recent) / statistics.median(self._seconds[1])
         if len(self._recent) >= ENOUGH and ratio > MUCH_WORSE:
@@ -113,33 +114,33 @@ class SizeClass:
             self._wait()
 
     def _wait(self) -> None:
-        """Set the pause until the next trial; longer each time."""
+        """Pause until the next trial; each pause is twice as long, up to a limit."""
         self._pause, self._n_pauses = PAUSE << min(self._n_pauses, MOST_DOUBLED), self._n_pauses + 1
 
 
 class ThreadChoice:
-    """Chooses the number of threads for the mini-batches of one function."""
+    """The choice of the number of threads for each class of mini-batches of one function."""
 
     def __init__(self) -> None:
         self._classes: dict[str, SizeClass] = {}
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing is being measured for the classes met so far."""
+        """Return whether no class met so far is in a trial."""
         return all(one.is_settled or not one.has_run for one in self._classes.values())
 
     def of(self, minibatch: MiniBatch, training: bool) -> SizeClass:
-        """The class of a mini-batch."""
+        """Return the class of a mini-batch, made when first met."""
         return self._classes.setdefault(_label(minibatch, training), SizeClass())
 
     def describe(self, minibatch: MiniBatch, training: bool) -> str:
-        """How many threads mini-batches like this one have, and why."""
+        """Describe the number of threads for mini-batches of this class, and the reason, as text."""
         found = self.of(minibatch, training)
         return f"{_label(minibatch, training)}: {found.threads} thread{'s' * (found.threads > 1)} ({found.why})"
 
 
 def _label(minibatch: MiniBatch, training: bool) -> str:
-    """The mode and the size of a mini-batch: of nodes, or of instances that are not recorded yet."""
+    """Return the mode and size of a mini-batch as text; the size is in nodes, or in instances before recording."""
     listed, recorded = minibatch.instances, minibatch.graph is None
     size, unit = (sum(graph.n_nodes for graph in listed), "nodes") if recorded else (len(listed), "instances")
     return f"{'train' if training else 'infer'} up to {1 << max(size - 1, 0).bit_length()} {unit}"

@@ -107,7 +107,7 @@ def test_arrays_that_are_read_only_are_refused_and_stay(backend: str) -> None:
     for name in grads:
         given = {key: np.zeros(gradient.shape) for key, gradient in grads.items()}
         given[name].flags.writeable = False
-        with refused(ab.DataError, f"out= has an array for parameter {name!r} that is read-only", "give gradients as"):
+        with refused(ab.DataError, "out= must hold writable arrays", f"read-only one for parameter {name!r}"):
             run.value_and_grad([[1, 2]], out=given)  # type: ignore[arg-type]
         assert all(not array.any() for array in given.values())
     broadcast = {key: np.broadcast_to(0.0, gradient.shape) for key, gradient in grads.items()}
@@ -119,8 +119,8 @@ def test_arrays_that_are_read_only_are_refused_and_stay(backend: str) -> None:
 @each(
     "wrong, says",
     [
-        (lambda given: list(given.values()), "out= is a list and no dict of gradients by the names of parameters"),
-        (lambda given: types.MappingProxyType(given), "out= is a mappingproxy and no dict"),
+        (lambda given: list(given.values()), "out= must be a dict of gradients by parameter name, got a list"),
+        (lambda given: types.MappingProxyType(given), "out= must be a dict of gradients by parameter name, got a map"),
         (lambda given: given | {"bias": [0.0] * 4}, "out= has a list for parameter 'bias'"),
         (lambda given: given | {"bias": None}, "out= has a NoneType for parameter 'bias'"),
         (lambda given: given | {"bias": np.zeros(4, ">f8")}, "out= has >f8 of shape (4,) for parameter 'bias'"),
@@ -137,6 +137,6 @@ def test_what_is_no_gradient_is_refused(wrong: Callable[[Any], Any], says: str) 
     run = ab.batched(Net().loss)
     _, grads = run.value_and_grad([[1, 2]])
     given = {key: np.zeros(gradient.shape) for key, gradient in grads.items()}
-    with refused(ab.AutobatchError, says, "give gradients as an earlier call returned them"):
+    with refused(ab.AutobatchError, says, "gradients that an earlier call returned"):
         run.value_and_grad([[1, 2]], out=wrong(given))
     assert all(not array.any() for array in given.values())

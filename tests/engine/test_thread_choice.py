@@ -100,7 +100,7 @@ def test_threads_are_measured_per_class_of_sizes(clock: Clockwork) -> None:
     np.testing.assert_allclose(values, values[0], rtol=1e-12)
     train(loss, 1, size=20)
     assert not loss.settled
-    assert "(nothing is measured yet)" in str(loss.explain([2, 3, 4, 5]))
+    assert "(not measured yet)" in str(loss.explain([2, 3, 4, 5]))
 
 
 def test_recorded_mini_batches_have_classes_by_nodes(clock: Clockwork) -> None:

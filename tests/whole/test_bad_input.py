@@ -60,12 +60,12 @@ def test_results_that_do_not_stack(model: Model) -> None:
 def test_losses_that_are_none(model: Model) -> None:
     with refused(ab.DataError, "value_and_grad of no instances", "give at least one instance"):
         ab.batched(model.loss).value_and_grad([])
-    with refused(ab.GraphError, "needs a scalar loss", "instance 0", "a value of shape (3,)", "Sum what"):
+    with refused(ab.GraphError, "needs a scalar loss", "instance 0", "a value of shape (3,)", "Sum the terms"):
         ab.batched(model.leaf).value_and_grad([1])
     for structure in (list, tuple, lambda xs: {"loss": xs[0]}, lambda xs: None):
         with refused(ab.GraphError, "needs a scalar loss", "for instance 0 the function returned"):
             ab.batched(lambda w: structure([model.loss(w)]), module=model).value_and_grad([1])  # noqa: B023
-    with refused(ab.GraphError, "with has_aux=True the function returns (loss, aux); for instance 0 it did not"):
+    with refused(ab.GraphError, "with has_aux=True the function must return (loss, aux)", "instance 0"):
         ab.batched(model.loss).value_and_grad([1], has_aux=True)
 
 
@@ -73,7 +73,7 @@ def test_losses_that_are_none(model: Model) -> None:
 def test_a_loss_that_is_not_finite(model: Model, number: float, text: str) -> None:
     loss = ab.batched(lambda x: model.total(np.array([x, 1.0])), module=model)
     with refused(
-        ab.NumericError, "the loss of 2 of 4 instances is not finite", text, "no gradient of theirs is used",
+        ab.NumericError, "the loss of 2 of 4 instances is not finite", text, "gradients are not used",
         "Lower the learning rate, clip gradients, or call the function directly on that instance",
     ):  # fmt: skip
         loss.value_and_grad([1.0, number, 2.0, number])
@@ -97,7 +97,7 @@ def test_wrong_gradients_to_add_to(model: Model) -> None:
         ({**given, "more": np.zeros(3)}, "parameter 'more', whose gradient is nothing"),
     )
     for out, text in wrong:
-        with refused(ab.ShapeError, text, "give gradients as an earlier call returned them"):
+        with refused(ab.ShapeError, text, "gradients that an earlier call returned"):
             loss.value_and_grad([1], out=out)
 
 
