@@ -1,9 +1,9 @@
-"""Backends run plans. `reference` interprets cells op by op with NumPy; every other backend is tested against it.
+"""Run plans on a device. `reference` interprets cells op by op with NumPy; other backends are tested against it.
 
-`cpu` compiles cells into matrix products and generated kernels, and `cuda` does the same for an NVIDIA GPU. "auto" is
-`cuda` where the parameters are on a GPU, and else `cpu`, unless the environment has
+`cpu` compiles cells into matrix products and generated kernels; `cuda` does the same for an NVIDIA GPU. "auto" is
+`cuda` if the parameters are on a GPU, and else `cpu`, unless the environment sets
 
-    AUTOBATCH_BACKEND=name     the backend for programs that name none
+    AUTOBATCH_BACKEND=name     the backend of programs that do not choose one
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ CLASSES = {
     "cpu": ("cpu.backend", "Cpu"),
     "cuda": ("cuda.backend", "Cuda"),
 }
-"""The module and the class of each backend; it is imported when it is asked for."""
+"""The module and the class of each backend; modules are imported on first use."""
 NAMES = tuple(CLASSES)
 VARIABLE = "AUTOBATCH_BACKEND"
 
 
 def make_backend(backend: str | Backend, store: Store = HOST) -> Backend:
-    """Make the backend of this name; return a `Backend` unchanged.
+    """Build the backend of this name; return a `Backend` unchanged.
 
     Args:
-        store: the memory of the device on which the parameters are.
+        store: the memory of the device that holds the parameters.
 
     Raises:
-        BackendError: no backend has this name, or it cannot run here; says why.
+        BackendError: no backend has this name, or it cannot run here; the message says why.
     """
     if not isinstance(backend, str):
         if isinstance(backend, type) or not hasattr(backend, "prepare"):
             raise BackendError(
-                f"backend={show(backend)} is neither a name nor a Backend; give one of {', '.join(NAMES)}."
+                f"backend= must be a name or a Backend, got {show(backend)}; the names are {', '.join(NAMES)} and auto."
             )
         return backend
     name = backend
@@ -47,7 +47,7 @@ def make_backend(backend: str | Backend, store: Store = HOST) -> Backend:
     if name not in (*NAMES, "auto"):
         where = f" (of {VARIABLE})" if backend == "auto" else ""
         raise BackendError(
-            f"there is no backend {name!r}{where} in this version; there are {', '.join(NAMES)} and auto."
+            f"unknown backend {name!r}{where}; the backends of this version are {', '.join(NAMES)} and auto."
         )
     module, maker = CLASSES.get(name, CLASSES["cpu"])
     about = {"device": store} if name == "cuda" and store is not HOST else {}

@@ -1,13 +1,13 @@
-"""The interface of backends: they prepare plans on a device, run them forward and backward, and count the work.
+"""Define the interface of backends, which prepare plans on a device, run them forward and backward, and count the work.
 
     backend.prepare(plan, cells, options)     an `Executable`, which knows how many bytes a run takes
-    executable.begin(randomness)              a `Run`, which has memory of its own
+    executable.begin(randomness)              a `Run`, which owns its memory
     with run:                                 bind the memory, and limit the threads of libraries
         run.forward()                         compute the outputs, and the values that backward needs
         run.backward(seeds, into)             add to the gradients of parameters
-    run.close()                               give the memory back
+    run.close()                               return the memory
 
-Any number of executables and runs may be alive, of one function or of several. Calls are serialised, see
+Any number of executables and runs may be alive at a time, of one or several functions. Calls are serialised; see
 `autobatch.system.turns`.
 """
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 
 class Counts(NamedTuple):
-    """The work of running a plan; does not depend on the machine.
+    """The work of running a plan, independent of the machine.
 
     Attributes:
-        launches: calls of kernels, scatters, gathers and copies included.
+        launches: the number of kernel calls, including scatters, gathers and copies.
         copied_bytes: bytes moved by launches that compute nothing.
-        allocations: how often the buffer or scratch memory was allocated anew.
-        buffer_bytes: bytes that both hold from run to run.
+        allocations: the number of times that the buffer or scratch memory was allocated.
+        buffer_bytes: bytes of both, which are kept from run to run.
     """
 
     launches: int
@@ -44,41 +44,41 @@ class Counts(NamedTuple):
 
 
 class Timer(Protocol):
-    """Measures the time of every batch."""
+    """A timer of batches."""
 
     def lap(self, stage: str, batch: Batch | None, end: float | None = None) -> None:
         """Assign the time since the last lap to a batch of a stage.
 
         Args:
-            stage: "forward" or "backward"; or "weights", the gradients of parameters, where a batch is all rows of a
-                type, with or without bases.
-            batch: None for the work of a stage before its first batch.
-            end: when it was done, in seconds of `time.perf_counter`; None: now.
+            stage: "forward" or "backward"; or "weights" for the gradients of parameters, whose batches are all rows of
+                a type, with or without bases.
+            batch: the batch; None for the work of a stage before its first batch.
+            end: the time at which it ended, in seconds of `time.perf_counter`; None for now.
         """
 
 
 class RowReader(Protocol):
-    """Reads the rows that backward has left, of which the gradients of parameters are sums; or changes them."""
+    """A reader of the rows that backward leaves, whose sums are the gradients of parameters; may change them."""
 
     def __call__(self, interpreter: Interpreter, activity: Activity) -> bool:
-        """Read them.
+        """Read or change the rows.
 
         Args:
-            interpreter: knows the values of the run.
-            activity: the nodes that the losses depend on; the rows of others hold nothing.
+            interpreter: holds the values of the run.
+            activity: the nodes that the losses depend on; the rows of other nodes are undefined.
 
         Returns:
-            Whether the weight stage is to run.
+            Whether to run the weight stage.
         """
 
 
 class Run(Protocol):
-    """A run of a plan, which may be differentiated. It computes within its context, which may be entered several times.
+    """A differentiable run of a plan. It computes within its context, which may be entered several times.
 
     Attributes:
         outputs: the values that the user asked for, per slot `[rows, *shape]`: NumPy arrays that no later run changes.
-            A backend that does not wait for its device waits when they are first read, which may be after the run.
-        store: the memory of the device, where the values are.
+            An asynchronous backend waits for them on first access, which may be after the run.
+        store: the memory of the device, which holds the values.
     """
 
     store: Store
@@ -87,7 +87,7 @@ class Run(Protocol):
     def outputs(self) -> list[Any]: ...
 
     def __enter__(self) -> Self:
-        """Bind the memory of the run; until the end of the context, libraries have no more threads than they may."""
+        """Bind the memory of the run, and limit the threads of libraries until the end of the context."""
 
     def __exit__(self, *error: Any) -> None: ...
 
@@ -95,44 +95,43 @@ class Run(Protocol):
         """Compute all values from the current parameters, once.
 
         Args:
-            copies: whether the outputs are copied to the host; if not, only `on_device` gives them.
+            copies: whether to copy the outputs to the host; if not, only `on_device` returns them.
         """
 
     def on_device(self, slot: int) -> Any:
-        """The values of a slot as an array of the device, until the run is differentiated or closed."""
+        """Return the values of a slot as an array of the device, valid until the run is differentiated or closed."""
 
     def backward(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient], reader: RowReader | None = None) -> None:
         """Differentiate the run, once. Parameters and the mode of modules must be unchanged since it ran forward.
 
         Args:
-            seeds: per slot, the gradient of its rows; other slots have none.
-            into: the array to which each trainable parameter's gradient is added, by `id` of the parameter; `Rows` for
-                those in `cells.row_parameters`. Additions follow the order of the plan, so that the same run gives the
-                same bits.
-            reader: is given the rows that backward has left, before the gradients of parameters are added up.
+            seeds: the gradient of the rows of each slot; that of other slots is zero.
+            into: by `id` of each trainable parameter, the array to which its gradient is added; `Rows` for those in
+                `cells.row_parameters`. Additions follow the order of the plan, so that equal runs are bit-identical.
+            reader: receives the rows that backward leaves, before the gradients of parameters are added up.
 
         Raises:
             BackendError: the run is closed, or was differentiated before.
         """
 
     def gradients(self, type_id: int) -> Any:
-        """The gradients of the first output of all nodes of a type, once it was differentiated: [N_type, size], by row.
+        """Return the gradients of the first output of all nodes of a type, after `backward`: [N_type, size], by row.
 
-        Zero where the loss does not depend on the node. They cost only the reading.
+        They are zero for nodes that the loss does not depend on. The cost is that of reading them.
         """
 
     def counts(self) -> Counts:
-        """The work of the run so far."""
+        """Return the work of the run so far."""
 
     def close(self) -> None:
-        """Return the memory for the next run to use; this run can no longer be differentiated."""
+        """Return the memory for later runs; this run can no longer be differentiated."""
 
 
 class Executable(Protocol):
     """A plan that a backend has prepared to run with given options.
 
     Attributes:
-        n_bytes: bytes of memory that a run takes: its values, and scratch memory.
+        n_bytes: bytes that a run takes, for its values and scratch memory.
     """
 
     n_bytes: int
@@ -142,35 +141,36 @@ class Executable(Protocol):
 
         Args:
             randomness: the seed and step of all draws, the key of each instance `[B]`, and whether dropout is on for
-                cells without a module. These keys are used, not those in the plan's graph: a plan may run again for
+                cells without a module. These keys replace those in the plan's graph, because a plan may run again for
                 other instances with equal graphs.
-            timer: called when each batch is done, forward and backward, at the cost of a microsecond per batch. The
-                cpu backend, which otherwise runs all batches in one call, then runs them one by one; the cuda backend
-                runs them in one launch as ever, reads a clock of the device in it, and tells all when it is done. The
-                results are the same, to the bit.
+            timer: called after each batch, forward and backward, at a cost of about a microsecond per batch. With a
+                timer, the cpu backend runs the batches one by one instead of all in one call. The cuda backend still
+                runs them in one launch, which reads a clock of the device, and reports all times at its end. Results
+                are bit-identical to those without a timer.
         """
 
 
 class Backend(Protocol):
-    """Runs plans on one device."""
+    """The interface of a backend, which runs plans on one device."""
 
     name: str
 
     def table_sizes(self, cells: PlannedTypes, options: Options) -> tuple[CellSizes, int] | None:
-        """The sizes and the number of threads from which the core makes tables along with a plan; None for no tables.
+        """Return the cell sizes and threads with which the core makes tables along with a plan; None for no tables.
 
         Args:
-            cells: the types of the plan; sizes of types that were in no plan before are zero.
+            cells: the types of the plan; the sizes of types that no earlier plan had are zero.
         """
 
     def prepare(
         self, plan: Plan, cells: PlannedTypes, options: Options, tables: tuple[Any, ...] | None = None
     ) -> Executable:
-        """Prepare a plan of these types. Other executables are not affected; machine code is made later.
+        """Prepare a plan of these types. Other executables are not affected; machine code is compiled later.
 
         Args:
-            tables: those that the core made along with the plan, see `autobatch.memplan.batch.placement.plan_graphs`.
+            tables: the tables that the core made along with the plan; see
+                `autobatch.memplan.batch.placement.plan_graphs`.
 
         Raises:
-            BackendError: the backend does not read parameters on the device on which they are.
+            BackendError: the backend cannot read parameters on the device that holds them.
         """

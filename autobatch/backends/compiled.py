@@ -1,7 +1,6 @@
-"""The compiled stages of a cell, for every backend that compiles: the places of values, and the steps in order.
+"""Define the compiled stages of a cell, for every backend that compiles: the places of values, and the steps in order.
 
-`locate` finds where the elements of a view lie in the rows of a tile, and `SharedValues` has the values that all rows
-share.
+`locate` finds the elements of a view in the rows of a tile; `SharedValues` holds the values that all rows share.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ DATA = (Area.INTS, Area.FLOATS)
 COMPILE: dict[str, Callable[[PlannedCell], StageProgram]] = {
     "forward": compile_forward, "backward": compile_backward, WEIGHTS: compile_weights,
 }  # fmt: skip
-"""The compiler of each stage, by the name of the stage."""
+"""The compiler of each stage, by its name."""
 
 
 class CellStages(ABC, Generic[S]):
-    """The stages of a planned cell, each compiled when first needed."""
+    """The stages of a planned cell, each compiled on first use."""
 
     def __init__(self, cell: PlannedCell) -> None:
         self.cell = cell
@@ -62,21 +61,21 @@ class CellStages(ABC, Generic[S]):
 
     @abstractmethod
     def _make(self, program: StageProgram) -> S:
-        """Make the stage of a backend."""
+        """Build the stage of the backend."""
 
 
 class Stage(ABC, Generic[T]):
-    """A compiled stage of a cell, in a number of steps.
+    """A compiled stage of a cell, as a list of steps.
 
     Attributes:
-        program: the stage for any target; `cell`, `lowered`, `storage` and `fields` are its own.
+        program: the stage for any target; `cell`, `lowered`, `storage` and `fields` are its attributes.
         shared: the values that all rows share.
         slots: the numbers of the slots of the stage's memory, by name.
         gradients: the first of the three slots of each gradient that steps write, by the number of the parameter.
-        keys: the key of a parameter in the gradients of a run, by its number.
-        scratch_width: elements of scratch memory per tile that do not depend on its rows.
-        n_before, n_per_batch, n_after: how many steps run once before all batches, per batch, and once after them; of
-            the weight stage how many are compiled, none, and how many Python runs.
+        keys: the key of each parameter in the gradients of a run, by its number.
+        scratch_width: elements of scratch memory per tile that do not depend on the number of its rows.
+        n_before, n_per_batch, n_after: the number of steps that run once before all batches, per batch, and once after
+            them. In the weight stage: the number of compiled steps, 0, and the number of steps that Python runs.
     """
 
     scratch_width = 0
@@ -92,7 +91,7 @@ class Stage(ABC, Generic[T]):
         self.keys = {} if self.cell.derivative is None else self.cell.derivative.keys
 
     def _add_steps(self) -> None:
-        """Make the steps of the parts of the stage."""
+        """Build the steps of all parts of the stage, and count them."""
         self.steps, counts, first = [], [], 0
         n_steps, n_after = len(self.program.steps), self.program.n_after
         for end in (self.program.n_before, n_steps - n_after, n_steps):
@@ -105,14 +104,14 @@ class Stage(ABC, Generic[T]):
 
     @abstractmethod
     def _make_steps(self, number: int) -> Sequence[T]:
-        """Make the steps that run a step of the program."""
+        """Build the steps that execute one step of the program."""
 
     def locate(self, view: View) -> RowLocation:
-        """Find where a view of a value lies."""
+        """Locate a view of a value."""
         return locate(self.program, view)
 
     def gradient_slot(self, parameter: int) -> int:
-        """Return the first of the three slots of the gradient of a parameter, which are reserved at the first call."""
+        """Return the first of the three slots of a parameter's gradient, which the first call reserves."""
         if parameter not in self.gradients:
             self.gradients[parameter] = first = len(self.slots)
             self.slots |= {f"gradient_{parameter}_{part}": first + part for part in range(3)}
@@ -121,13 +120,13 @@ class Stage(ABC, Generic[T]):
 
 @dataclass(eq=False)
 class StageRun(ABC):
-    """A stage of a type in a run: the memory that those of its steps read and write that Python runs.
+    """A stage of a type in a run, with the memory of the steps that Python runs.
 
     Attributes:
-        type_id, block: the number of the type, and that of its block of nodes.
+        type_id, block: the number of the type, and of its block of nodes.
         tiles: the tiles of the type.
         randomness: the randomness of the mini-batch.
-        interpret: computes gradients of parameters of a type, given by the numbers of their values.
+        interpret: computes gradients of parameters, given the type and the numbers of their values.
     """
 
     stage: Stage[Any]
@@ -141,11 +140,11 @@ class StageRun(ABC):
 
     @abstractmethod
     def _array(self, location: RowLocation) -> Array:
-        """Return the flat array that an area is in."""
+        """Return the flat array that contains an area."""
 
     @abstractmethod
     def _strided(self, array: Array, first: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
-        """View the elements of a flat array from `first` on; strides are in elements."""
+        """View a flat array from element `first` on; strides are in elements."""
 
     def rows(self, k: int) -> RowRange:
         """Return the rows of a tile."""
@@ -163,7 +162,7 @@ class StageRun(ABC):
         return self._strided(array, first + at.offset, shape, (at.width, *at.strides))
 
     def run_interpreted(self, step: Interpreted, k: int) -> None:
-        """Run an instruction for a tile as in the reference backend."""
+        """Run an instruction for a tile, as the reference backend does."""
         stage, vars, xp = self.stage, self.stage.lowered.vars, self.store.xp
         source = vars[step.target].source
         assert isinstance(source, Instruction)
@@ -184,16 +183,16 @@ class StageRun(ABC):
 
 
 class RowLocation(NamedTuple):
-    """Where a view of a value lies, in the rows of its domain.
+    """The location of a view of a value, in the rows of its domain.
 
     Attributes:
         area: the area of memory.
-        domain: whose rows it has.
-        first: the field of a tile that holds where its rows begin; of data, it says the first node.
-        rows: the field that holds the number of rows.
-        offset: elements from the beginning of a row.
+        domain: the domain of the rows.
+        first: the field of a tile that holds the beginning of its rows; for data, the field of the first node.
+        rows: the field of a tile that holds the number of rows.
+        offset: elements from the beginning of a row to the view.
         width: elements from one row to the next.
-        shape, strides: of the view, in a row.
+        shape, strides: the shape and strides of the view within a row.
     """
 
     area: Area
@@ -207,7 +206,7 @@ class RowLocation(NamedTuple):
 
 
 def locate(stage: StageProgram, view: View) -> RowLocation:
-    """Find where a view of a value of a compiled stage lies."""
+    """Locate a view of a value of a compiled stage."""
     location, view = stage.storage.locate(view)
     area, domain = location.area, location.domain
     if area in DATA:
@@ -219,14 +218,14 @@ def locate(stage: StageProgram, view: View) -> RowLocation:
 
 
 class SharedValues:
-    """The values that all rows of a stage share, as arrays `(1, *shape)` of a store: those that its steps read.
+    """The values that all rows of a stage share and that its steps read, as arrays `(1, *shape)` of a store.
 
-    They are parameters, constants, and values computed from these whenever they change.
+    They are parameters, constants, and values computed from these whenever a parameter changes.
 
     Attributes:
-        arrays: by value.
-        parameters: those that are read.
-        followed: those whose numbers are copied, or computed with once per change; kernels read others in place.
+        arrays: the array of each value, by its number.
+        parameters: the parameters that are read.
+        followed: the parameters that are copied, or computed with, once per change; kernels read others in place.
     """
 
     def __init__(self, stage: StageProgram, store: Store, dtype: np.dtype[Any]) -> None:
@@ -245,9 +244,9 @@ class SharedValues:
         self.parameters = [parameter for _, parameter in self._weights]
         self.followed = [parameter for i, parameter in self._weights if i in followed]
         self._data: list[Any] | None = None
-        self._versions: list[int] | None = None  # with which all values were computed
+        self._versions: list[int] | None = None  # of the parameters from which all values were computed
         self._seen: list[int] | None = None
-        self._copies: set[int] = set()  # views that had to copy, such as a reshaped transpose
+        self._copies: set[int] = set()  # results of view ops that had to copy, such as a reshaped transpose
         self.arrays: dict[int, Any] = {}
         for i in sorted(read):
             if isinstance(source := vars[i].source, Constant):
@@ -255,18 +254,19 @@ class SharedValues:
                 self.arrays[i] = row if isinstance(row, (int, float)) else store.put(row)
 
     def has_changed(self) -> bool:
-        """Tell whether a parameter may have changed since the last update that was not broken off."""
+        """Return whether a parameter may have changed since the last complete update."""
         self._seen = versions_of((), self.parameters)
         return self._seen != self._versions
 
     def update(self, data_of: Callable[[Parameter], Any]) -> bool:
-        """Compute all values from the parameters as they are now; return whether any array is another one than before.
+        """Compute all values from the current parameters; return whether any array was replaced by another one.
 
         Args:
-            data_of: the array of a parameter in the store.
+            data_of: returns the array of a parameter in the store.
         """
         arrays = self.arrays
-        seen, self._seen, self._versions = self._seen, None, None  # memory may run out, or an interrupt may come
+        # Versions are stored at the end only, because an interrupt or a lack of memory may break off the update.
+        seen, self._seen, self._versions = self._seen, None, None
         data = [data_of(parameter) for parameter in self.parameters]
         moved = self._data is None or not all(map(is_, data, self._data))
         if moved:
@@ -297,18 +297,18 @@ class SharedValues:
 
 
 def dense(gradient: Gradient) -> Any:
-    """Return a gradient that must be an array, because its parameter is not read by lookup alone."""
+    """Return a gradient, which is an array because its parameter is not read by lookup alone."""
     assert not isinstance(gradient, Rows), "only the parameters in row_parameters have Rows"
     return gradient
 
 
 def as_matrix(gradient: Any) -> Any:
-    """View a gradient as a matrix whose rows are its first axis."""
+    """View a gradient as a matrix whose rows are its first axis; with fewer than two axes, it becomes a single row."""
     return gradient.reshape(1, -1) if gradient.ndim < 2 else gradient.reshape(len(gradient), prod(gradient.shape[1:]))
 
 
 def slots_of(gradient: Gradient, address_of: Callable[[Any], int]) -> tuple[int, int, int]:
-    """Return the address of a gradient, and the elements from row to row and from column to column; one of these is 1.
+    """Return the address of a gradient, and its row and column strides in elements, one of which is 1.
 
     Raises:
         ShapeError: neither its rows nor its columns are contiguous.
@@ -319,7 +319,7 @@ def slots_of(gradient: Gradient, address_of: Callable[[Any], int]) -> tuple[int,
 
 
 def _read_by_steps(stage: StageProgram) -> set[int]:
-    """The shared values that products and interpreted ops read."""
+    """Return the shared values that products and interpreted ops read."""
     found: set[int] = set()
     for step in stage.steps:
         match step:
@@ -331,7 +331,7 @@ def _read_by_steps(stage: StageProgram) -> set[int]:
 
 
 def _looked_up(stage: StageProgram) -> set[int]:
-    """The parameters whose rows kernels look up."""
+    """Return the parameters whose rows kernels look up."""
     kernels = [step for step in stage.steps if isinstance(step, Kernel)]
     loops = [loop for kernel in kernels for block in kernel.blocks for loop in block.loops]
     read = {operand.view.value for loop in loops for operand in loop.operands if operand.moved is not None}

@@ -1,12 +1,12 @@
-"""The driver of all backends: runs a plan forward, backward, and for the gradients of parameters, once each.
+"""Drive the runs of all backends: forward, backward, and the gradients of parameters, once each.
 
     forward     prologue, batch 1 ... batch B, epilogue
     backward    prologue, batch B ... batch 1, epilogue
     weights     type 1 ... type T, each over all its rows
 
-A backend says how memory is taken (`_reserve`), what steps are bound to (`_bind`), and how the parts of each stage are
-run (`_stages`). Everything else is here: which rows a loss depends on, seeds, gradients on another device
-than the parameters', times, and the order of it all.
+A backend defines how memory is reserved (`_reserve`), how steps are bound to it (`_bind`), and how the parts of each
+stage run (`_stages`). All else is here: the rows that a loss depends on, seeds, gradients that are computed on another
+device than the parameters', times, and the order of all these.
 """
 
 from __future__ import annotations
@@ -36,18 +36,19 @@ M = TypeVar("M", bound=Memory)
 
 
 class StageRunner(Protocol):
-    """Runs the parts of a stage."""
+    """A runner of the parts of a stage."""
 
     def run(self, first: int, last: int) -> int:
-        """Run parts first:last, and return the number of launches; 0 where they are counted in another place.
+        """Run parts first:last, and return the number of launches; 0 if they are counted elsewhere.
 
-        Of "forward" and "backward" 0 is the prologue, 1 to B are the batches in order, and B + 1 is the epilogue; of
-        "weights", which adds to `PlanRun.targets`, parts are the compiled steps of each type, and then its other steps.
+        In "forward" and "backward", part 0 is the prologue, parts 1 to B are the batches in the order in which they
+        run, and part B + 1 is the epilogue. In "weights", which adds to `PlanRun.targets`, the parts are the compiled
+        steps of each type, and then the other steps of each type.
         """
 
 
 class PlanExecutable:
-    """A plan with all that a run needs except memory; see `autobatch.backends.base.Executable`.
+    """A plan with everything that a run needs except memory; see `autobatch.backends.base.Executable`.
 
     Attributes:
         n_bytes: bytes of memory that a run takes.
@@ -60,7 +61,7 @@ class PlanExecutable:
         self.activities: dict[frozenset[int], Activity] = {}
 
     def activity(self, slots: frozenset[int]) -> Activity:
-        """The nodes that a loss in these slots depends on."""
+        """Return the nodes that a loss in these slots depends on; cached."""
         if slots not in self.activities:
             self.activities[slots] = Activity(self.plan, self.cells, slots)
         return self.activities[slots]
@@ -70,16 +71,16 @@ class PlanRun(ABC, Generic[M]):
     """A run of a plan in memory from a pool; see `autobatch.backends.base.Run`.
 
     Args:
-        pool: the pool that memory is taken from.
+        pool: the pool from which memory is taken.
         store: the memory of the device.
-        timer: is called when each batch is done.
+        timer: called after every batch.
 
     Attributes:
         memory: the memory of the run, until it is closed.
-        values: the values in it.
+        values: the values in the memory.
         targets: the gradients that the weight stage adds to, by `id` of the parameter or stack, on the device.
-        launches, copied_bytes: the work so far, see `Counts`, beside that of the interpreter.
-        held: the attributes that a run has until it is closed.
+        launches, copied_bytes: the work so far without that of the interpreter; see `Counts`.
+        held: the attributes that closing the run deletes.
         n_library_threads: the threads of the host's libraries; None for those of the options, 0 if none is called.
     """
 
@@ -95,7 +96,7 @@ class PlanRun(ABC, Generic[M]):
         self._pool, self._ended, self.launches, self.copied_bytes = pool, "", 0, 0
         self._has_begun = False
         self.targets: Mapping[int, Gradient] = {}
-        self._stages: Mapping[str, StageRunner] = {}  # within the context
+        self._stages: Mapping[str, StageRunner] = {}  # set within the context
         self._outputs: list[Any] | None = None
         self._read: Callable[[], list[Any]] | None = None
         self._limit: Limit | None = None
@@ -104,7 +105,7 @@ class PlanRun(ABC, Generic[M]):
         self._n_allocated = self.memory.allocations
 
     def __enter__(self) -> Self:
-        """Begin to compute."""
+        """Reserve memory on the first entry, and bind the steps to it."""
         try:
             if not self._has_begun:
                 self._begin()
@@ -128,8 +129,8 @@ class PlanRun(ABC, Generic[M]):
     def _prepare_python(self) -> None:
         """Limit the threads of libraries and silence NumPy's warnings, until the context ends.
 
-        `value_and_grad` refuses a loss that is not finite. Native code needs neither, and both take microseconds, so
-        that runs which are native prepare only for the parts that Python computes.
+        Warnings are not needed, because `value_and_grad` refuses a loss that is not finite. Native code needs neither,
+        and both take microseconds, so native runs prepare only for the parts that Python computes.
         """
         if self._silence is not None:
             return
@@ -142,7 +143,7 @@ class PlanRun(ABC, Generic[M]):
             limit.__enter__()
 
     def _begin(self) -> None:
-        """Make room in `memory` for the plan, and bring stacks of parameters up to date."""
+        """Make room in `memory` for the plan, and update the stacks of parameters."""
         self._reserve()
         self.values = Values(self.plan, self.cells, self.memory.buffer, self.store)
         self.copied_bytes = refresh(self.cells.stacks)
@@ -154,21 +155,21 @@ class PlanRun(ABC, Generic[M]):
         """Make room in `memory` for the plan."""
 
     def _bind(self) -> bool:
-        """Tell the steps the memory of this run; return whether all of them are native. `_release` always follows."""
+        """Bind the steps to the memory of this run; return whether all are native. `_release` always follows."""
         return False
 
     def _release(self) -> None:
-        """End what `_bind` began."""
+        """Undo `_bind`."""
 
     def _take_targets(self) -> None:
-        """Tell the steps of the weight stage the `targets` of this run."""
+        """Bind the steps of the weight stage to the `targets` of this run."""
 
     def _call(self, stage: str, first: int, last: int) -> None:
         """Run parts first:last of a stage; see `StageRunner`."""
         self.launches += self._stages[stage].run(first, last)
 
     def _call_timed(self, stage: str, batches: list[Batch]) -> None:
-        """Run all parts of a stage, and tell the timer when each is done; of "weights", batches are types with rows."""
+        """Run all parts of a stage, and call the timer after each; in "weights", a batch is all rows of a type."""
         if stage == WEIGHTS:
             for batch in batches:
                 self._run_weights_of(batch)
@@ -182,18 +183,18 @@ class PlanRun(ABC, Generic[M]):
 
     @cached_property
     def interpreter(self) -> Interpreter:
-        """What runs instructions that have no step."""
+        """Return the interpreter, which runs instructions that have no step."""
         return Interpreter(self.values, self.options, self.randomness)
 
     def interpret_gradients(self, type_id: int, parameters: tuple[int, ...]) -> None:
-        """Add to the gradients of parameters of a type, given by the numbers of their values."""
+        """Add to the gradients of parameters of a type by the interpreter, given the numbers of their values."""
         self._prepare_python()
         self.interpreter.weight_gradients(type_id, self.targets, only=parameters)
 
     # Running.
 
     def _sweep(self, stage: str, activity: Activity | None) -> None:
-        """Run "forward" or "backward", batch by batch: all nodes, or those that are active."""
+        """Run "forward" or "backward" batch by batch, for all nodes or, with an activity, for the active ones."""
         batches = self.plan.batches if stage == "forward" else self.plan.batches[::-1]
         if activity is not None:
             self._call_active(stage, batches, activity)
@@ -201,7 +202,7 @@ class PlanRun(ABC, Generic[M]):
             self._call_timed(stage, batches)
 
     def _call_active(self, stage: str, batches: list[Batch], activity: Activity) -> None:
-        """Run the batches that have active nodes, and clear the gradients of the others."""
+        """Run the batches that have active nodes, and clear the gradients of the other nodes."""
         self._call(stage, 0, 1)
         self._lap(stage, None)
         for part, batch in enumerate(batches, start=1):
@@ -227,7 +228,7 @@ class PlanRun(ABC, Generic[M]):
     def backward(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient], reader: RowReader | None = None) -> None:
         """Differentiate the run; see `Run`."""
         if self._ended:
-            raise BackendError(f"differentiating a run: it is {self._ended} already, and its values are gone.")
+            raise BackendError(f"differentiating a run: it is already {self._ended}, and its values are gone.")
         self._ended, self._seeded = "differentiated", frozenset(seeds)
         activity = self.executable.activities.get(self._seeded) or self.executable.activity(self._seeded)
         targets = self.memory.targets(into, self.cells.stacks)
@@ -266,7 +267,8 @@ class PlanRun(ABC, Generic[M]):
     def _run_weights_by_type(self, activity: Activity) -> None:
         """Add to the gradients of parameters, one type after the other.
 
-        The interpreter does it for types of which some rows are not active.
+        The interpreter computes those of types that have both active and inactive rows; types without active rows are
+        skipped.
         """
         ends, bases = self.plan.type_ptr.tolist(), self.plan.type_bases
         types = [Batch(type_id, 0, ends[type_id + 1] - ends[type_id], bases[type_id]) for type_id in sorted(bases)]
@@ -284,13 +286,13 @@ class PlanRun(ABC, Generic[M]):
                 self._lap(WEIGHTS, of_type)
 
     def _run_weights_of(self, of_type: Batch) -> None:
-        """Add to the gradients of the parameters of a type."""
+        """Add to the gradients of the parameters of a type: its compiled steps, then its other steps."""
         for part in (of_type.type_id, len(self.plan.type_ptr) - 1 + of_type.type_id):
             self._call(WEIGHTS, part, part + 1)
         self._lap(WEIGHTS, of_type)
 
     def _lap(self, stage: str, batch: Batch | None, end: float | None = None) -> None:
-        """Tell the timer, if there is one, that a batch is done; see `Timer`."""
+        """Call the timer, if there is one, after a batch; see `Timer`."""
         if self.timer is not None:
             self.timer.lap(stage, batch, end)
 
@@ -298,33 +300,33 @@ class PlanRun(ABC, Generic[M]):
 
     @property
     def outputs(self) -> list[Any]:
-        """The values that the user asked for; see `Run`."""
+        """Return the values that the user asked for; see `Run`."""
         if self._outputs is None:
             if self._read is None:
-                raise BackendError("reading the outputs of a run that does not copy them to the host.")
+                raise BackendError("reading the outputs of a run that did not copy them to the host.")
             self._outputs = self._read()
         return self._outputs
 
     def on_device(self, slot: int) -> Any:
-        """The values of a slot on the device; see `Run`."""
+        """Return the values of a slot on the device; see `Run`."""
         return self.values.slot(slot)
 
     def gradients(self, type_id: int) -> Any:
-        """The gradients of the first output of all nodes of a type; see `Run`."""
+        """Return the gradients of the first output of all nodes of a type; see `Run`."""
         if self._ended != "differentiated":
-            raise BackendError("reading the gradients of a run that is not differentiated, or closed already.")
+            raise BackendError("reading the gradients of a run that was not differentiated, or is already closed.")
         with np.errstate(**SILENT):
             return self.values.output_gradients(type_id, self.executable.activity(self._seeded))
 
     def counts(self) -> Counts:
-        """The work of the run so far."""
+        """Return the work of the run so far."""
         inner = vars(self).get("interpreter")
         launches, copied = (0, 0) if inner is None else (inner.launches, inner.copied_bytes)
         allocations = self.memory.allocations - self._n_allocated
         return Counts(self.launches + launches, self.copied_bytes + copied, allocations, self.memory.n_bytes)
 
     def close(self) -> None:
-        """Give the memory back to the pool; see `Run`."""
+        """Return the memory to the pool; see `Run`."""
         if self._ended != "closed":
             self._ended = "closed"
             self.targets, self._stages = {}, {}

@@ -1,10 +1,10 @@
 """Run the stages of cells op by op, in plain array code, on the arrays of any device.
 
-Each batch reads contiguous rows of its type's blocks and runs the cell's instructions on arrays `(rows, *shape)`; each
-result goes to its place if the layout gives it one. Outputs are then scattered to their destinations. Backward gathers
-the gradients of the outputs from the same destinations, and makes those of the ports in the mirrored rows, or copies
-them there. Gradients of parameters are computed once per type over all its rows; those of tables are the rows that were
-looked up.
+Each batch reads contiguous rows of its type's blocks, and runs the instructions of the cell on arrays `(rows, *shape)`.
+A result is written to its place if the layout has one for it. Outputs are then scattered to their destinations.
+Backward gathers the gradients of the outputs from the same destinations, and computes those of the ports in the
+mirrored rows, or copies them there. Gradients of parameters are computed once per type, over all its rows; the gradient
+of a table consists of the rows that were looked up.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from autobatch.plan.plan import Batch, PlannedCell
 
 
 class Frame:
-    """A run of a stage of a cell over some rows.
+    """The execution of a stage of a cell over some rows.
 
     Attributes:
         env: the values known so far, `(rows, *shape)`.
         targets: the places of the values that have one.
         wholes: the memory of joins.
-        n_segments: the number of sums over rows: one over all, or one for each of some instances.
-        segments: groups of these instances, given the domain of the rows; None for one sum.
+        n_segments: the number of sums over rows: 1 for all rows, or one per instance.
+        segments: returns groups of the instances, given the domain of the rows; None for one sum over all rows.
     """
 
     def __init__(self, rows: RowRange, layout: Layout, vars: tuple[Var, ...], env: Env, targets: Env) -> None:
@@ -51,23 +51,23 @@ class Frame:
         return self.n_segments if domain == SHARED else self.rows.count(domain)
 
     def in_segments(self, n: int, segments: Callable[[int], Iterable[Group]]) -> Frame:
-        """Return a frame with the same values that sums over the rows of each of n instances."""
+        """Return a frame with the same values, in which sums are over the rows of each of n instances."""
         frame = Frame(self.rows, self.layout, self.vars, dict(self.env), {})
         frame.n_segments, frame.segments = n, segments
         return frame
 
 
 class Interpreter:
-    """Interprets the cells of a run.
+    """The interpreter of the cells of a run.
 
     Args:
         values: the values of the run.
         randomness: the randomness of the whole mini-batch.
-        parameters: the arrays of parameters that are on the device already, by `id`; others are added.
-        data: gives the int and float data of a type and domain, as `Plan.data`, if they are on the device already.
+        parameters: the arrays of parameters that are on the device already, by `id`; the interpreter adds others.
+        data: returns the int and float data of a type and domain on the device, as `Plan.data`; None to copy them.
 
     Attributes:
-        launches: ops, scatters and gathers so far.
+        launches: the number of ops, scatters and gathers so far.
         copied_bytes: bytes moved by launches that compute nothing.
     """
 
@@ -120,9 +120,9 @@ class Interpreter:
         """Run the weight stage of a type over its active rows.
 
         Args:
-            gradients: the array of the device, or `Rows`, that is added to, by `id` of the parameter.
-            active: bool, for all rows of the type; None if all are active.
-            only: the numbers of the parameters that are wanted; None for all.
+            gradients: by `id` of the parameter, the array of the device or `Rows` to add to.
+            active: bool[N_type], the active rows of the type; None if all are active.
+            only: the numbers of the parameters to differentiate by; None for all.
         """
         derivative = self.cells.cells[type_id].derivative
         assert derivative is not None, "backward follows a forward run in training"
@@ -148,7 +148,7 @@ class Interpreter:
                 self.add_rows(ids, frame.env[scatter.values], gradients[id(derivative.parameter(p))])
 
     def weight_frame(self, type_id: int) -> Frame:
-        """Return the values that the weight stage of a type reads, of all its rows."""
+        """Return a frame over all rows of a type, with the values that its weight stage reads."""
         derivative, n_rows = self.cells.cells[type_id].derivative, int(np.diff(self.plan.type_ptr)[type_id])
         assert derivative is not None, "backward follows a forward run in training"
         batch = Batch(type_id, 0, n_rows, self.plan.type_bases[type_id])
@@ -157,7 +157,7 @@ class Interpreter:
         return frame
 
     def looked_up(self, frame: Frame, index: int, active: Array | None = None) -> Array:
-        """Return the ids that a type looked up in its active rows, on the host; a device is asked for computed ones."""
+        """Return the ids that a type looked up in its active rows, on the host; copies computed ids from the device."""
         var = frame.vars[index]
         if isinstance(var.source, Constant):
             return np.asarray(var.source.data)[None]
@@ -168,7 +168,7 @@ class Interpreter:
         return ids if active is None else ids[self.store.get(frame.rows.select(active, var.domain))]
 
     def add_rows(self, ids: Array, values: Array, gradient: Any) -> None:
-        """Add rows that a type looked up, by their ids on the host, to the gradient of their table."""
+        """Add the gradients of rows that a type looked up to the gradient of their table; `ids` are on the host."""
         flat = np.broadcast_to(ids, values.shape[: ids.ndim]).reshape(-1)
         rows = self.store.xp.ascontiguousarray(values).reshape(-1)
         if isinstance(gradient, Rows):
@@ -180,7 +180,7 @@ class Interpreter:
     # Frames and instructions.
 
     def _frame(self, batch: Batch, vars: tuple[Var, ...], backward: bool = False) -> Frame:
-        """Set up a run of a cell over some rows: the known values, and the places of the results that have one."""
+        """Build a frame over the rows of a batch: the known values, and the places of the results that have one."""
         cell, rows = self.cells.cells[batch.type_id], RowRange(self.plan, batch, self.store)
         env = self._known(rows, cell, vars)
         inner = {i: self.values.inputs(rows, place, vars[i]) for i, place in cell.layout.inner.items()}
@@ -192,7 +192,7 @@ class Interpreter:
         return Frame(rows, cell.layout, vars, env | residuals | inner, gradients | residuals)
 
     def _known(self, rows: RowRange, cell: PlannedCell, vars: Iterable[Var]) -> Env:
-        """The values that are known before any instruction runs: ports, attributes, parameters, constants."""
+        """Return the values that are known before any instruction runs: ports, attributes, parameters, constants."""
         env: Env = {}
         for index, var in enumerate(vars):
             match var.source:
@@ -212,7 +212,7 @@ class Interpreter:
         return env
 
     def run(self, frame: Frame, indices: Iterable[int]) -> None:
-        """Run instructions, each into its place if it has one, and add the results to `frame.env`."""
+        """Run instructions, and add the results to `frame.env`; a result that has a place is computed there."""
         for index in indices:
             var = frame.vars[index]
             source = var.source
@@ -240,14 +240,14 @@ class Interpreter:
         self.launches += 1
 
     def rounded(self, vars: Sequence[Var], index: int, args: list[Array]) -> list[Array]:
-        """Return the arguments of an instruction, rounded where the precision of the run says so."""
+        """Return the arguments of an instruction, rounded to bf16 if the precision of the run requires it."""
         if self.options.precision != "bf16":
             return args
         at = rounded_args(vars, index)
         return [rounded(arg, self.store.xp) if place in at else arg for place, arg in enumerate(args)]
 
     def _sum_rows(self, frame: Frame, index: int, args: list[Array], out: Array) -> None:
-        """Sum over the rows of each segment: of all segments with about equally many rows at once."""
+        """Sum over the rows of each segment; segments with about equally many rows are summed in one call."""
         source = frame.vars[index].source
         assert isinstance(source, Instruction)
         if frame.segments is None:
@@ -260,10 +260,10 @@ class Interpreter:
             sums = out[where]
             self._compute(frame, index, taken, sums)
             if not isinstance(where, slice):
-                out[where] = sums  # they are a copy
+                out[where] = sums  # indexing by an array made a copy
 
     def _out(self, frame: Frame, index: int) -> Array:
-        """The memory in which a value is made: its own place, its part of a join, or new memory."""
+        """Return the memory in which a value is computed: its own place, its part of a join, or new memory."""
         if index in frame.layout.joins:
             return self._whole(frame, index)
         place = self._place(frame, index)
@@ -280,7 +280,7 @@ class Interpreter:
         return frame.targets.get(index)
 
     def _whole(self, frame: Frame, index: int) -> Array:
-        """The memory of a join, shared by its parts; zero where no part lies."""
+        """Return the memory of a join, shared by its parts; elements of no part are zero."""
         if index not in frame.wholes:
             var, place = frame.vars[index], self._place(frame, index)
             shape = frame.n_rows(var.domain), *var.shape
@@ -292,7 +292,7 @@ class Interpreter:
         return frame.wholes[index]
 
     def _join(self, join: Join, parts: Sequence[Array], out: Array) -> None:
-        """Copy the parts of a join that were not made in place."""
+        """Copy the parts of a join that were not computed in place."""
         for number in join.copied:
             place = out[(slice(None), *join.indices[number])]
             place[...] = parts[number]
@@ -323,7 +323,7 @@ class Interpreter:
     def _add_at(self, window: Array, places: Array, values: Array) -> None:
         """Add values to rows of `window` in order; a row may occur several times."""
         left = np.arange(places.size)
-        while left.size:
+        while left.size:  # each pass adds the first value that is left for each row, so that no row occurs twice in it
             _, first = np.unique(places[left], return_index=True)
             now = left[first]
             window[self.store.put(places[now])] += values[self.store.put(now)]

@@ -1,4 +1,4 @@
-"""The options of a batched function: one immutable record, checked once and passed down to the backend."""
+"""Define the options of a batched function: one immutable record, checked once and passed down to the backend."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from autobatch.schedule.schedule import BasePolicy
 
 
 class ByInstance(NamedTuple):
-    """What a call asks of each instance: gradients of its own, or one scaled by its norm; see `backends/by_instance`.
+    """A request for per-instance gradients, or for their sum after clipping; see `backends/by_instance`.
 
     Attributes:
-        parameters: the `id`s of the parameters whose gradients these are.
-        clips: whether gradients are scaled, and then added up.
-        result_bytes: of the gradients that the call returns for each instance.
+        parameters: the `id`s of the parameters to differentiate by.
+        clips: whether the gradients are scaled and then added up.
+        result_bytes: bytes of all per-instance gradients that the call returns.
     """
 
     parameters: frozenset[int]
@@ -26,23 +26,23 @@ class ByInstance(NamedTuple):
 
 
 class Options(NamedTuple):
-    """How the mini-batches of a function are planned and run. The last five fields are facts of a call.
+    """The options of planning and running the mini-batches of a function. The last five fields are facts of a call.
 
     Attributes:
         policy: makes schedules.
-        rewrites: names of the passes over graphs.
-        precision: of matrix products, see `autobatch.ir.precision`.
-        threads: of one run, each of which takes scratch memory; as many as were asked for, or there are cores to use.
-        max_bytes: upper bound on the memory that a run holds and keeps for the next one, unless the plan alone needs
-            more; None is no limit. A mini-batch that needs more runs in parts.
-        seed: of random numbers.
+        rewrites: the names of the passes over graphs.
+        precision: the precision of matrix products; see `autobatch.ir.precision`.
+        threads: the number of threads of one run, each with scratch memory of its own; at most the usable cores.
+        max_bytes: an upper bound on the memory that a run holds and keeps for the next one, unless the plan alone needs
+            more; None for no limit. A mini-batch that needs more runs in parts.
+        seed: the seed of random numbers.
         max_rounds: the most rounds of a mini-batch of async programs, see `autobatch.batched`; None for no limit.
-        on_error: "raise" the first error of an async program, or "return" errors in the place of results.
-        dtype: float type of all values.
-        store: the memory of the device on which the parameters are, and to which their gradients are added.
+        on_error: "raise" to raise the first error of an async program, "return" to return errors as results.
+        dtype: the float type of all values.
+        store: the memory of the device that holds the parameters and their gradients.
         purpose: the names of the trainable parameters in training; None in inference.
-        has_aux: in training, whether the function returns more than the loss; None if all may have gradients.
-        by_instance: what is asked of each instance; None if the gradients are of their sum.
+        has_aux: in training, whether the function returns more than the loss; None if any result may have gradients.
+        by_instance: the per-instance request; None for the gradients of the sum of the losses.
     """
 
     policy: BasePolicy
@@ -60,9 +60,9 @@ class Options(NamedTuple):
     by_instance: ByInstance | None = None
 
     def check_store(self, backend: str, *stores: Store) -> None:
-        """Raise a BackendError if the parameters are in none of the memories that a backend reads them in."""
+        """Raise a BackendError unless the parameters are in one of the memories that a backend can read."""
         if self.store not in stores:
             raise BackendError(
-                f"the parameters are on {self.store.kind}, where backend {backend!r} does not read them: call "
+                f"the parameters are on {self.store.kind}, which backend {backend!r} cannot read. Call "
                 f'to("{stores[0].kind}") on the module, or choose another backend.'
             )

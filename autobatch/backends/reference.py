@@ -1,4 +1,4 @@
-"""The reference backend: interprets cells op by op; every other backend is tested against it."""
+"""Interpret cells op by op: the reference backend, against which every other backend is tested."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from autobatch.plan.plan import Plan, PlannedTypes
 
 
 class Reference:
-    """Runs plans with array functions, of NumPy or of another device.
+    """The backend that runs plans by array functions, those of NumPy or of another device.
 
     Args:
-        poison: fill the buffer with NaN before each run, so that reads of memory that was never written show.
+        poison: whether to fill the buffer with NaN before each run, to expose reads of memory that was never written.
         store: the memory of the device.
     """
 
@@ -31,11 +31,11 @@ class Reference:
         self.pool = MemoryPool(lambda: Memory(store))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles have their own memory."""
+        """Return the constructor and its arguments; copies and pickles have their own memory."""
         return type(self), (self.poison, self.store)
 
     def table_sizes(self, cells: PlannedTypes, options: Options) -> None:
-        """Ask for no tables; see `Backend`."""
+        """Return None, for no tables; see `Backend`."""
 
     def prepare(self, plan: Plan, cells: PlannedTypes, options: Options, tables: Any = None) -> InterpretedPlan:
         """Prepare a plan; see `Backend`."""
@@ -71,13 +71,13 @@ class InterpretedRun(PlanRun[Memory]):
 
 
 class InterpretedStage:
-    """Runs the parts of a stage by the interpreter; see `StageRunner`."""
+    """A stage whose parts the interpreter runs; see `StageRunner`."""
 
     def __init__(self, run: InterpretedRun, name: str) -> None:
         self._run, self._name = run, name
 
     def run(self, first: int, last: int) -> int:
-        """See `StageRunner`; the interpreter counts launches."""
+        """Run parts first:last; return 0, because the interpreter counts launches. See `StageRunner`."""
         plan, interpreter = self._run.plan, self._run.interpreter
         batches = plan.batches
         if self._name == WEIGHTS:

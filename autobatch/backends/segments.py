@@ -1,7 +1,7 @@
-"""Find the rows of each instance among those of a type, and group instances that have about equally many.
+"""Find the rows of each instance among the rows of a type, and group instances with about equally many rows.
 
-The rows of an instance do not lie side by side, so sums over them gather them: those of a group as one array
-(instances, rows, *shape), filled up with zeros, for a single call.
+The rows of an instance are not contiguous, so sums over them gather the rows: those of a group in one array
+(instances, rows, *shape), padded with zeros, for a single call.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from autobatch.ir.program import NODE
 from autobatch.plan.plan import Plan
 
 AT_ONCE = 1 << 18
-"""Numbers that several instances may need together: 1 MiB of float32, which a core's cache holds."""
+"""Numbers that the instances of a chunk may need together: 1 MiB of float32, which fits in a core's cache."""
 
 
 class InstanceRows:
     """The rows of a domain of a type, by instance.
 
     Args:
-        active: whether each node of the type counts, bool[N_type]; None for all. The rows of others are left out.
+        active: bool[N_type], which nodes of the type to include; None for all.
 
     Attributes:
-        instance: [rows] the instance of each row, also of those that are left out.
-        rows: the rows by instance, each instance's in their order: those of instance b are rows[ptr[b]:ptr[b + 1]].
+        instance: [rows] the instance of each row, including rows of excluded nodes.
+        rows: the included rows, sorted by instance and then by row; instance b has rows[ptr[b]:ptr[b + 1]].
         ptr: [B+1].
-        counts: [B] rows of each instance.
+        counts: [B] the number of included rows of each instance.
 
     Cost: a sort of the rows.
     """
@@ -49,7 +49,7 @@ class InstanceRows:
         self.ptr: LongArray = np.concatenate(([0], np.cumsum(self.counts)))
 
     def take(self, instances: LongArray) -> Taken:
-        """Return the rows of some instances; either all of them have rows, or none."""
+        """Return the rows of some instances, padded to the same number; either all of them have rows, or none."""
         counts = self.counts[instances][:, None]
         places = np.arange(int(counts.max()))
         filled = places >= counts
@@ -58,24 +58,24 @@ class InstanceRows:
 
 
 class Taken(NamedTuple):
-    """The rows of the n instances of a group.
+    """The rows of the n instances of a group, padded to the largest number of rows of one instance.
 
     Attributes:
-        rows: [n, most of one]; those of an instance that has fewer are filled up with its last one.
-        filled: bool, alike, which are filled up; None if no instance has fewer.
+        rows: [n, most rows]; an instance with fewer rows repeats its last one.
+        filled: bool[n, most rows], which rows are padding; None if there is no padding.
     """
 
     rows: LongArray
     filled: NDArray[np.bool_] | None
 
     def of(self, args: Sequence[Any], put: Any, shared: Sequence[int] = ()) -> list[Any]:
-        """Gather rows of arrays (rows, *shape): (n, most of one, *shape).
+        """Gather rows of arrays (rows, *shape) into arrays (n, most rows, *shape).
 
-        The first of them is zero where rows are filled up, so that products are zero there.
+        The padding of the first array that is not shared is set to zero, so that products are zero there.
 
         Args:
-            put: gives an array of NumPy as one of the device.
-            shared: the places of arrays (1, *shape) whose row all share; they stay, as (1, 1, *shape).
+            put: copies a NumPy array to the device.
+            shared: the places of arrays (1, *shape) whose single row all share; they become (1, 1, *shape).
         """
         rows = put(self.rows)
         taken = [x[None] if place in shared else x[rows] for place, x in enumerate(args)]
@@ -88,23 +88,23 @@ class Group(NamedTuple):
     """Some instances with about equally many rows.
 
     Attributes:
-        places: [n] those of the instances, counted from the first of all groups, increasing.
-        taken: their rows, for each of some `InstanceRows`.
+        places: [n] the positions of the instances in the range that was grouped, increasing.
+        taken: the rows of the instances, for each of the given `InstanceRows`.
     """
 
     places: LongArray
     taken: list[Taken]
 
     def where(self, put: Any) -> Any:
-        """Return the index of the places: a slice if they are adjacent."""
+        """Return an index of the places: a slice if they are adjacent, else an array of the device."""
         first, end = int(self.places[0]), int(self.places[-1]) + 1
         return slice(first, end) if end - first == self.places.size else put(self.places)
 
 
 def groups_of(several: Sequence[InstanceRows], first: int, end: int) -> Iterator[Group]:
-    """Group those of the instances first:end that have about equally many rows in each of `several`.
+    """Group the instances first:end that have about equally many rows in each of `several`.
 
-    Instances without rows are left out. At most a third of the rows of a group are filled up.
+    Instances without rows are omitted. At most a third of the rows of a group are padding.
     """
     sizes = round_up(np.stack([one.counts[first:end] for one in several], axis=1))
     order = np.lexsort(sizes.T)  # stable
@@ -117,7 +117,7 @@ def groups_of(several: Sequence[InstanceRows], first: int, end: int) -> Iterator
 
 
 def round_up(counts: LongArray) -> LongArray:
-    """Return the next of the numbers 0, 1, 2, 3, 4, 6, 8, 12, 16, 24, ...
+    """Round each count up to one of 0, 1, 2, 3, 4, 6, 8, 12, 16, 24, ...
 
     >>> round_up(np.array([0, 1, 3, 5, 7, 9, 13, 17])).tolist()
     [0, 1, 3, 6, 8, 12, 16, 24]
@@ -129,7 +129,7 @@ def round_up(counts: LongArray) -> LongArray:
 
 
 def cut(sizes: LongArray, most: int = AT_ONCE) -> Iterator[tuple[int, int]]:
-    """Cut instances into runs of consecutive ones whose sizes add up to at most so much, or which are one instance.
+    """Cut instances into chunks of consecutive instances whose sizes add up to at most `most`, or of a single instance.
 
     >>> list(cut(np.array([2, 2, 9, 1, 1]), 4))
     [(0, 2), (2, 3), (3, 5)]

@@ -5,7 +5,7 @@
 Both are NumPy arrays of records: `tables.tiles[type_id][k]["rows_n"]` is the number of rows of tile k of a type
 (`autobatch.compiler.tiles` has the other fields), and `tables.calls["forward"].calls[:, 0]` are the numbers of the
 steps of all types in the order in which they run. Compiled code reads the same memory as int64 numbers. The core
-fills them (`native/plan/plan_tables.h`), most often in the call that makes the plan.
+fills them (`native/plan/plan_tables.h`), usually in the call that makes the plan.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from autobatch.ir.program import NODE, Instruction
 from autobatch.plan.plan import CellSizes, Plan, PlannedTypes
 
 WORD = 8  # bytes of an int64
-N_DESTINATIONS = 3  # the first addresses: of `dest_ptr`, `dest` and `adds`
+N_DESTINATIONS = 3  # the number of leading addresses: of `dest_ptr`, `dest` and `adds`
 C = TypeVar("C", bound=CellStages[Any])
 
 
@@ -36,19 +36,20 @@ class PlanTables:
     """The tables of a plan, for a number of threads.
 
     Attributes:
-        stages: the names of the stages that there are.
-        records: the type of the tiles of each type.
+        stages: the names of the stages.
+        records: the record dtype of the tiles of each type.
         type_ids: the numbers of the plan's types.
-        words, ptr: words[ptr[t] : ptr[t + 1]] are the tiles of type t: those of its batches in order; those of all of
-            its rows, if it has such; and in training all rows once more for each thread, which computes a strip of the
-            gradients.
-        mean_rows: [blocks, 2] mean rows of a tile, of batches and of all rows; 0 where no steps run for all rows.
+        words, ptr: words[ptr[t] : ptr[t + 1]] are the tiles of type t: first those of its batches in order; then those
+            of all of its rows, if steps run for all rows; last, in training, all rows once per thread, because each
+            thread computes a strip of the gradients.
+        mean_rows: [blocks, 2] the mean rows of the tiles of batches, and of the tiles of all rows; the latter is 0 if
+            no steps run for all rows.
         kept_size, scratch_size: elements of persistent scratch, and of the scratch memory that tiles use in turn.
-        lists: the parts of a `CallList` for forward, backward and weights.
-        addresses: of `dest_ptr`, `dest` and `adds`; per type of its tiles; and per block of the ints, of the floats, of
-            the segments, as `place_of` numbers them.
-        size_classes, row_classes: the classes of mean rows, and of the rows of types, between which the choice of a
-            product may differ, as bytes.
+        lists: the fields of a `CallList` for forward, backward and weights.
+        addresses: the addresses of `dest_ptr`, `dest` and `adds`; of the tiles of each type; and of the ints, floats
+            and segments of each block, as `place_of` numbers them.
+        size_classes, row_classes: the classes of mean rows, and of the rows of types, as bytes; the choice of a
+            function for a product may differ between classes.
     """
 
     stages: tuple[str, ...]
@@ -71,7 +72,7 @@ class PlanTables:
 
     @cached_property
     def tiles(self) -> dict[int, NDArray[Any]]:
-        """The tiles of each type."""
+        """Return the tiles of each type, as views of `words`."""
         words, first = self.words, self.ptr.tolist()
         return {
             type_id: words[first[type_id] : first[type_id + 1]].view(self.records[type_id]) for type_id in self.type_ids
@@ -82,12 +83,13 @@ class CompiledTypes(Generic[C]):
     """The cells of all types, compiled with the same options, and the memory that they need.
 
     Args:
-        most_rows: the largest number of rows of a tile, given the bytes that a row takes.
+        most_rows: returns the largest number of rows of a tile, given the bytes of a row.
 
     Attributes:
         cells: the cells met in a plan, by the number of their type.
-        names: the names of all stages; stages: the names of those that have kernels.
-        sizes: theirs, from which the core makes tables.
+        names: the names of all stages.
+        stages: the names of the stages that have kernels.
+        sizes: the sizes of the cells, from which the core makes tables.
     """
 
     def __init__(self, types: PlannedTypes, dtype: np.dtype[Any], most_rows: Callable[[int], int]) -> None:
@@ -104,10 +106,10 @@ class CompiledTypes(Generic[C]):
     def tables_of(
         self, plan: Plan, compile_cell: Callable[[int], C], n_threads: int, parts: tuple[Any, ...] | None = None
     ) -> PlanTables:
-        """Return the tables of a plan, and lower cells that were not met before, but compile no machine code.
+        """Return the tables of a plan. Lowers cells that were not met before, but compiles no machine code.
 
         Args:
-            parts: those that the core made along with the plan, if it knew all sizes.
+            parts: the tables that the core made along with the plan, if it knew all sizes.
         """
         if parts is None:
             for type_id in np.flatnonzero(np.diff(plan.type_ptr)).tolist():
@@ -117,7 +119,7 @@ class CompiledTypes(Generic[C]):
         return PlanTables(self.names, self._records, *parts)
 
     def _add(self, type_id: int, cell: C) -> None:
-        """Add a type."""
+        """Add the cell of a type, and its sizes."""
         sizes, first = self.sizes, int(self.arrays.block_ptr[type_id])
         stages = [cell.stage(name) for name in self.stages]
         sizes.fields[type_id], sizes.kept[type_id] = len(stages[0].fields), stages[0].storage.persistent_width
@@ -135,12 +137,12 @@ class CompiledTypes(Generic[C]):
         is_whole = any(isinstance(source, Instruction) and source.op.whole for source in sources)
         self._records[type_id] = np.dtype([(name, np.int64) for name in stages[0].fields])
         self.cells[type_id] = cell
-        # Last, because an interrupt may come at any moment: the core takes a type with a row limit as complete.
+        # Last, because an interrupt may come at any moment, and the core takes a type with a row limit as complete.
         sizes.most_rows[type_id] = WHOLE if is_whole else self._most_rows(row_bytes)
 
 
 def place_of(name: str, type_id: int, block: int, n_types: int, n_blocks: int) -> int:
-    """The position among the addresses of what kernels call "table", "ints", "floats_0" or "segments_0" and so on.
+    """Return the position in `PlanTables.addresses` of the array named "table", "ints", "floats_0", "segments_0", etc.
 
     Args:
         block: the number of the type's block of nodes.

@@ -1,9 +1,9 @@
-"""Inputs of the tables of a plan: its arrays, and the sizes of compiled cells.
+"""Define the inputs of the tables of a plan: its arrays, and the sizes of compiled cells.
 
-A tile is some rows of a batch that go through all steps of their cell before the next tile begins, so that values are
-still in the cache when the next step reads them; and several threads may run the tiles of a batch in parallel. Hoisted
+A tile is a range of rows of a batch that goes through all steps of its cell before the next tile begins, so that values
+are still in the cache when the next step reads them. Several threads may run the tiles of a batch in parallel. Hoisted
 steps, which run once for all rows of a type, are cut into tiles as well. If batches are as large as tiles anyway,
-hoisted steps run with the tiles of batches instead, for the sake of the cache.
+hoisted steps run with the tiles of batches instead, for better use of the cache.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ TILE_BYTES = 1 << 19
 LEAST_ROWS = 96
 """The row limit of tiles is never below this: with fewer rows, calls cost more than the cache saves."""
 ROUND_ROWS = 16
-"""The rows of a tile are a multiple of this, so that products take whole tiles of their own."""
+"""The rows of a tile are a multiple of this, so that matrix products need no partial blocks."""
 WHOLE = 1 << 40
 """The row limit of types whose batches are not cut; `native/plan/tiles.cpp` has it, too, and `ROUND_ROWS`."""
 
 
 class PlanArrays(NamedTuple):
-    """The arrays of a plan and of its T types that tables are made from.
+    """The arrays of a plan and of its T types from which tables are made.
 
-    See `autobatch.plan.plan.Plan` and `TypeTables`; batch b is of `batch_type[b]`, with rows
+    See `autobatch.plan.plan.Plan` and `TypeTables`. Batch b has type `batch_type[b]` and rows
     batch_ptr[b]:batch_ptr[b + 1].
     """
 
@@ -62,14 +62,14 @@ class PlanArrays(NamedTuple):
 class CallList(NamedTuple):
     """The calls of a stage, in order.
 
-    Of the weight stage with T types, part t has the compiled steps of type t, and part T + t the others.
+    In the weight stage with T types, part t has the compiled steps of type t, and part T + t its other steps.
 
     Attributes:
-        calls: [n, 2] the number of a step, and that of a tile among those of its type.
-        tile_ptr: [tiles + 1] calls[tile_ptr[p]:tile_ptr[p + 1]] are those of the p-th tile that runs.
+        calls: [n, 2] the number of a step, and the number of a tile of its type.
+        tile_ptr: [tiles + 1] calls[tile_ptr[p]:tile_ptr[p + 1]] are the calls for the p-th tile that runs.
         ptr: [batches + 3] part p has tiles ptr[p]:ptr[p + 1]. Part 0 is the prologue, parts 1 to B are the batches in
-            the order in which they run, and part B + 1 is the epilogue. Tiles of the prologue and the epilogue are of
-            all rows of a type.
+            the order in which they run, and part B + 1 is the epilogue. The tiles of the prologue and the epilogue
+            cover all rows of a type.
         is_serial: [batches] whether a batch adds values to others, which only one thread may do; empty if no batch
             does.
     """
@@ -81,7 +81,7 @@ class CallList(NamedTuple):
 
 
 def arrays_of(plan: Plan) -> PlanArrays:
-    """The arrays of a plan and of its types."""
+    """Collect the arrays of a plan and of its types."""
     types = plan.tables
     return PlanArrays(
         plan.schedule.batch_type, plan.schedule.batch_ptr, plan.base_ptr, plan.base, plan.mirror, plan.saved_base,
@@ -92,5 +92,5 @@ def arrays_of(plan: Plan) -> PlanArrays:
 
 
 def most_rows(row_bytes: int) -> int:
-    """The largest number of rows of a tile."""
+    """Return the largest number of rows of a tile, given the bytes of a row."""
     return max(TILE_BYTES // max(row_bytes, 1) // ROUND_ROWS * ROUND_ROWS, LEAST_ROWS)

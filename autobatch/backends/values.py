@@ -1,7 +1,7 @@
-"""The memory of runs, and the values in it: rows of batches, views of ports, outputs and residuals.
+"""Manage the memory of runs and the values in it: rows of batches, views of ports, outputs and residuals.
 
-A run takes memory from a pool: a buffer for the values of its plan, and the state of backward, kept from one run to the
-next.
+A run takes memory from a pool, which keeps it from run to run: a buffer for the values of its plan, and the state of
+backward.
 """
 
 from __future__ import annotations
@@ -26,17 +26,19 @@ from autobatch.plan.plan import Batch, Plan, PlannedCell, PlannedTypes
 
 Array: TypeAlias = Any  # an array of the device, or of NumPy
 Env: TypeAlias = dict[int, Any]
-RUNS = 8  # after this many runs in a row, free memory that was too large for each of them
-SPARE, SMALL = 4, 2**20  # memory is too large above SPARE times the bytes that a run needs, plus SMALL
+RUNS = 8  # free memory that was too large for each of so many consecutive runs
+SPARE, SMALL = 4, 2**20  # memory is too large above SPARE times the bytes that a run needs, plus SMALL bytes
 
 
 class Activity:
-    """The nodes of a plan that a loss in some slots depends on. Cost: that of `Marks.mark`.
+    """The active nodes of a plan: those that a loss in some slots depends on.
 
-    The others get no gradient, even where theirs would not be finite.
+    Other nodes get no gradient, even if theirs would not be finite.
 
     Attributes:
-        is_whole: whether it depends on all of them.
+        is_whole: whether all nodes are active.
+
+    Cost: that of `Marks.mark`.
     """
 
     def __init__(self, plan: Plan, cells: PlannedTypes, slots: Collection[int]) -> None:
@@ -49,7 +51,7 @@ class Activity:
         self._active = np.zeros(0, bool) if marks.is_whole else marks.nodes[plan.node_at]
 
     def rows(self, type_id: int, start: int, end: int) -> NDArray[Any]:
-        """Whether the loss depends on each of these rows of a type: bool[end - start]."""
+        """Return which of the rows start:end of a type are active: bool[end - start]."""
         if self.is_whole:
             return np.ones(end - start, bool)
         first = int(self._type_ptr[type_id])
@@ -65,41 +67,41 @@ class RowRange:
         self.block = plan.first_block(self.type_id)
 
     def of(self, domain: int) -> tuple[int, int]:
-        """First and end row in the block of a domain."""
+        """Return the first and the end row in the block of a domain."""
         if domain == NODE:
             return self.start, self.end
         ptr = self.plan.segments_of(self.type_id, domain)
         return int(ptr[self.start]), int(ptr[self.end])
 
     def count(self, domain: int) -> int:
-        """The number of rows in the block of a domain."""
+        """Return the number of rows in the block of a domain."""
         start, end = self.of(domain)
         return end - start
 
     def segments(self, domain: int) -> Segments:
-        """The edges of each node."""
+        """Return the edges of each node."""
         ptr = self.plan.segments_of(self.type_id, domain)[self.start : self.end + 1]
         return Segments(ptr - ptr[0], self.store.put)
 
     def _rows_of_argument(self, var: Var) -> Segments:
-        """The edges of each node; of a value of the node, or one that all share, as many as its first axis is long."""
+        """Return the edges of each node; for values without edges, as many rows per node as the first axis is long."""
         if var.domain >= 0:
             return self.segments(var.domain)
         return Segments(np.arange(self.n + 1) * var.shape[0], self.store.put)
 
     def select(self, per_node: Array, domain: int) -> Array:
-        """The numbers of the rows of a domain whose nodes have `per_node` set."""
+        """Return the numbers of the rows of a domain whose nodes have `per_node` set."""
         if domain != NODE:
             ptr = self.plan.segments_of(self.type_id, domain)[self.start : self.end + 1]
             per_node = np.repeat(per_node, np.diff(ptr))
         return self.store.put(np.flatnonzero(per_node))
 
     def randomness(self, source: Randomness, owner: Any) -> Randomness:
-        """The randomness for the nodes in these rows, keyed by their instances, as the caller numbers them.
+        """Return the randomness for the nodes in these rows, with the key of each node's instance.
 
         Args:
-            source: the randomness of the mini-batch.
-            owner: the module whose mode turns dropout on or off; None to take it from `source`.
+            source: the randomness of the mini-batch, with the keys that the caller gave to its instances.
+            owner: the module whose mode turns dropout on or off; None for the mode of `source`.
         """
         first = self.plan.type_ptr[self.type_id]
         nodes = self.plan.node_at[first + self.start : first + self.end]
@@ -110,11 +112,11 @@ class RowRange:
         return Randomness(source.seed, source.step, self.store.put(keys), training)
 
     def static(self, vars: Sequence[Var], index: int, source: Randomness, owner: Any) -> dict[str, Any]:
-        """The static arguments of an instruction, with the edges or the randomness of these rows if its op needs them.
+        """Return the static arguments of an instruction, with the edges and randomness of these rows that its op needs.
 
         Args:
             vars: the values of the cell.
-            index: of the value that the instruction computes.
+            index: the number of the value that the instruction computes.
             source, owner: as for `randomness`.
         """
         instruction = vars[index].source
@@ -136,14 +138,17 @@ class RowRange:
         return static
 
     def destinations(self, number: int) -> tuple[Array, Array, Array]:
-        """Pointers to the destinations of each row of an output; the destinations; whether each is added to."""
+        """Return pointers to the destinations of each row of an output; the destinations; whether each is added to."""
         first, end = self.plan.output_rows(self.type_id, number, self.start, self.end)
         ptr = self.plan.dest_ptr[first : end + 1]
         return ptr, self.plan.dest[ptr[0] : ptr[-1]], self.plan.adds[ptr[0] : ptr[-1]]
 
 
 def constant_row(data: Any, dtype: np.dtype[Any]) -> Any:
-    """A constant as a single row, on the host; ints stay ints, because they may be ids; Python's numbers stay those."""
+    """Return a constant as a single row on the host; Python numbers are returned unchanged.
+
+    Ints stay ints, because they may be ids; floats are converted to `dtype`.
+    """
     if isinstance(data, (int, float)) and not isinstance(data, np.generic):
         return data
     return (data if data.dtype.kind in "iu" else data.astype(dtype, copy=False))[None]
@@ -161,7 +166,7 @@ class Values:
         self._windows: dict[int, Array] = {}
 
     def window(self, width: int) -> Array:
-        """The buffer as overlapping rows: row k is elements k:k + width."""
+        """View the buffer as overlapping rows: row k is elements k:k + width."""
         if width not in self._windows:
             step = self.buffer.itemsize
             shape = (max(self.buffer.size - width + 1, 0), width)
@@ -169,13 +174,13 @@ class Values:
         return self._windows[width]
 
     def slot(self, slot: int, shift: int = 0) -> Array:
-        """The values of a slot, `(rows, *shape)`; or (shifted) their gradients."""
+        """View the values of a slot, `(rows, *shape)`; or their gradients, if shifted by `Plan.mirror`."""
         shape, rows = self.cells.slot_shapes[slot], int(self.plan.slot_rows[slot])
         first = int(self.plan.slot_base[slot]) + shift
         return self.buffer[first : first + rows * self.cells.slot_widths[slot]].reshape(rows, *shape)
 
     def outputs(self) -> list[Any]:
-        """Copy the values of each slot, on the host."""
+        """Copy the values of each slot; the buffer must be on the host."""
         plan, cells, buffer = self.plan, self.cells, self.buffer
         sizes = zip(plan.slot_base.tolist(), plan.slot_rows.tolist(), cells.slot_widths, cells.slot_shapes, strict=True)
         return [
@@ -183,24 +188,24 @@ class Values:
         ]
 
     def begin_outputs(self) -> Callable[[], list[Any]]:
-        """Begin to copy the values of each slot to the host; what is returned waits for them, as NumPy arrays."""
+        """Begin to copy the values of each slot to the host; return a function that waits for the NumPy arrays."""
         waits = [*map(self.store.copy_out, map(self.slot, range(len(self.cells.slot_shapes))))]
         return lambda: [wait() for wait in waits]
 
     def inputs(self, rows: RowRange, place: Place, var: Var, shift: int = 0) -> Array:
-        """A value in the inputs, or (shifted) a gradient beside them: `(rows, *shape)`."""
+        """View a value in the inputs, `(rows, *shape)`; or its gradient, if shifted by `Plan.mirror`."""
         number = place.domain - NODE
         width = self.cells.cells[rows.type_id].layout.input_width[number]
         return self._columns(rows.bases[number] + shift, rows.count(place.domain), width, place, var)
 
     def port_gradients(self, rows: RowRange) -> list[Array]:
-        """The gradients of all ports, where they lie."""
+        """View the gradients of all ports."""
         cell = self.cells.cells[rows.type_id]
         values = [cell.program.vars[index] for index in cell.program.ports]
         return [self.inputs(rows, p, v, self.plan.mirror) for p, v in zip(cell.layout.inputs, values, strict=True)]
 
     def output_gradients(self, type_id: int, activity: Activity) -> Any:
-        """The gradients of the first output of all nodes of a type, `[rows, size]`, added up on the host."""
+        """Return the gradients of the first output of all nodes of a type, `[rows, size]`, summed on the host."""
         program, n_rows = self.cells.cells[type_id].program, int(np.diff(self.plan.type_ptr[type_id : type_id + 2])[0])
         var = program.vars[program.outputs[0]]
         rows = RowRange(self.plan, Batch(type_id, 0, n_rows, ()), self.store)
@@ -213,13 +218,13 @@ class Values:
         return found
 
     def clear_inactive(self, rows: RowRange, active: Array) -> None:
-        """Set the gradients of the ports to zero in rows that the loss does not depend on."""
+        """Set the gradients of the ports to zero in rows that are not active."""
         layout = self.cells.cells[rows.type_id].layout
         for port, place in zip(self.port_gradients(rows), layout.inputs, strict=True):
             port[rows.select(~active, place.domain)] = 0
 
     def residuals(self, rows: RowRange, cell: PlannedCell) -> Env:
-        """The values that forward leaves for backward."""
+        """View the values that forward leaves for backward."""
         if cell.derivative is None:
             return {}
         found: Env = {}
@@ -238,10 +243,10 @@ class Memory:
     """The memory of one run.
 
     Attributes:
-        buffer: the values of its plan, possibly with spare elements.
-        gradients: of parameters that are on the host, while the values are on a device.
+        buffer: the values of the plan, possibly with spare elements.
+        gradients: the gradients of parameters on the host, while the values are on a device.
         scratch_bytes: bytes of all other memory.
-        allocations: arrays that were allocated so far.
+        allocations: the number of arrays that were allocated so far.
     """
 
     def __init__(self, store: Store) -> None:
@@ -252,31 +257,31 @@ class Memory:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes held."""
+        """Return the bytes held."""
         return int(self.buffer.nbytes) + int(self.gradients.nbytes) + self.scratch_bytes
 
     def reserve(self, size: int, dtype: np.dtype[Any], max_bytes: int | None) -> None:
-        """Make room for `size` elements; a buffer that grows grows by at least a quarter, within the limit."""
+        """Make room for `size` elements; a buffer that grows does so by at least a quarter, within the limit."""
         is_right = self.buffer.dtype == dtype
         held = self.buffer.size if is_right else 0
         limit = max(size, held * 5 // 4 if max_bytes is None else max_bytes // dtype.itemsize)
         if not is_right or not size <= held <= limit:
-            self.buffer = self.store.empty(0, dtype)  # the old one is freed before there is a new one
+            self.buffer = self.store.empty(0, dtype)  # free the old buffer before the new one is allocated
             self.buffer = self.store.empty(max(size, min(held * 5 // 4, limit)), dtype)
             self.allocations += 1
 
     def targets(self, gradients: Mapping[int, Gradient], stacks: Sequence[Stack]) -> Targets:
-        """The targets that a run adds gradients to: those of the last run if they are for the same gradients."""
+        """Return the targets that a run adds gradients to; those of the last run are reused for the same gradients."""
         if self._targets is None or not self._targets.restart(gradients, stacks):
             self._targets = Targets(gradients, stacks)
         return self._targets
 
     @contextmanager
     def on_device(self, targets: Mapping[int, Gradient], options: Options) -> Iterator[Mapping[int, Gradient]]:
-        """Give arrays on the device of the values for targets that are on the host, to which they are added.
+        """Yield arrays on the device in place of targets on the host; add them to the targets when the context ends.
 
-        They lie one after the other in `gradients`, zero at first; at the end of the context one copy brings
-        them to the host. `Rows` stay as they are.
+        They are contiguous in `gradients`, and zero at first; a single copy moves them to the host. `Rows` are yielded
+        unchanged.
         """
         arrays = {key: target for key, target in targets.items() if not isinstance(target, Rows)}
         size = sum(array.size for array in arrays.values())
@@ -293,7 +298,7 @@ class Memory:
             first += array.size
 
     def _reserved(self, array: Any, size: int, dtype: np.dtype[Any]) -> Any:
-        """The array if it is large enough, else a new one."""
+        """Return the array if it is large enough, else a new one."""
         if array.dtype == dtype and array.size >= size:
             return array
         self.allocations += 1
@@ -304,12 +309,12 @@ M = TypeVar("M", bound=Memory)
 
 
 class MemoryPool(Generic[M]):
-    """Keeps the memory that no run uses, for later runs.
+    """A pool of memory that no run uses.
 
-    Frees memory that is far larger than several runs in a row have needed.
+    Frees memory that is far larger than several consecutive runs have needed.
 
     Args:
-        make: makes memory when none is left.
+        make: makes memory if the pool is empty.
     """
 
     def __init__(self, make: Callable[[], M]) -> None:
@@ -323,11 +328,11 @@ class MemoryPool(Generic[M]):
         return sum(memory.n_bytes for memory in self._free)
 
     def take(self) -> M:
-        """Take the memory that was given back last, or make some."""
+        """Take the memory that was returned last, or make some if the pool is empty."""
         return self._free.pop() if self._free else self._make()
 
     def give_back(self, memory: M, needed: int) -> None:
-        """Return memory to the pool; the run used `needed` bytes of it."""
+        """Return memory to the pool; the run needed `needed` bytes of it."""
         self._free.append(memory)
         limit = SPARE * needed + SMALL
         self._n_small = self._n_small + 1 if memory.buffer.nbytes > limit else 0

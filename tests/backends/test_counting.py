@@ -100,7 +100,7 @@ def test_runs_of_one_function_are_alive_at_once(make: Any) -> None:
             run.backward({0: np.ones(n)}, {id(p): found[name] for name, p in trainable.items()})
         assert_equal(found, wanted, 1e-12)
         run.close()
-    with pytest.raises(BackendError, match="it is closed already"):
+    with pytest.raises(BackendError, match="it is already closed"):
         runs[0][0].backward({0: np.ones(4)}, {})
 
 
@@ -114,7 +114,7 @@ def test_a_run_is_differentiated_once_and_leaves_nothing_behind() -> None:
         with run:
             run.forward()
             run.backward({0: np.ones(4)}, gradients)
-            with pytest.raises(BackendError, match="it is differentiated already"):
+            with pytest.raises(BackendError, match="it is already differentiated"):
                 run.backward({0: np.ones(4)}, gradients)
         buffer = weakref.ref(run.memory.buffer if run.memory.buffer.base is None else run.memory.buffer.base)
         run.close()

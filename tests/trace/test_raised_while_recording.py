@@ -132,5 +132,5 @@ def test_a_loss_with_aux_says_what_to_pass(aux: Any) -> None:
 
 def test_a_loss_that_is_no_tuple_says_what_it_is() -> None:
     model = Model()
-    with pytest.raises(ab.GraphError, match=rf"returned a value of shape \({DIM},\). Sum what"):
+    with pytest.raises(ab.GraphError, match=rf"returned a value of shape \({DIM},\). Sum the terms"):
         ab.batched(model.leaf, module=model).value_and_grad([1])

@@ -1,1 +1,1 @@
-"""The cpu backend: runs compiled stages over tiles of rows, in one or several threads."""
+"""Run compiled stages over tiles of rows, in one or several threads: the cpu backend."""

@@ -1,10 +1,10 @@
-"""The cpu backend: cells compiled into a few steps, on the plans that the reference backend interprets.
+"""Compile cells into a few steps, and run them on the plans that the reference backend interprets.
 
-Batches are cut into tiles. The rows of each tile and the calls for it are worked out once per plan. A step is
-a call with the number of a tile: of a generated kernel, a matrix product, or an interpreted op. One native loop makes
-all calls. It stops only for interpreted ops; without any, several threads can share the calls. Values that depend on
-parameters alone are computed when a parameter may have changed. The gradient of a weight is one product over
-all rows of a type, and that of a bias is one pass over them.
+Batches are cut into tiles. The rows of each tile and the calls for it are computed once per plan. A step is a generated
+kernel, a matrix product or an interpreted op, called with the number of a tile. One native loop makes all calls. It
+stops only for interpreted ops; without any, several threads can share the calls. Values that depend on parameters alone
+are computed again only if a parameter may have changed. The gradient of a weight is one product over all rows of a
+type, and that of a bias is one pass over them.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from autobatch.plan.plan import CellSizes, Plan, PlannedTypes
 
 
 class Cpu:
-    """Runs plans with compiled cells.
+    """The backend that runs plans with compiled cells on the CPU.
 
-    A compiled cell is kept as long as any types or prepared plans that have it are alive.
+    A compiled cell is kept as long as any types or prepared plans that use it are alive.
 
     Args:
-        poison: fill the buffer with NaN before each run, so that reads of memory that was never written show.
-        provider: the name of the library that multiplies matrices; by default the fastest for each size.
+        poison: whether to fill the buffer with NaN before each run, to expose reads of memory that was never written.
+        provider: the name of the library for matrix products; by default the fastest for each size.
     """
 
     name = "cpu"
@@ -42,7 +42,7 @@ class Cpu:
         self._cells: WeakValueDictionary[tuple[int, Any, str], CompiledCell] = WeakValueDictionary()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles have their own memory."""
+        """Return the constructor and its arguments; copies and pickles have their own memory."""
         return type(self), (self._shared.poison, None if self.chooser.name == BY_SIZE else self.chooser.name)
 
     def table_sizes(self, cells: PlannedTypes, options: Options) -> tuple[CellSizes, int]:

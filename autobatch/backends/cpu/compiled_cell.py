@@ -1,4 +1,4 @@
-"""The compiled stages of a cell, in one float type and precision."""
+"""Build the compiled stages of a cell, in one float type and precision."""
 
 from __future__ import annotations
 
@@ -60,15 +60,15 @@ class CompiledStage(StageValues):
         return [StepTemplate(statement, partial(self._call_kernel, source), lambda sizes: (sizes.index_type,))]
 
     def _interpret(self, statement: Interpreted) -> Step:
-        """Make the step that runs an instruction as the reference backend does, by NumPy and its library."""
+        """Build the step that runs an instruction as the reference backend does, by NumPy and its library."""
         return Step(run=lambda k: self.run.run_interpreted(statement, k), calls_library=True)
 
     def _call_kernel(self, source: Source, index_type: str) -> Step:
-        """Make the step that calls a kernel; waits for its machine code."""
+        """Build the step that calls a kernel; waits for its machine code."""
         return Step(self.code(index_type).address(source.name), source.descriptor)
 
     def code(self, index_type: str) -> Code:
-        """Find the machine code of all kernels for a type of destinations; start compiling it if it is missing."""
+        """Return the machine code of all kernels for a type of destinations; start to compile it if it is missing."""
         if index_type not in self._codes:
             about = f"cell {self.lowered.name!r} ({self.lowered.stage})"
             self._codes[index_type] = find_module(self.source.text(index_type), about)

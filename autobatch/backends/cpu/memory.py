@@ -1,4 +1,4 @@
-"""The memory of a run on the CPU: the buffer, and scratch memory of tiles and of whole types."""
+"""Manage the memory of a run on the CPU: the buffer, and scratch memory of tiles and of whole types."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Needed(NamedTuple):
     Attributes:
         size: elements of the buffer.
         scratch, kept: elements of scratch memory per thread, and of persistent scratch.
-        max_bytes: upper bound on all of it, as in `Options`.
+        max_bytes: an upper bound on the whole, as in `Options`.
     """
 
     size: int
@@ -35,10 +35,11 @@ class CpuMemory(Memory):
     """The memory of one run.
 
     Attributes:
-        scratch: [threads, size] scratch memory that tiles use one after the other.
-        kept: [1, size] persistent scratch: values that steps of all rows leave for steps of batches.
-        reserved_for: what there is room for.
-        addresses: of the buffer, of scratch memory, bytes from one row of it to the next, of persistent scratch.
+        scratch: [threads, size] scratch memory that the tiles of a thread use in turn.
+        kept: [1, size] persistent scratch: values that steps over all rows leave for steps of batches.
+        reserved_for: the plan for which there is room; None while memory is being reserved.
+        addresses: the addresses of the buffer and of scratch memory, the bytes from one row of scratch memory to the
+            next, and the address of persistent scratch.
     """
 
     def __init__(self) -> None:
@@ -49,7 +50,7 @@ class CpuMemory(Memory):
 
     def reserve_all(self, needed: Needed) -> None:
         """Make room for the elements of a plan and for its scratch memory, all within the limit."""
-        self.reserved_for = None  # until all of it is there: memory may run out
+        self.reserved_for = None  # until all is allocated, because memory may run out
         dtype, n_threads, max_bytes = needed.dtype, needed.n_threads, needed.max_bytes
         limit = None if max_bytes is None else max_bytes // dtype.itemsize
         turns = n_threads * needed.scratch
@@ -69,7 +70,7 @@ class CpuMemory(Memory):
             array.fill(np.nan)
 
     def _rows(self, array: Array, n_rows: int, size: int, dtype: np.dtype[Any]) -> Array:
-        """The array if it is large enough, else a new one."""
+        """Return the array if it is large enough, else a new one."""
         if array.dtype == dtype and len(array) == n_rows and array.shape[1] >= size:
             return array
         self.allocations += 1

@@ -1,4 +1,4 @@
-"""The operands of the steps of a stage: arrays of a run, and values and matrices that all rows share."""
+"""Provide the operands of the steps of a stage: arrays of a run, and values and matrices that all rows share."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CpuStageRun(StageRun):
     Attributes:
         buffer, scratch, kept: the memory of the run; `kept` is the scratch memory of tiles if no steps run for all
             rows of the type.
-        gradients: in the weight stage, by `id` of the parameter or stack.
+        gradients: in the weight stage, the gradients by `id` of the parameter or stack.
     """
 
     buffer: Array
@@ -59,13 +59,15 @@ class CpuStageRun(StageRun):
 
 
 class StageValues(Stage[StepTemplate]):
-    """Maps the values of a stage to the arrays of a run, and computes the values that all rows share.
+    """A stage that maps its values to the arrays of a run, and computes the values that all rows share.
 
     Attributes:
         plan_slots: the slots for arrays of plans, by name.
-        version: how often the shared values were computed; n_moved: how often arrays of them were replaced.
-        run: the run that is on its way, for steps that Python runs.
-        scratch_width: for a row in kernels; more for steps that need more.
+        version: the number of times that the shared values were computed.
+        n_moved: the number of times that arrays of shared values were replaced.
+        run: the current run, for steps that Python runs.
+        packed: the shared values that kernels read, in one array.
+        scratch_width: elements of scratch memory: a row of the kernels, and what other steps need.
     """
 
     def __init__(self, sources: StageSources, dtype: np.dtype[Any], precision: str) -> None:
@@ -82,7 +84,7 @@ class StageValues(Stage[StepTemplate]):
         self.scratch_width = -(-self.storage.row_width * dtype.itemsize // LINE) * LINE // dtype.itemsize
 
     def n_strips(self, n_threads: int) -> int:
-        """Return the strips of each gradient for these threads: one where gradients of the stage overlap."""
+        """Return the number of strips of each gradient: one per thread, but 1 if gradients of the stage overlap."""
         derivative = self.cell.derivative
         assert derivative is not None
         parts = [part for index in self.keys for part in parts_of(derivative.parameter(index))]
@@ -92,7 +94,7 @@ class StageValues(Stage[StepTemplate]):
         """Update the values that all rows share if parameters have changed."""
         if not self.shared.has_changed() and self._is_fresh:
             return
-        self._is_fresh, shared = False, self.shared.arrays  # an interrupt may come
+        self._is_fresh, shared = False, self.shared.arrays  # an interrupt may break off the update
         if self.shared.update(ARRAY):
             self.n_moved += 1
         for value, first in self.storage.shared.items():
@@ -101,7 +103,7 @@ class StageValues(Stage[StepTemplate]):
         self._is_fresh = True
 
     def shared_arrays(self) -> dict[int, Array | int]:
-        """Return the contents of the slots for shared values: arrays, or the row strides of tables in elements."""
+        """Return the contents of the slots for shared values: arrays, or row strides of tables in elements."""
         return {slot: self._find_shared(name) for name, slot in self._shared_slots.items()}
 
     def _find_shared(self, name: str) -> Array | int:
@@ -111,7 +113,7 @@ class StageValues(Stage[StepTemplate]):
         return table.strides[1] // table.itemsize if is_step(name) else table
 
     def matrix(self, term: Term, is_packed: bool, by_bf16: bool) -> SharedMatrix:
-        """Return the matrix of a term in a form; terms and libraries that read the same form share it."""
+        """Return the matrix of a term, packed or rounded as requested; terms that need the same form share it."""
         key = term.weight, term.transposed, is_packed, by_bf16
         if key not in self._matrices:
             self._matrices[key] = SharedMatrix(self, term, is_packed, by_bf16)
@@ -124,7 +126,7 @@ class StageValues(Stage[StepTemplate]):
         return slot, first, at.offset * self.dtype.itemsize, max(at.width, 1)
 
     def describe(self, dtype: np.dtype[np.void], domain: int) -> Array:
-        """Make a descriptor of this type for a step over the rows of a domain."""
+        """Build a descriptor of this type for a step over the rows of a domain."""
         descriptor = np.zeros((), dtype)
         descriptor["n_fields"], descriptor["itemsize"] = len(self.fields), self.dtype.itemsize
         descriptor["rows"] = self.fields.index(f"rows_{letter_of(domain)}")
@@ -132,14 +134,15 @@ class StageValues(Stage[StepTemplate]):
 
 
 class SharedMatrix:
-    """A matrix that all rows share, as a product reads it.
+    """A matrix that all rows share, in the form that a product reads.
 
     Args:
-        is_packed: for our own product; else for a library.
-        by_bf16: rounded to bf16 when it is packed. Otherwise precision "bf16" rounds to bf16 stored as float32.
+        is_packed: whether to pack it for a native product; else it is for a library.
+        by_bf16: whether to round it to bf16 when it is packed. If not, precision "bf16" rounds it to bf16 numbers that
+            are stored as float32.
 
     Attributes:
-        array: the matrix (inner, n), or what it is packed into.
+        array: the matrix (inner, n), or its packed words.
     """
 
     def __init__(self, stage: StageValues, term: Term, is_packed: bool, by_bf16: bool) -> None:
@@ -152,10 +155,10 @@ class SharedMatrix:
         self.array: Array = np.empty((0, 0), np.uint32)
 
     def update(self) -> tuple[bool, int, int]:
-        """Bring the numbers up to date; return where they lie, the same tuple until they move.
+        """Update the matrix if parameters have changed; return its location, the same tuple until it moves.
 
         Returns:
-            Whether the matrix is the transpose of rows; its address; the elements from one row to the next.
+            Whether the matrix is the transpose of contiguous rows; its address; the elements from one row to the next.
         """
         stage = self._stage
         if self._version != stage.version:
@@ -163,13 +166,13 @@ class SharedMatrix:
                 self._find()
                 self._n_moved = stage.n_moved
             self._read()
-            self._version = stage.version  # last, as an interrupt may come
+            self._version = stage.version  # last, because an interrupt may break off the update
         return self._place
 
     def _find(self) -> None:
-        """Find the matrix, and make room for a copy if it must be one.
+        """Find the matrix, and allocate a copy if one is needed.
 
-        A transpose is copied to contiguous rows for libraries, because they multiply by these up to 3 times faster.
+        For libraries, a transpose is copied to contiguous rows, by which they multiply up to 3 times as fast.
         """
         whole: Array = self._stage.shared.arrays[self._term.weight][0]
         self._source = whole.T if self._term.transposed else whole
@@ -185,7 +188,7 @@ class SharedMatrix:
             self._place = False, address_of(self.array), 0
 
     def _read(self) -> None:
-        """Copy, round or pack the matrix as it is now."""
+        """Copy, round or pack the current matrix."""
         matrix = self._source
         if self._copy is not None:
             transpose(np.ascontiguousarray(matrix.T), self._copy)
@@ -201,5 +204,5 @@ class SharedMatrix:
 
 
 def _is_of_plan(name: str) -> bool:
-    """Whether a slot is for an array of a plan; the other slots beside `COMMON` are for shared values."""
+    """Return whether a slot is for an array of a plan; the others, except `COMMON`, are for shared values."""
     return name == "table" or name.partition("_")[0] in ("ints", "floats", "segments")

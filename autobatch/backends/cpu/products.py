@@ -1,10 +1,9 @@
-"""Steps that multiply the rows of a tile by a matrix that all rows share, by the fastest library or our own product.
+"""Build steps that multiply the rows of a tile by a shared matrix, by the fastest library or a native product.
 
-With precision "bf16" (`autobatch.ir.precision`), operands are rounded. Where the processor multiplies vectors of bf16
-numbers, a matrix is rounded and packed once per run, and the rows of a batch are rounded some dozens at a time, just
-before they are multiplied, into memory that stays in the cache; rounding takes about a fiftieth of the time of
-multiplying. Where that is slower than float32 (`Chooser.prefers_bf16`), the same is done with operands that are rounded
-to bf16 but stored as float32.
+With precision "bf16" (`autobatch.ir.precision`), operands are rounded. If the processor has bf16 vector products, a
+matrix is rounded and packed once per change, and the rows of a batch are rounded just before they are multiplied, some
+dozens at a time, into memory that stays in the cache. Rounding takes about 2% of the time of multiplying. If bf16
+products are slower than float32 (`Chooser.prefers_bf16`), operands are rounded to bf16 but stored as float32.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ from autobatch.ir.program import NODE
 FIELDS = "routine", "beta", "n_fields", "rows", "n", "inner", "itemsize"
 OPERANDS = ("a", *OPERAND), ("out", *OPERAND), ("matrix", np.int64, 3), ("scratch", np.int64)
 PRODUCT = np.dtype([*((name, np.int64) for name in FIELDS), *OPERANDS])
-"""The descriptor, `Product` of `native/run/products.cpp`. A matrix is described as `SharedMatrix.update` does."""
+"""The descriptor, `Product` of `native/run/products.cpp`; `SharedMatrix.update` describes the matrix."""
 
 
 def make_product(stage: StageValues, product: Product, number: int, is_hoisted: bool) -> StepTemplate:
-    """Make the step of a term of a product, which is written to the target or added to it.
+    """Build the step of a term of a product, which is written to the target or added to it.
 
     Args:
-        number: of the term.
-        is_hoisted: whether the product runs for all rows of a type.
+        number: the number of the term.
+        is_hoisted: whether the product runs for all rows of a type at once.
     """
     term, dtype, is_bf16 = product.terms[number], stage.dtype.name, stage.precision == "bf16"
     out = View(product.target, 0, (stage.lowered.sizes[product.target],), (1,))
@@ -57,7 +56,7 @@ def make_product(stage: StageValues, product: Product, number: int, is_hoisted: 
 
 
 def _multiply(stage: StageValues, term: Term, out: View, described: Array, provider: Provider, by_bf16: bool) -> Step:
-    """Make the step that multiplies by a library, or in bf16."""
+    """Build the step for a choice of the provider, and of bf16 products."""
     descriptor, is_rounded = described.copy(), stage.precision == "bf16"
     is_empty = not (descriptor["n"] and descriptor["inner"])
     is_packed = (by_bf16 or provider.name == PACKED) and not is_empty

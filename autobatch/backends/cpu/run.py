@@ -1,9 +1,9 @@
-"""Plans of compiled cells, and their runs.
+"""Run plans of compiled cells.
 
 A plan has a list of calls of steps. The core makes the calls by the addresses of functions, of their descriptors, and
-of the memory of their stage: a row of addresses of arrays. Plans with the same types share these, and they are kept
-from run to run. Before a run, only changed addresses are stored: those of the plan's arrays if another plan ran last,
-of the run's memory if it grew, and of values that depend on parameters.
+of the memory of their stage, which is a row of addresses of arrays. Plans with the same types share these, and they are
+kept from run to run. Before a run, only changed addresses are stored: those of the plan's arrays if another plan ran
+last, those of the run's memory if it grew, and those of values that depend on parameters.
 """
 
 from __future__ import annotations
@@ -44,16 +44,17 @@ from autobatch.plan.plan import Plan, PlannedTypes
 from autobatch.system.background import patience
 
 BUFFER, SCRATCH, KEPT, PTR = (COMMON.index(name) for name in ("buffer", "scratch", "kept", "ptr"))
-MOST_BOUND = 32  # sets of types whose bound stages are cached; making one takes some ten microseconds
-MOST_CHOICES = 64  # kept by a stage, the newest
+MOST_BOUND = 32  # sets of types whose bound stages are cached; building one takes tens of microseconds
+MOST_CHOICES = 64  # choices that a stage keeps, the newest ones
 
 
 class Shared(NamedTuple):
-    """What all plans and runs of a backend share.
+    """The objects that all plans and runs of a backend share.
 
     Attributes:
-        poison: whether memory is filled with NaN before each run.
+        poison: whether to fill memory with NaN before each run.
         chooser: chooses the library for each product.
+        pool: the memory that no run uses.
         reference: interprets plans while their machine code is being compiled.
     """
 
@@ -64,14 +65,14 @@ class Shared(NamedTuple):
 
 
 class CompiledPlan(PlanExecutable):
-    """A plan with all that a run needs except memory; see `Executable`.
+    """A plan with everything that a run needs except memory; see `Executable`.
 
     Args:
-        types: its types, compiled.
-        tables: its tiles, and the calls for each of them.
+        types: the compiled types of the plan.
+        tables: the tiles of the plan, and the calls for each of them.
 
     Attributes:
-        index_type: the name of the type of its destinations.
+        index_type: the name of the integer type of the plan's destinations.
     """
 
     def __init__(
@@ -85,13 +86,13 @@ class CompiledPlan(PlanExecutable):
         self.n_bytes = (plan.size + n_threads * scratch + kept) * options.dtype.itemsize
 
     def begin(self, randomness: Randomness, timer: Timer | None = None) -> PlanRun[Any]:
-        """Make a run, which is interpreted as long as machine code is being compiled; see `Executable`."""
+        """Make a run, which is interpreted while machine code is being compiled; see `Executable`."""
         if not (self._is_compiled or self._has_code()):
             return self._interpreted.begin(randomness, timer)
         return CompiledRun(self, self.shared.pool, HOST, randomness, timer)
 
     def _has_code(self) -> bool:
-        """Whether all of the machine code is at hand, now or in a moment."""
+        """Return whether all machine code is available, after a wait of at most `patience()`."""
         not_compiled, type_ids = self.types.not_compiled, self.tables.type_ids
         if not not_compiled.isdisjoint(type_ids):
             if not self.types.wait_for_code(type_ids, self.index_type, patience()):
@@ -109,8 +110,8 @@ class CompiledRun(PlanRun[CpuMemory]):
     """A run of compiled cells."""
 
     executable: CompiledPlan
-    n_library_threads = 1  # either several threads run tiles, or one is asked for
-    _cells: BoundCells | None = None  # within the context
+    n_library_threads = 1  # several threads run tiles, or only one thread is wanted
+    _cells: BoundCells | None = None  # set within the context
 
     def _reserve(self) -> None:
         if self.memory.reserved_for != self.executable.needed:
@@ -138,10 +139,10 @@ class CompiledRun(PlanRun[CpuMemory]):
 
 
 class BoundTypes(CompiledTypes[CompiledCell]):
-    """The cells of all types, compiled with the same options, and their stages as they were bound last.
+    """The cells of all types, compiled with the same options, and their bound stages.
 
     Attributes:
-        not_compiled: the types of which it is not known that their machine code is at hand.
+        not_compiled: the types whose machine code is not known to be available.
     """
 
     def __init__(self, types: PlannedTypes, dtype: np.dtype[Any]) -> None:
@@ -150,18 +151,19 @@ class BoundTypes(CompiledTypes[CompiledCell]):
         self._bound: dict[tuple[Any, ...], BoundCells] = {}
 
     def wait_for_code(self, type_ids: Sequence[int], index_type: str, seconds: float) -> bool:
-        """Wait for the machine code of some types, until this long after it was asked for; return whether it is there.
+        """Wait for the machine code of some types; return whether it is available.
 
         Args:
-            index_type: the name of the type of destinations.
+            index_type: the name of the integer type of destinations.
+            seconds: the longest wait, counted from the request for the code.
         """
         waiting = self.not_compiled.intersection(type_ids)
         stages = [self.cells[type_id].stage(name) for name in self.names for type_id in waiting]
-        codes = [stage.code(index_type) for stage in stages if stage.has_kernels]  # all are asked for, then waited for
+        codes = [stage.code(index_type) for stage in stages if stage.has_kernels]  # request all before the first wait
         return all(code.wait(seconds) for code in codes)
 
     def bound(self, type_ids: Sequence[int], n_threads: int) -> BoundCells:
-        """Return the bound stages of some types, for some threads; the most recently used sets of types are cached."""
+        """Return the bound stages of a set of types and a number of threads; the most recently used ones are cached."""
         key = n_threads, *type_ids
         found = self._bound.pop(key, None)
         if found is None:
@@ -179,13 +181,13 @@ class BoundCells:
 
     Args:
         type_ids: the numbers of the types.
-        stages: of each of them, by name.
-        n_threads: how many threads share the tiles; each has its own scratch memory.
+        stages: by name, the stage of each type.
+        n_threads: the number of threads that share the tiles; each has its own scratch memory.
         block_ptr: the blocks of all types, as in `autobatch.plan.plan.TypeTables`.
 
     Attributes:
-        stages: bound, by name.
-        is_native: whether neither Python nor a library takes part in a run of the plan that is bound.
+        stages: the bound stages, by name.
+        is_native: whether the bound plan runs without Python and without libraries.
     """
 
     def __init__(
@@ -203,7 +205,7 @@ class BoundCells:
         read = _parts_of(parameter for values in shared for parameter in values.parameters)
         followed = {*map(id, self._followed)}
         self._in_place = [parameter for parameter in read if id(parameter) not in followed]
-        self._seen: list[int] | None = None  # the versions of parameters with which stages were refreshed
+        self._seen: list[int] | None = None  # the versions of the parameters at the last refresh of the stages
         self._memory_at: tuple[int, ...] = ()
         self._bound_to: PlanTables | None = None  # the tables of the plan that ran last
         self.is_native = False
@@ -227,14 +229,14 @@ class BoundCells:
 
 @dataclass(slots=True)
 class Choice:
-    """The steps of a stage for all plans whose sizes fall into the same classes.
+    """The steps of a stage for all plans whose sizes are in the same classes.
 
     Attributes:
-        functions, descriptors: the addresses of those of the steps.
-        has_kept: for each type, whether it keeps values for later stages.
-        in_python: the positions of stages with steps that run in Python.
+        functions, descriptors: the addresses of the functions and descriptors of the steps.
+        has_kept: for each type, whether steps over all its rows leave values in persistent scratch.
+        in_python: the positions of types with steps that run in Python.
         is_native: whether no step runs in Python or calls a library.
-        versions: of the stages when their steps last read the parameters; empty before.
+        versions: the versions of the stages when their steps last read the parameters; empty before.
     """
 
     steps: list[Step]
@@ -250,10 +252,10 @@ class BoundStages:
     """A stage of several types, bound to one run at a time: the steps of all types, and their calls in order.
 
     Args:
-        name: of the stage.
+        name: the name of the stage.
         type_ids: the numbers of the types.
-        stages: of each of them.
-        n_threads: how many threads share the tiles; each has its own scratch memory.
+        stages: the stage of each type.
+        n_threads: the number of threads that share the tiles; each has its own scratch memory.
         block_ptr: the blocks of all types, as in `autobatch.plan.plan.TypeTables`.
 
     Attributes:
@@ -267,7 +269,7 @@ class BoundStages:
         self._type_ids, self._stages = list(type_ids), list(stages)
         self._blocks = [slice(int(block_ptr[type_id]), int(block_ptr[type_id + 1])) for type_id in type_ids]
         n_slots, n_steps = [len(stage.slots) for stage in stages], [len(stage.steps) for stage in stages]
-        self._first = np.cumsum([0, *n_slots], dtype=np.int64)[:-1]  # slot of each stage
+        self._first = np.cumsum([0, *n_slots], dtype=np.int64)[:-1]  # the first slot of each stage
         self._memory = np.zeros((n_threads, sum(n_slots)), np.int64)
         self._slots, self._sources = self._slots_of_plans(len(block_ptr) - 1, int(block_ptr[-1]))
         rows = address_of(self._memory) + WORD * sum(n_slots) * np.arange(n_threads)
@@ -287,7 +289,7 @@ class BoundStages:
         self._sweeps = Sweeps()
 
     def _slots_of_plans(self, n_types: int, n_blocks: int) -> tuple[LongArray, LongArray]:
-        """Find the slots for arrays of plans, and where in `PlanTables.addresses` the addresses for them are."""
+        """Find the slots for arrays of plans, and the positions of their contents in `PlanTables.addresses`."""
         pairs = []
         for stage, type_id, blocks, first in zip(self._stages, self._type_ids, self._blocks, self._first, strict=True):
             pairs += [(first + PTR + number, number) for number in range(N_DESTINATIONS)]
@@ -304,7 +306,7 @@ class BoundStages:
         """
         plan, memory_at, before = run.executable, run.memory.addresses, self._tables
         tables, sizes = plan.tables, plan.tables.row_classes if self._name == WEIGHTS else plan.tables.size_classes
-        self._tables = None  # until all of it is stored, as compiling may be interrupted
+        self._tables = None  # until everything is stored, because compiling may be interrupted
         has_changed = has_changed or before is None
         if has_changed:
             for stage in self._stages:
@@ -326,7 +328,7 @@ class BoundStages:
         self._tables, self._calls = tables, tables.calls[self._name]
 
     def release(self) -> None:
-        """Drop the arrays of the run."""
+        """Drop the arrays of the run, for steps that Python runs."""
         for number in self.choice.in_python:
             vars(self._stages[number]).pop("run", None)
 
@@ -335,6 +337,8 @@ class BoundStages:
         calls, tile_ptr, ptr, _ = self._calls
         tile, end_tile = ptr[first], ptr[last]
         start, end = int(tile_ptr[tile]), int(tile_ptr[end_tile])
+        # Several threads help only if some part has more than one tile, and they cannot run steps of Python. If a range
+        # has such a step, its parts run one by one, so that those without one are still shared.
         if len(self._bound) > 1 and end_tile - tile > last - first:
             if all(self.choice.functions[step] for step in set(calls[start:end, 0].tolist())):
                 self._sweeps.run(self._bound, self._calls, first, last)
@@ -343,7 +347,7 @@ class BoundStages:
                 return sum(self.run(part, part + 1) for part in range(first, last))
         at = start
         while at < end:
-            at = call_steps(self._of_one_thread, calls, at, end)  # until a step that Python runs
+            at = call_steps(self._of_one_thread, calls, at, end)  # stops at a step that Python runs
             if at < end:
                 step, k = calls[at].tolist()
                 run = self.choice.steps[step].run
@@ -371,8 +375,8 @@ class BoundStages:
         return self._choices[key]
 
     def _take_parameters(self, choice: Choice, versions: list[int]) -> None:
-        """Let the steps of changed stages read the parameters again; store the addresses of parameters that moved."""
-        before, choice.versions = choice.versions or [-1] * len(versions), []  # until all have read them
+        """Let the steps of changed stages reload the parameters; store the addresses of parameters that moved."""
+        before, choice.versions = choice.versions or [-1] * len(versions), []  # empty until all steps have reloaded
         steps = iter(choice.steps)
         for stage, version, known in zip(self._stages, versions, before, strict=True):
             for step in islice(steps, len(stage.steps)):
@@ -387,7 +391,7 @@ class BoundStages:
         choice.versions = versions
 
     def _take_memory(self, buffer: int, scratch: int, scratch_step: int, kept: int) -> None:
-        """Store the addresses of the memory of a run: each thread has its own row of scratch memory."""
+        """Store the addresses of the memory of a run; each thread has its own row of scratch memory."""
         for thread, row in enumerate(self._memory):
             of_thread = scratch + thread * scratch_step
             row[self._first + BUFFER], row[self._first + SCRATCH] = buffer, of_thread
@@ -395,19 +399,19 @@ class BoundStages:
         self._memory_at = buffer, scratch, scratch_step, kept
 
     def take_gradients(self, gradients: Mapping[int, Gradient]) -> None:
-        """Store the addresses of the gradients that steps write, unless they are those of the last run."""
+        """Store the addresses of the gradients that steps write, unless the gradients are those of the last run."""
         for number in self.choice.in_python:
             self._stages[number].run.gradients = gradients
         found = [*map(gradients.__getitem__, self._gradient_keys)]
         if len(found) == len(self._gradients) and all(map(is_, found, self._gradients)):
             return
-        self._gradients = []  # until all are stored: an array may be refused
+        self._gradients = []  # until all are stored, because `slots_of` may refuse an array
         for gradient, slot in zip(found, self._gradient_slots, strict=True):
             self._memory[:, slot : slot + 3] = slots_of(gradient, address_of)
         self._gradients = found
 
     def enter(self, run: CompiledRun) -> None:
-        """Give stages the arrays of a run, for steps that Python runs."""
+        """Set the arrays of a run, for steps that Python runs."""
         memory, scratch, tiles = run.memory, run.memory.scratch[0], run.executable.tables.tiles
         for number in self.choice.in_python:
             stage, type_id, block = self._stages[number], self._type_ids[number], self._blocks[number].start
@@ -419,5 +423,5 @@ class BoundStages:
 
 
 def _parts_of(parameters: Iterable[Parameter]) -> list[Parameter]:
-    """List the parameters, each once, with the parts of a stack in its place."""
+    """List the parameters without duplicates, with each stack replaced by its parts."""
     return list({id(part): part for parameter in parameters for part in parts_of(parameter)}.values())

@@ -1,8 +1,8 @@
-"""A step of a compiled stage: a function that a plan calls for tiles of a type.
+"""Define the steps of a compiled stage: functions that a plan calls for tiles of a type.
 
-A native or generated function takes three addresses, see `native/run/steps.h`: of the memory of its stage, which lists
-the addresses of the arrays of a run; of its descriptor; and the number of a tile. Any other function is Python's. Which
-of them runs depends on the sizes of a plan; plans with batches of about the same size share steps.
+A native or generated function takes the address of the memory of its stage, which lists the addresses of the arrays of
+a run; the address of its descriptor; and the number of a tile (see `native/run/steps.h`). Other functions run in
+Python. The choice of a function depends on the sizes of a plan; plans with batches of about the same size share steps.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Sizes(NamedTuple):
     """The properties of a plan that the choice of a function depends on.
 
     Attributes:
-        index_type: the name of the type of destinations.
+        index_type: the name of the integer type of destinations.
         mean_rows: [domains, 2] mean rows of a tile, as in `autobatch.backends.tables.PlanTables`.
-        n_rows: [domains] rows of the type.
+        n_rows: [domains] the number of rows of the type.
         n_threads: the number of threads that share tiles.
         chooser: chooses the library for each product.
     """
@@ -50,10 +50,10 @@ class Step:
 
     Attributes:
         function: the address of the native or generated function; 0 if Python runs the step.
-        descriptor: the ints that this function reads, at an address that stays.
-        run: runs the step for the tile of this number, in Python.
-        load: writes to the descriptor where the parameters are now; called when they have changed.
-        calls_library: whether the step may call a library of matrix products, whose threads are to be limited.
+        descriptor: the ints that this function reads; its address must not change.
+        run: runs the step in Python, given the number of a tile.
+        load: writes the current addresses of parameters to the descriptor; called when parameters have changed.
+        calls_library: whether the step may call a matrix library, whose threads must be limited.
     """
 
     function: int = 0
@@ -68,10 +68,10 @@ class StepTemplate:
     """A step of a stage, before the sizes of a plan are known.
 
     Attributes:
-        statement: what the step computes: a kernel, or a statement of `autobatch.compiler.statement`.
-        make: makes the step for a choice.
-        choose: what of the sizes of a plan the step depends on; by default nothing.
-        steps: those made so far, by choice.
+        statement: the computation: a kernel, or a statement of `autobatch.compiler.statement`.
+        make: builds the step for a choice.
+        choose: derives a choice from the sizes of a plan; by default the same for all.
+        steps: the steps built so far, by choice.
     """
 
     statement: Any

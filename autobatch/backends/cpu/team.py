@@ -1,7 +1,7 @@
-"""Threads that make the calls of a stage together: the tiles of a batch side by side, batch after batch.
+"""Share the calls of a stage between threads: the tiles of a batch run in parallel, one batch after the other.
 
-They are Python threads that sleep until there is work. The counters that they share and the loop that takes tiles
-are native (`native/run/team.h`).
+The threads are Python threads that sleep until there is work. Their shared counters and the loop that takes tiles are
+native (`native/run/team.h`).
 """
 
 from __future__ import annotations
@@ -19,18 +19,17 @@ Array = NDArray[Any]
 
 
 class Sweeps:
-    """Makes calls with several threads, one sweep after the other."""
+    """A runner that makes calls with several threads, one sweep after the other."""
 
     def __init__(self) -> None:
         self._sweep = Sweep()
 
     def run(self, addresses: Array, calls: CallList, first: int, last: int) -> None:
-        """Make the calls of some parts with as many threads as there are addresses for.
+        """Make the calls of parts first:last with one thread per row of `addresses`.
 
         Args:
-            addresses: [threads, steps] `ADDRESSES` of each step; all are native.
+            addresses: [threads, steps] `BOUND_STEP` of each step; all are native.
             calls: see `autobatch.backends.tiles.CallList`.
-            first, last: the first part, and the one behind the last.
         """
         number = self._sweep.open(first, last)
         helpers: list[Helper] = []
@@ -39,7 +38,7 @@ class Sweeps:
             for thread, helper in enumerate(helpers, start=1):
                 helper.start(self._sweep, number, addresses[thread], calls)
             self._sweep.lead(addresses[0], calls)
-        finally:  # be it by an interrupt: nobody is inside, and works on memory that is somebody else's next
+        finally:  # even after an interrupt, no helper may go on with memory that the next run uses
             self._sweep.close()
             _idle.extend(helpers)
 
@@ -54,7 +53,7 @@ class Helper:
         threading.Thread(target=self._serve, name="autobatch helper", daemon=True).start()
 
     def start(self, sweep: Sweep, number: int, addresses: Array, calls: CallList) -> None:
-        """Hand over work; what was handed over before is over, or refused."""
+        """Hand over work and wake the thread; earlier work has ended, or its sweep is closed and refuses helpers."""
         self._work = sweep, number, addresses, calls
         if self._awake.locked():
             self._awake.release()
@@ -71,7 +70,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _borrow(n: int, helpers: list[Helper]) -> None:
-    """Add `n` helpers to a list, or fewer where the system gives no more threads: the rest is done without them."""
+    """Add `n` helpers to a list, or fewer if the system cannot start more threads; the others then do all the work."""
     for _ in range(n):
         try:
             helpers.append(_idle.pop())

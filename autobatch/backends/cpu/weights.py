@@ -1,10 +1,10 @@
-"""Steps of a weight stage: products, sums of rows and rows of tables, added to gradients.
+"""Build the steps of a weight stage: products, sums of rows and rows of tables, added to gradients.
 
-A call is for all rows of a type, and for a strip of the gradient: with several threads, each computes some rows of a
-product, or some columns of a sum, completely, so that gradients do not depend on the number of threads. The gradient of
-a parameter has three slots in the memory of the stage, see `autobatch.backends.compiled.Stage`.
+A call is for all rows of a type and for one strip of the gradient. With several threads, each computes some rows of a
+product, or some columns of a sum, completely, so gradients do not depend on the number of threads. The gradient of a
+parameter has three slots in the memory of the stage; see `autobatch.backends.compiled.Stage`.
 
-With precision "bf16", both factors of a product are rounded some hundred rows at a time, for autobatch's own product of
+With precision "bf16", both factors of a product are rounded a few hundred rows at a time, for the native product of
 packed bf16 numbers or for a float32 library, whichever is faster for the size.
 """
 
@@ -29,20 +29,20 @@ from autobatch.ops.indexing import to_ids
 from autobatch.params.sparse_rows import Rows
 
 FIELDS = "routine", "m", "n_fields", "rows", "n", "n_strips", "itemsize"
-ROUNDED_ROWS = 256  # rows of both factors that are rounded at once for a float32 library
+ROUNDED_ROWS = 256  # the rows of both factors that are rounded at a time for a float32 library
 
 
 def gradient_type(n_gradients: int) -> np.dtype[np.void]:
-    """Return the type of a descriptor, `WeightStep` of `native/run/weights.cpp`, with the first slots of gradients.
+    """Return the type of a descriptor, `WeightStep` of `native/run/weights.cpp`, with the first slot of each gradient.
 
-    A sum of rows has the number of gradients in place of the routine.
+    A sum of rows stores the number of gradients in the field of the routine.
     """
     operands = [("a", *OPERAND), ("b", *OPERAND), ("scratch", np.int64), ("gradients", np.int64, n_gradients)]
     return np.dtype([*((name, np.int64) for name in FIELDS), *operands])
 
 
 def make_outer(stage: StageValues, outer: Outer) -> StepTemplate:
-    """Make the step of a product over all rows of a type."""
+    """Build the step of a product over all rows of a type."""
     m, n, dtype, is_rounded = outer.left.size, outer.right.size, stage.dtype.name, stage.precision == "bf16"
     descriptor = stage.describe(gradient_type(1), outer.domain)
     descriptor["m"], descriptor["n"], descriptor["gradients"] = m, n, stage.gradient_slot(outer.parameter)
@@ -63,7 +63,7 @@ def make_outer(stage: StageValues, outer: Outer) -> StepTemplate:
 def _add_outer(
     stage: StageValues, outer: Outer, described: Array, provider: Provider, by_bf16: bool, n_strips: int
 ) -> Step:
-    """Make the step that multiplies by a library, or in bf16."""
+    """Build the step for a choice of the provider, of bf16 products, and of the number of strips."""
     descriptor, is_rounded = described.copy(), stage.precision == "bf16"
     descriptor["routine"], descriptor["n_strips"] = provider.addresses.get(stage.dtype.name, 0), n_strips
     function = 0
@@ -73,7 +73,7 @@ def _add_outer(
         function = FUNCTIONS["add_rounded_outer" if is_rounded else "add_outer"]
 
     def run(k: int) -> None:
-        """Multiply by the library's Python function, for all strips at the first."""
+        """Multiply by the library's Python function; the call for the first strip computes all strips."""
         if stage.run.tiles[k]["strip"]:
             return
         left, right = (stage.run.view(view, k) for view in (outer.left, outer.right))
@@ -87,7 +87,7 @@ def _add_outer(
 
 
 def make_row_sum(stage: StageValues, total: RowSum) -> StepTemplate:
-    """Make the step of a sum of all rows of a type."""
+    """Build the step of a sum of all rows of a type."""
     shape, width = stage.lowered.vars[total.parameters[0]].shape, prod(total.rows.shape)
     described = stage.describe(gradient_type(len(total.parameters)), total.domain)
     described["m"] = m = shape[0] if len(shape) > 1 else 1
@@ -97,7 +97,7 @@ def make_row_sum(stage: StageValues, total: RowSum) -> StepTemplate:
     stage.scratch_width = max(stage.scratch_width, width)
 
     def run(k: int) -> None:
-        """Add the sum by NumPy, for all strips at the first."""
+        """Add the sum by NumPy; the call for the first strip computes all strips."""
         if stage.run.tiles[k]["strip"] == 0:
             found = stage.run.view(total.rows, k).sum(axis=0)
             for parameter in total.parameters:
@@ -113,7 +113,7 @@ def make_row_sum(stage: StageValues, total: RowSum) -> StepTemplate:
 
 
 def make_scatter(stage: StageValues, scatter: Scatter) -> StepTemplate:
-    """Make the step that adds rows of a type to the gradient of a table, in Python."""
+    """Build the step that adds rows of a type to the gradient of a table, in Python."""
     rows_at, ids_at, key = stage.locate(scatter.rows), stage.locate(scatter.ids), stage.keys[scatter.parameter]
 
     def run(k: int) -> None:
@@ -134,7 +134,7 @@ def make_scatter(stage: StageValues, scatter: Scatter) -> StepTemplate:
 
 
 def make_remainder(stage: StageValues, remainder: Remainder) -> StepTemplate:
-    """Make the step of the gradients that the interpreter computes."""
+    """Build the step of the gradients that the interpreter computes."""
 
     def run(k: int) -> None:
         stage.run.interpret(stage.run.type_id, remainder.parameters)

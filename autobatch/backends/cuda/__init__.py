@@ -1,1 +1,1 @@
-"""The cuda backend: runs plans on an NVIDIA GPU, through CuPy; or, for tests, the same kernels built for the host."""
+"""Run plans on an NVIDIA GPU through CuPy: the cuda backend. For tests, the same kernels are built for the host."""

@@ -1,9 +1,9 @@
-"""The cuda backend: the same plans and compiled cells as on the CPU, on a device.
+"""Run the plans and compiled cells of the CPU on a device.
 
-One launch runs all batches of a stage: every block of threads goes through the steps of all batches in order, matrix
-products and generated kernels, and waits for the others where a step reads what they wrote. Only for steps that the
-host runs, interpreted ops or products by a library, is there a launch for what lies between. The ints that describe a
-mini-batch reach the device in one copy, parameters in another. Nothing waits for the device until outputs are read.
+One launch runs all batches of a stage. Every block of threads goes through the steps of all batches in order, matrix
+products and generated kernels, and waits for the other blocks before a step that reads their results. Steps that the
+host runs, interpreted ops and products by a library, divide the stage into several launches. The ints that describe a
+mini-batch reach the device in one copy, and parameters in another. Nothing waits for the device until outputs are read.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ from autobatch.params.parameter import Parameter
 from autobatch.plan.plan import Batch, CellSizes, Plan, PlannedCell, PlannedTypes
 from autobatch.system.compiling import compiling
 
-RESERVED = 1 << 10  # bytes of shared memory that CUDA keeps of each block
+RESERVED = 1 << 10  # bytes of shared memory per block that CUDA reserves
 SUM_SLOTS = ("buffer", "sums", "parts", "sum_ptr")
 
 
 class Cuda:
-    """Runs plans on a device.
+    """The backend that runs plans on a device.
 
     Args:
-        poison: fill the memory with NaN before each run, so that reads of memory that was never written show.
-        device: by default the one that `find_device` finds.
-        blocks: of threads that a processor of the device runs at the same time. More of them have more accesses to
-            memory under way, and each has fewer registers and less shared memory.
+        poison: whether to fill the memory with NaN before each run, to expose reads of memory that was never written.
+        device: the device; by default the one that `find_device` finds.
+        blocks: the number of thread blocks that a multiprocessor runs at the same time. More blocks have more memory
+            accesses in flight, but each has fewer registers and less shared memory.
     """
 
     name = "cuda"
@@ -68,11 +68,11 @@ class Cuda:
         self._modules: dict[tuple[Any, ...], Any] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles have their own memory, and compile anew."""
+        """Return the constructor and its arguments; copies and pickles have their own memory, and compile again."""
         return type(self), (self.poison, None, self.blocks)
 
     def table_sizes(self, cells: PlannedTypes, options: Options) -> tuple[CellSizes, int]:
-        """The sizes of cells, for one thread; see `Backend`."""
+        """Return the sizes of cells, for one thread; see `Backend`."""
         return self.compiled_types(cells, options).sizes, 1
 
     def prepare(
@@ -83,7 +83,7 @@ class Cuda:
         return DevicePlan(self, plan, cells, options, tables)
 
     def compiled_types(self, cells: PlannedTypes, options: Options) -> CompiledTypes[DeviceCell]:
-        """The compiled types that all plans of these types share."""
+        """Return the compiled types that all plans of these types share."""
         key = self, options.dtype, options.precision
         found: CompiledTypes[DeviceCell] | None = cells.compiled.get(key)
         if found is None:
@@ -91,7 +91,7 @@ class Cuda:
         return found
 
     def device_cell(self, cells: PlannedTypes, options: Options, type_id: int) -> DeviceCell:
-        """The cell of a type, compiled for these options; all `PlannedTypes` that have the cell share it."""
+        """Return the cell of a type, compiled for these options; all `PlannedTypes` that have the cell share it."""
         key = id(cells.cells[type_id]), options.dtype, options.precision
         found = self._cells.get(key)
         if found is None:
@@ -101,7 +101,7 @@ class Cuda:
         return found
 
     def sweep(self, kernels: Mapping[str, str], dtype: str, index_type: str) -> Any:
-        """The compiled kernel that runs steps; it calls these kernels, by the order of their names."""
+        """Return the compiled kernel that runs steps; it numbers the generated kernels by the order of their names."""
         key = tuple(kernels), dtype, index_type
         if key not in self._modules:
             about = f"{len(kernels)} kernels for the GPU"
@@ -112,20 +112,22 @@ class Cuda:
 
 
 class DevicePlan(PlanExecutable):
-    """A plan with all that a run needs except memory; see `Executable`.
+    """A plan with everything that a run needs except memory; see `Executable`.
+
+    All offsets are bytes from the beginning of the packed memory.
 
     Attributes:
         packing: the ints of the plan, and room for the slots and the steps of each stage; then, from byte `n_ints` on,
             for parameters.
-        n_late: the first bytes of the packing, the slots of the weight stage, which backward copies: it knows the
-            addresses of gradients.
-        places: where an array begins in the packed ints, by type and name; type -1 has those that all types share.
-        slots: where the slots of a stage of a type begin.
+        n_late: the number of bytes at the beginning of the packing that are copied late: the slots of the weight stage,
+            because the addresses of gradients are known in backward only.
+        places: the offset of each array, by type and name; type -1 has the arrays that all types share.
+        slots: the offset of the slots of each stage of a type.
         sweeps: the steps of each stage.
-        steps: where they begin.
-        parameters: those that the cells of the plan read.
-        uploaded: those of them that are on the host, and where they begin in the packed memory.
-        kernels: the definitions of the kernels of each stage, by name, in the order of names.
+        steps: the offset of the steps of each stage.
+        parameters: the parameters that the cells of the plan read.
+        uploaded: the parameters among them that are on the host, with their offsets.
+        kernels: the definitions of the kernels of each stage, sorted by name.
     """
 
     def __init__(
@@ -144,7 +146,7 @@ class DevicePlan(PlanExecutable):
         self._pack()
         self.kernels = {name: self._kernels(name) for name in self.types.stages}
         if WEIGHTS in self.stages:
-            self.kernels[WEIGHTS] = self.kernels["backward"]  # it has none of its own
+            self.kernels[WEIGHTS] = self.kernels["backward"]  # the weight stage has no kernels; share the module
         self.sweeps = {name: self._sweep(name) for name in self.stages}
         self.steps = {name: self.packing.reserve(sweep.steps.nbytes) for name, sweep in self.sweeps.items()}
         stages = [self.types.cells[type_id].stage(name) for name in self.stages for type_id in self.tables.type_ids]
@@ -162,7 +164,7 @@ class DevicePlan(PlanExecutable):
 
     def _pack(self) -> None:
         plan, packing, places, sums = self.plan, self.packing, self.places, self.sums
-        for name in reversed(self.stages):  # first those of the weight stage, which are copied later
+        for name in reversed(self.stages):  # the slots of the weight stage are first, because they are copied later
             for type_id in self.tables.type_ids:
                 self.slots[name, type_id] = packing.reserve(8 * len(self.types.cells[type_id].stage(name).slots))
             if name == WEIGHTS:
@@ -183,14 +185,14 @@ class DevicePlan(PlanExecutable):
                     places[type_id, f"segments_{domain}"] = packing.add(plan.segments_of(type_id, domain))
 
     def _kernels(self, name: str) -> dict[str, str]:
-        """The kernels of a stage of all cells met so far: those of a later plan are often among them."""
+        """Return the kernels of a stage of all cells met so far, which often include those of later plans."""
         found: dict[str, str] = {}
         for cell in self.types.cells.values():
             found |= cell.stage(name).source.texts
         return dict(sorted(found.items()))
 
     def kernel(self, name: str) -> Any:
-        """The compiled kernel that runs the steps of a stage."""
+        """Return the compiled kernel that runs the steps of a stage."""
         return self.backend.sweep(self.kernels[name], self.options.dtype.name, self.plan.dest.dtype.name)
 
     def _sweep(self, name: str) -> Sweep:
@@ -208,7 +210,7 @@ class DeviceRun(PlanRun[DeviceMemory]):
     """A run on a device."""
 
     executable: DevicePlan
-    n_library_threads = 0  # the host multiplies nothing
+    n_library_threads = 0  # the host computes no matrix products
     held = PlanRun.held | {"_launchers", "_parameters"}
 
     def _reserve(self) -> None:
@@ -219,11 +221,11 @@ class DeviceRun(PlanRun[DeviceMemory]):
 
     @cached_property
     def interpreter(self) -> Interpreter:
-        """What runs instructions that have no step, on the parameters and data that are on the device already."""
+        """Return the interpreter for instructions that have no step, on parameters and data that are on the device."""
         return Interpreter(self.values, self.options, self.randomness, self._parameters, self._data)
 
     def __exit__(self, *error: Any) -> None:
-        """End the context; raise a BackendError with the bytes of the plan where the device has no room."""
+        """End the context; raise a BackendError with the bytes of the plan if the device is out of memory."""
         super().__exit__(*error)
         device = self.executable.backend.device
         if isinstance(error[1], device.out_of_memory):
@@ -231,7 +233,7 @@ class DeviceRun(PlanRun[DeviceMemory]):
             allowed = "max_bytes is not set" if limit is None else f"max_bytes is {limit}"
             raise BackendError(
                 f"{device.name} has no room for a mini-batch whose plan takes {self.executable.n_bytes} bytes, "
-                f"and {allowed}: give ab.batched a lower max_bytes, which runs it in parts, or smaller "
+                f"and {allowed}. Pass a lower max_bytes to ab.batched, to run the mini-batch in parts, or use smaller "
                 f"mini-batches ({error[1]})."
             ) from error[1]
 
@@ -241,7 +243,7 @@ class DeviceRun(PlanRun[DeviceMemory]):
         self._launchers = self._stages = self._upload()
 
     def _call_timed(self, stage: str, batches: list[Batch]) -> None:
-        """Run all parts in as few launches as without a timer: the device notes when each part is done."""
+        """Run all parts in as few launches as without a timer; the device records the end of each part."""
         launcher, n_types = self._launchers[stage], len(self.plan.type_ptr) - 1
         launcher.run(0, 2 * n_types if stage == WEIGHTS else len(batches) + 2, timed=True)
         ends = launcher.ends()
@@ -259,14 +261,14 @@ class DeviceRun(PlanRun[DeviceMemory]):
             super()._lap(stage, batch, end)
 
     def counts(self) -> Counts:
-        """The work of the run so far."""
+        """Return the work of the run so far."""
         self.launches = sum(one.launches for one in self._launchers.values())
         return super().counts()
 
     # The mini-batch on the device.
 
     def _upload(self) -> dict[str, Launcher]:
-        """Set up the stages of all types, and copy the ints of the mini-batch to the device."""
+        """Set up the stages of all types, and copy the ints and parameters of the mini-batch to the device."""
         executable, device, memory = self.executable, self.executable.backend.device, self.memory
         packing, places = executable.packing, executable.places
         self._parameters.update((id(p), p.array) for p in executable.parameters if p.store is device)
@@ -331,13 +333,13 @@ class DeviceRun(PlanRun[DeviceMemory]):
         return run.slot(name)
 
     def _data(self, type_id: int, domain: int) -> tuple[Any, Any]:
-        """The int and float data of the rows of a domain of a type, in the packed ints."""
+        """Return the int and float data of the rows of a domain of a type, as views of the packed ints."""
         ints, floats = self.executable.plan.data(type_id, domain)
         names = data_name(Area.INTS, domain), data_name(Area.FLOATS, domain)
         return self._packed(type_id, names[0], ints), self._packed(type_id, names[1], floats)
 
     def _flat_data(self, type_id: int) -> dict[str, Any]:
-        """The data of all domains of a type, by the names that steps know."""
+        """Return the data of all domains of a type, by the names that steps use."""
         domains = range(NODE, NODE + len(self.executable.cells.cells[type_id].layout.input_width))
         return {
             data_name(area, domain): data.reshape(-1)
@@ -346,12 +348,12 @@ class DeviceRun(PlanRun[DeviceMemory]):
         }
 
     def _packed(self, type_id: int, name: str, array: NDArray[Any]) -> Any:
-        """An array that was packed, on the device."""
+        """View a packed array on the device."""
         first = self.executable.places[type_id, name]
         return self.memory.staging.held[first : first + array.nbytes].view(array.dtype).reshape(array.shape)
 
 
 def parameters_of(cell: PlannedCell) -> list[Parameter]:
-    """The parameters that a cell reads, in any stage."""
+    """List the parameters that a cell reads, in any stage."""
     vars = cell.program.vars if cell.derivative is None else cell.derivative.vars
     return [var.source.parameter for var in vars if isinstance(var.source, Weight)]

@@ -1,4 +1,4 @@
-"""The compiled stages of a cell on a device, and their steps: kernels, matrix products and interpreted ops."""
+"""Build the compiled stages of a cell on a device, and their steps: kernels, matrix products and interpreted ops."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from autobatch.compiler.writer import ARRAYS, data_name, is_step
 from autobatch.devices.device import Device, DeviceGemm
 from autobatch.plan.plan import PlannedCell
 
-THREADS, WARP = 256, 32  # of a block and a warp, as in `support.cuh`
+THREADS, WARP = 256, 32  # threads of a block and of a warp, as in `support.cuh`
 SPARE = 32  # elements of shared memory before the rows of teams
-TILE = 16, 64  # the rows and columns of the smallest tiles of products, see `products.cuh`
+TILE = 16, 64  # rows and columns of the smallest tiles of products, see `products.cuh`
 SUMMED = 8  # columns of rows that a block sums, see `sweep.cuh`
-TILE_BYTES = 64 << 10  # shared memory of the largest ones
-ON_HOST = -1  # no function of the device
+TILE_BYTES = 64 << 10  # shared memory of the largest tiles of products
+ON_HOST = -1  # in place of a function of the device: the host runs the step
 
 
 class DeviceCell(CellStages["DeviceStage"]):
@@ -46,8 +46,8 @@ class DeviceStage(Stage["DeviceStep"]):
     """A stage with its steps.
 
     Attributes:
-        most_shared_bytes: shared memory that a block may have.
-        waits: for each step, whether the next one may read what other blocks wrote.
+        most_shared_bytes: the most shared memory of a block.
+        waits: for each step, whether all blocks wait after it, because the next step may depend on other blocks.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class DeviceStage(Stage["DeviceStep"]):
             "table",
             *(name for kernel in source.kernels if kernel is not None for name in kernel.arrays),
         }
-        self._interpreted: dict[int, None] = {}  # parameters whose gradients one step computes
+        self._interpreted: dict[int, None] = {}  # the parameters whose gradients the interpreter computes, in one step
         self._add_steps()
         n_batched = self.n_before + self.n_per_batch
         parts = self.steps[: self.n_before], self.steps[self.n_before : n_batched], self.steps[n_batched:]
@@ -67,25 +67,25 @@ class DeviceStage(Stage["DeviceStep"]):
 
     @property
     def rows_size(self) -> int:
-        """Count the elements of memory per block for rows that do not fit in shared memory."""
+        """Return the elements of memory per block for rows that do not fit in shared memory."""
         return max((step.rows_size for step in self.steps), default=0)
 
     def slot(self, name: str) -> int:
-        """Return the number of a slot, and note that it is used."""
+        """Return the number of a slot, and mark it as used."""
         self.used_slots.add(name)
         return self.slots.setdefault(name, len(self.slots))
 
     def place(self, location: RowLocation) -> tuple[int, int, int]:
-        """The field where the rows of a value begin, the elements from there, and those from one row to the next."""
+        """Return the field with the beginning of a value's rows, its offset in a row, and the elements between rows."""
         return self.fields.index(location.first), location.offset, location.width
 
     def put(self, numbers: Sequence[int] | LongArray) -> tuple[Any, int]:
-        """Put the numbers of a descriptor on the device; return them there, and their address."""
+        """Copy the numbers of a descriptor to the device; return the array, which must stay alive, and its address."""
         array = self.device.put(np.array(numbers, np.int64)) if len(numbers) else None
         return array, 0 if array is None else self.device.address(array)
 
     def _on_host(self, step: Outer | Scatter | Remainder) -> list[DeviceStep]:
-        """Make the one step that adds to all gradients that the interpreter computes, unless it was made before."""
+        """Build the single step for all gradients that the interpreter computes, unless it was built before."""
         made, parameters = not self._interpreted, self._interpreted
         parameters.update(dict.fromkeys(step.parameters if isinstance(step, Remainder) else (step.parameter,)))
         return [DeviceStep(run=lambda run, k: run.interpret(run.type_id, tuple(parameters)))] if made else []
@@ -120,7 +120,7 @@ class DeviceStageRun(StageRun):
     _read: dict[str, Any] = field(default_factory=dict)  # kept alive
 
     def slot(self, name: str) -> int:
-        """What a slot of no plan array holds: an address, or elements from row to row."""
+        """Return the content of a slot that is not for a plan array: an address, or elements from row to row."""
         device = self.stage.device
         if name in self.arrays:
             return device.address(self.arrays[name])
@@ -136,7 +136,7 @@ class DeviceStageRun(StageRun):
         return int(whole.strides[1]) // int(whole.itemsize) if is_step(name) else device.address(whole)
 
     def _matrix(self, value: int) -> Any:
-        """A shared matrix whose rows or columns are contiguous."""
+        """Return a shared matrix, copied unless its rows or columns are contiguous."""
         name = f"matrix_{value}"
         if name not in self._read:
             matrix = self.stage.shared.arrays[value][0]
@@ -152,25 +152,25 @@ class DeviceStageRun(StageRun):
         return self.stage.device.xp.lib.stride_tricks.as_strided(array[first:], shape, steps)
 
     def address(self, location: RowLocation, k: int) -> int:
-        """The address where a value begins in the rows of a tile."""
+        """Return the address of a value in the first row of a tile."""
         first = int(self.tiles[k][location.first]) + location.offset
         return self.stage.device.address(self._array(location)) + first * self.stage.dtype.itemsize
 
 
 @dataclass(eq=False, slots=True)
 class DeviceStep:
-    """A step: a function of the device, or one that the host runs.
+    """A step that runs on the device or on the host.
 
     Attributes:
         function: the name of a generated kernel, the number of a function of `sweep.cuh`, or ON_HOST.
         descriptor: the ints that a function of the device reads, on the device.
         address: the address of the descriptor.
-        team: the threads that work on a row.
+        team: the number of threads that work on a row.
         shared_bytes: shared memory per block.
         rows_size: elements of memory per block for rows that do not fit in shared memory.
-        blocks: counts, for each tile of an array of tiles, the blocks that have work.
-        run: runs the step for the tile of this number, on the host.
-        product: where the rows that a product reads and writes lie.
+        blocks: counts the blocks that have work, for each tile of an array of tiles.
+        run: runs the step on the host, given the number of a tile.
+        product: the locations of the rows that a product reads and writes.
     """
 
     function: str | int = ON_HOST
@@ -185,7 +185,7 @@ class DeviceStep:
 
 
 def make_kernel(stage: DeviceStage, kernel: CudaKernel) -> DeviceStep:
-    """Make the step of a generated kernel."""
+    """Build the step of a generated kernel."""
     fit = fit_rows(kernel, stage.storage.row_width, stage.dtype.itemsize, stage.most_shared_bytes)
 
     def count_blocks(tiles: NDArray[Any]) -> LongArray:
@@ -196,7 +196,7 @@ def make_kernel(stage: DeviceStage, kernel: CudaKernel) -> DeviceStep:
 
 
 def make_product(stage: DeviceStage, product: Product, number: int) -> DeviceStep:
-    """Make the step of a term of a product, by a function of the device or, if operands are rounded, by a library."""
+    """Build the step of a term of a product, by a function of the device or, if operands are rounded, by a library."""
     term, accumulate = product.terms[number], product.adds or number > 0
     matrix, pitch = f"matrix_{term.weight}", f"pitch_{term.weight}"
     a = stage.locate(term.rows)
@@ -229,7 +229,7 @@ def make_product(stage: DeviceStage, product: Product, number: int) -> DeviceSte
 
 
 def make_outer(stage: DeviceStage, outer: Outer) -> DeviceStep:
-    """Make the step of a product over all rows of a type, added to the gradient of a parameter."""
+    """Build the step of a product over all rows of a type, added to the gradient of a parameter."""
     left, right = stage.locate(outer.left), stage.locate(outer.right)
     m, n = outer.left.size, outer.right.size
     slots = [stage.slot(name) for name in ("table", ARRAYS[left.area], ARRAYS[right.area])]
@@ -242,7 +242,7 @@ def make_outer(stage: DeviceStage, outer: Outer) -> DeviceStep:
 
 
 def make_row_sum(stage: DeviceStage, total: RowSum) -> DeviceStep:
-    """Make the step of a sum of all rows of a type, added to the gradients of parameters."""
+    """Build the step of a sum of all rows of a type, added to the gradients of parameters."""
     rows, size = stage.locate(total.rows), total.rows.size
     slots = stage.slot("table"), stage.slot(ARRAYS[rows.area])
     shape = stage.lowered.vars[total.parameters[0]].shape
@@ -258,7 +258,7 @@ def make_row_sum(stage: DeviceStage, total: RowSum) -> DeviceStep:
 
 
 class Fit(NamedTuple):
-    """How a kernel runs on a device: see the attributes of `DeviceStep`."""
+    """The threads and memory of a kernel; see the attributes of `DeviceStep`."""
 
     team: int
     shared_bytes: int
@@ -266,12 +266,14 @@ class Fit(NamedTuple):
 
 
 def fit_rows(kernel: CudaKernel, row_width: int, itemsize: int, most_shared_bytes: int) -> Fit:
-    """Choose the threads per row: more work on one where else the rows of a block do not fit in shared memory.
+    """Choose the threads per row: those of `team_of`, or more if the rows of a block would not fit in shared memory.
+
+    If even a single row does not fit, blocks use other memory (`Fit.rows_size`).
 
     Args:
         row_width: elements of the row storage of the kernel's stage.
         itemsize: bytes of an element.
-        most_shared_bytes: shared memory that a block may have on the device.
+        most_shared_bytes: the most shared memory of a block on the device.
     """
     team, width, room = (
         team_of(kernel.width),
@@ -287,12 +289,12 @@ def fit_rows(kernel: CudaKernel, row_width: int, itemsize: int, most_shared_byte
 
 
 def count_product_tiles(n_rows: Any, n_columns: int) -> Any:
-    """Count the tiles of a product."""
+    """Count the smallest tiles that cover the result of a product."""
     return -(-n_rows // TILE[0]) * -(-n_columns // TILE[1])
 
 
 def team_of(width: int) -> int:
-    """Choose the threads that work on a row, if so many can: up to a warp for narrow rows, else several warps."""
+    """Choose the threads for a row of `width` elements, a power of two: at most a warp up to 4 * WARP, else several."""
     if width <= WARP:
         return 1 << max(width - 1, 0).bit_length()
     if width <= 4 * WARP:
@@ -301,16 +303,16 @@ def team_of(width: int) -> int:
 
 
 def overlap(one: RowLocation, other: RowLocation) -> bool:
-    """Tell whether two contiguous places have elements in common."""
+    """Return whether two contiguous places have common elements."""
     if (one.area, one.first) != (other.area, other.first):
         return False
     return one.offset < other.offset + other.shape[0] and other.offset < one.offset + one.shape[0]
 
 
 def _pitch(matrix: Any) -> int | None:
-    """The elements from row to row if rows are contiguous and in order; minus those between columns if columns are.
+    """Return the row stride in elements if rows are contiguous, or minus the column stride if columns are contiguous.
 
-    None if neither are. Axes of length one have no order.
+    Returns None if neither are, or if strides are negative or overlap. Axes of length one count as contiguous.
     """
     (rows, columns), (n_rows, n_columns) = (int(s) // int(matrix.itemsize) for s in matrix.strides), matrix.shape
     if (n_columns <= 1 or columns == 1) and (n_rows <= 1 or rows >= n_columns):
@@ -321,7 +323,7 @@ def _pitch(matrix: Any) -> int | None:
 
 
 def _find_waits(steps: list[DeviceStep]) -> list[bool]:
-    """For each step, whether all blocks wait after it: not between products that have nothing to do with each other."""
+    """Return, for each step, whether all blocks wait after it; they do not between independent products."""
     waits: list[bool] = []
     since: list[tuple[RowLocation, RowLocation]] = []
     for step, following in zip_longest(steps, steps[1:]):
@@ -336,7 +338,10 @@ def _find_waits(steps: list[DeviceStep]) -> list[bool]:
 
 
 def _meet(one: tuple[RowLocation, RowLocation], other: tuple[RowLocation, RowLocation]) -> bool:
-    """Whether one product writes what the other reads or writes, other than sums of the same tiles."""
+    """Return whether one product writes an operand or the result of the other.
+
+    Equal results do not count: the same blocks compute the same tiles of both products, one after the other.
+    """
     (a, out), (other_a, other_out) = one, other
     if overlap(out, other_a) or overlap(other_out, a):
         return True

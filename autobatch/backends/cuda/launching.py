@@ -1,4 +1,4 @@
-"""Run the steps of a stage on the device, and read from its clock when those of each batch were done."""
+"""Run the steps of a stage on the device, and read the end of each batch from its clock."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from autobatch.backends.cuda.device_cell import THREADS, DeviceStageRun
 from autobatch.backends.cuda.sweeps import FIELDS, Sweep
 from autobatch.devices.device import Device, Launch
 
-PER_SECOND = 1e9  # what the clock counts
+PER_SECOND = 1e9  # counts of the device's clock
 
 
 class Launcher:
-    """Launches the steps of a stage of a run.
+    """A launcher of the steps of a stage of a run.
 
     Args:
         sweep: the steps, in parts; see `autobatch.backends.tiles.CallList`.
-        listed: where they are on the device: [1 + n, FIELDS] ints.
+        listed: the steps on the device, ints [1 + n, FIELDS].
         runs: the stage of each type, for steps that the host runs.
-        make_kernel: gives the compiled kernel that goes through steps.
-        n_blocks: that the device can run at the same time.
+        make_kernel: returns the compiled kernel that goes through steps.
+        n_blocks: the number of blocks that the device can run at the same time.
 
     Attributes:
-        launches: what ran so far one after the other: launches, and steps of the host.
+        launches: the number of launches and of steps of the host so far.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class Launcher:
         self.launches = 0
 
     def run(self, first: int, end: int, timed: bool = False) -> int:
-        """Run parts first:end; if timed, which is for all parts, the device notes when each of them was done.
+        """Run parts first:end. If timed, these must be all parts, and the device records the end of each.
 
         Returns:
-            0, because `launches` counts.
+            0, because `launches` counts them.
         """
         for launched in self._sweep.launches(first, end, timed):
             self.launches += 1
@@ -56,13 +56,13 @@ class Launcher:
                 assert step.run is not None, "the host runs no kernels"
                 step.run(run, launched.host[1])
                 if timed:
-                    self._launch(launched.first, launched.end, 1)  # there is nothing left to do but to note the time
+                    self._launch(launched.first, launched.end, 1)  # only records the time
             elif launched.blocks:
                 self._launch(launched.first, launched.end, launched.blocks)
         return 0
 
     def ends(self) -> list[float]:
-        """Wait, and give the second of `time.perf_counter` at which each part was done, once all ran timed."""
+        """Wait for the device, and return the end of each part of a timed run, in seconds of `time.perf_counter`."""
         self._device.synchronize()
         now, noted = perf_counter(), self._device.get(self._listed[:, FIELDS.index("ended")])
         ended = np.maximum.accumulate(noted)[self._sweep.ends]

@@ -1,4 +1,4 @@
-"""The memory of a run on a device."""
+"""Manage the memory of a run on a device."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class DeviceMemory(Memory):
     """The memory of one run.
 
     Attributes:
-        scratch: values of a batch.
-        kept: values of all rows of types.
-        rows: rows of kernels that do not fit in shared memory.
-        staging: ints of the plan, and parameters that are on the host.
+        scratch: the values of a batch.
+        kept: the values of all rows of types.
+        rows: the rows of kernels that do not fit in shared memory.
+        staging: the ints of the plan, and parameters that are on the host.
     """
 
     def __init__(self, device: Device) -> None:
@@ -29,7 +29,7 @@ class DeviceMemory(Memory):
     def reserve_all(
         self, sizes: tuple[int, int, int, int], n_packed: int, dtype: np.dtype[Any], max_bytes: int | None
     ) -> None:
-        """Make room for elements of buffer, scratch, kept and rows, and for so many bytes of the staging."""
+        """Make room for `sizes` elements of buffer, scratch, kept and rows, and for `n_packed` bytes of staging."""
         limit = None if max_bytes is None else max(max_bytes - sum(sizes[1:]) * dtype.itemsize, 0)
         self.reserve(sizes[0], dtype, limit)
         for name, size in zip(("scratch", "kept", "rows"), sizes[1:], strict=True):

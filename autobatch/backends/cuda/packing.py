@@ -1,4 +1,4 @@
-"""Pack what a run reads into one piece of memory, so that one copy takes it to the device."""
+"""Pack the arrays that a run reads into one piece of memory, so that one copy moves them to the device."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ ALIGNMENT = 16  # bytes
 
 
 class Packing:
-    """Arrays, one after the other in a piece of memory.
+    """Arrays that are laid out one after the other in a piece of memory.
 
     Attributes:
-        n_bytes: of the piece.
+        n_bytes: the bytes of the piece.
     """
 
     def __init__(self) -> None:
@@ -22,13 +22,13 @@ class Packing:
         self.n_bytes = 0
 
     def reserve(self, n_bytes: int) -> int:
-        """Add room for what is filled in later; return the byte at which it begins."""
+        """Reserve bytes that are filled in later; return the offset of the first."""
         first = self.n_bytes
         self.n_bytes += -(-n_bytes // ALIGNMENT) * ALIGNMENT
         return first
 
     def add(self, array: NDArray[Any]) -> int:
-        """Add an array; return the byte at which it begins."""
+        """Add an array; return the offset of its first byte."""
         first = self.reserve(array.nbytes)
         self._arrays.append((first, array))
         return first

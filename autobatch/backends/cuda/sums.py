@@ -1,7 +1,7 @@
-"""Sum values that several nodes add to one place, in the order of the nodes: the same run gives the same bits.
+"""Sum values that several nodes add to one place, in the order of the nodes, so that equal runs are bit-identical.
 
-On the CPU a node adds its value to what is there. Here the nodes of a batch run at the same time, so each leaves the
-value that it would add in a place of its own, behind the buffer; when the batch is done, they are added up.
+On the CPU, each node adds its value in place. On the device, the nodes of a batch run at the same time, so each writes
+its value to a place of its own behind the buffer; after the batch, these values are added up.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ LongArray = NDArray[np.int64]
 
 
 class Sums(NamedTuple):
-    """Where values are written, and what is added up after which batch.
+    """The places where values are written, and the sums to add up after each batch.
 
     Attributes:
-        to: for each destination of the plan, where the value is written: there, or behind the buffer.
+        to: for each destination of the plan, the place where its value is written: the destination, or one behind the
+            buffer.
         table: [sums, 4] the place of each sum, its number of elements, and the first and the end of its parts.
         parts: the places of the parts, in the order in which they are added.
         ptr: [batches + 1] after batch b, sums ptr[b]:ptr[b + 1] are added up.

@@ -1,4 +1,4 @@
-"""List the steps of a stage of a plan in the order in which the device runs them: one launch runs as many as it can."""
+"""List the steps of a stage of a plan in the order in which the device runs them, in as few launches as possible."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ LongArray = NDArray[np.int64]
 FIELDS = "function", "memory", "descriptor", "tile", "team", "then", "arrived", "ended"
 STEP = np.dtype([(name, np.int64) for name in FIELDS])
 """`Step` in `sweep.cuh`."""
-WAIT, NOTE = 1, 2  # of "then"
+WAIT, NOTE = 1, 2  # flags in "then": blocks wait for each other after the step; the device records the time
 
 
 class PlannedStage(NamedTuple):
     """A stage of a type in a plan.
 
     Attributes:
-        slots: the byte of the packed ints at which its slots begin.
+        slots: the offset of its slots in the packed ints, in bytes.
     """
 
     stage: DeviceStage
@@ -34,11 +34,11 @@ class PlannedStage(NamedTuple):
 
 
 class Launched(NamedTuple):
-    """Steps first:end, which one launch runs; or one step that the host runs.
+    """A range first:end of steps that one launch runs, or one step that the host runs.
 
     Attributes:
-        blocks: how many have work.
-        host: the number of the step among those of all types, and the tile; none if the device runs it.
+        blocks: the number of blocks that have work.
+        host: the number of the host's step among the steps of all types, and the tile; None if the device runs it.
     """
 
     first: int
@@ -51,15 +51,15 @@ class Sweep:
     """The steps of a stage of a plan.
 
     Attributes:
-        steps: [1 + n] `STEP`; addresses of slots count from the beginning of the packed ints.
-            The first does nothing: a run whose batches are timed begins with it, to note when it began.
+        steps: [1 + n] `STEP`; addresses of slots are relative to the beginning of the packed ints. The first step does
+            nothing: a timed run begins with it, to record the time of its start.
         ptr: [parts + 1] part p has steps ptr[p]:ptr[p + 1]; see `autobatch.backends.tiles.CallList`.
-        ends: [parts] the last step of each part, or of those before if it has none.
+        ends: [parts] the last step of each part; for a part without steps, the last step before it.
         shared_bytes: shared memory per block.
 
     Args:
         kernels: the numbers of generated kernels, by name.
-        sums: what is added up after each batch, and the byte at which its slots begin; None for backward.
+        sums: the sums to add up after each batch, and the offset of their slots in bytes; None for backward.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Sweep:
         self.ends = self.ptr[1:] - 1
 
     def launches(self, first_part: int, end_part: int, timed: bool = False) -> Iterator[Launched]:
-        """What runs one after the other for some parts; for all and the step that notes the start, if timed."""
+        """Yield the launches and host steps of parts in order; if timed, begin with the step that records the start."""
         at, end = 0 if timed else int(self.ptr[first_part]), int(self.ptr[end_part])
         for host in self._on_host[np.searchsorted(self._on_host, at) : np.searchsorted(self._on_host, end)].tolist():
             if at < host:
@@ -104,7 +104,7 @@ class Sweep:
             yield Launched(at, end, int(self._blocks[at:end].max()), None)
 
     def _insert(self, sums: Sums, slots: int) -> None:
-        """Add up values after the batches that left some."""
+        """Insert steps that add up values after the batches that leave some."""
         counts = np.diff(sums.ptr)
         batches = np.flatnonzero(counts)
         added = np.array([(ADD_UP, slots, 0, batch, WARP, WAIT, 0, 0) for batch in batches], STEP)
@@ -116,5 +116,5 @@ class Sweep:
 
 
 def _number(function: str | int, kernels: Mapping[str, int]) -> int:
-    """The number of a function, of a generated kernel among others."""
+    """Return the number of a function; generated kernels, given by name, follow the functions of `sweep.cuh`."""
     return FIRST_KERNEL + kernels[function] if isinstance(function, str) else function

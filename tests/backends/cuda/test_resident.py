@@ -243,7 +243,7 @@ def test_no_room_on_the_device_names_the_plan_and_the_limit() -> None:
     for limit, text in ((None, "max_bytes is not set"), (200_000, "max_bytes is 200000")):
         loss = ab.batched(model.loss, backend=Cuda(device=HostDevice(most_bytes=8_000)), max_bytes=limit)
         n_bytes = loss.prepare(instances, training=True).parts[0].n_bytes
-        with refused(ab.BackendError, f"takes {n_bytes} bytes", text, "give ab.batched a lower max_bytes"):
+        with refused(ab.BackendError, f"takes {n_bytes} bytes", text, "a lower max_bytes"):
             loss.value_and_grad(instances)
 
 
