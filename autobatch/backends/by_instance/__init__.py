@@ -1,6 +1,6 @@
-"""Gradients of parameters by instance: the weight stage with a segment of rows for each instance.
+"""Compute per-instance gradients of parameters, by a weight stage with one segment of rows per instance.
 
-reads     the types and stacks that read a parameter, and the memory that its gradients take on their way
-weights   the weight stages of a run by instance: gradients (n, *shape), and norms of gradients
-readers   what a run is given to read its rows, and to scale them
+reads     the types and stacks that read a parameter, and the temporary memory of its gradients
+weights   the weight stages of a run per instance: gradients (n, *shape), and norms of gradients
+readers   the readers that a run calls to read its rows, or to scale them
 """

@@ -1,4 +1,4 @@
-"""What a run is given to read the rows that backward has left, before its weight stage adds them up."""
+"""Read or scale the rows that backward leaves, before the weight stage of a run adds them up."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from autobatch.ir.program import NODE
 
 
 def read_gradients(into: Mapping[int, Array], interpreter: Interpreter, activity: Activity) -> bool:
-    """Add the gradients of each instance to arrays; the weight stage need not run.
+    """Add the gradients of each instance to arrays; return False, because the weight stage need not run.
 
     Args:
-        into: zeros (B, *shape), C-contiguous, by `id` of the parameter, in its store; B are the instances of the run.
+        into: by `id` of each parameter, zeros (B, *shape), C-contiguous and in the parameter's store, for the B
+            instances of the run.
     """
     weights, store, options = InstanceWeights(interpreter, activity), interpreter.store, interpreter.options
     for read in reads_of(derivatives_of(interpreter.plan, interpreter.cells), into.keys(), joined=False):
@@ -42,11 +43,14 @@ def scale_rows(
     interpreter: Interpreter,
     activity: Activity,
 ) -> bool:
-    """Scale what each instance adds to gradients by a factor that depends on a norm; the weight stage adds it up.
+    """Scale each instance's contributions to gradients by a factor that depends on the norm of its gradient.
 
     Args:
-        parameters: the `id`s of those whose gradients count for the norm.
-        factors_of: the factors (B,) for these norms (B,), float64.
+        parameters: the `id`s of the parameters whose gradients count for the norm.
+        factors_of: returns the factors (B,), given the norms (B,), float64.
+
+    Returns:
+        True, because the weight stage adds up the scaled contributions.
     """
     derivatives = derivatives_of(interpreter.plan, interpreter.cells)
     weights = InstanceWeights(interpreter, activity)
@@ -65,7 +69,7 @@ def _scale_type(
 ) -> None:
     """Multiply the saved rows of a type that are linear in the gradients by the factors of their instances.
 
-    Each column once: a value may lie within another one.
+    Each column is multiplied once, although a value may be part of another one.
     """
     layout, plan, store = interpreter.cells.cells[type_id].layout, interpreter.plan, interpreter.store
     places, buffer = [layout.saved[index] for index in derivative.linear], interpreter.values.buffer

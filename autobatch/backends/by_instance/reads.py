@@ -1,7 +1,7 @@
 """Find the types that contribute to the gradient of a parameter, and their temporary memory, before anything runs.
 
-Instances are processed together in chunks of bounded size: a call makes few calls of array functions, and its temporary
-memory does not grow with the number of instances.
+Instances are processed in chunks of bounded size, so that there are few calls of array functions, and temporary memory
+does not grow with the number of instances.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from autobatch.params.rectangles import Rectangle
 from autobatch.params.stacks import Stack, parts_of
 from autobatch.plan.plan import Plan, PlannedTypes
 
-INTS = 4  # what the int64s for a row of a table count as, in floats
+INTS = 4  # the memory of the int64s for a row of a table, in floats
 
 CountsOf: TypeAlias = Callable[[int, int], LongArray]
-"""The rows of each instance, given a type and a domain."""
+"""A function that counts the rows of each instance, given a type and a domain."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,10 +36,10 @@ class Source:
     """A type that contributes to the gradient of a parameter.
 
     Attributes:
-        derivative: of the type.
-        gradient: the value that is the contribution, of one row; None if it is scattered rows.
-        scatters: the rows that are added to those of a table.
-        where: the part of the contribution that is the parameter's, if the type reads the parameter in a stack.
+        derivative: the derivative of the type.
+        gradient: the value that holds the contribution, a single row; None if the contribution is scattered rows.
+        scatters: the rows that are added to the rows of a table.
+        where: the part of the contribution that belongs to the parameter, if the type reads it in a stack.
     """
 
     type_id: int
@@ -50,27 +50,27 @@ class Source:
 
     @cached_property
     def factors(self) -> tuple[int, int] | None:
-        """The operands of a contribution that is a sum of products; see `Derivative.factors`."""
+        """Return the operands of a contribution that is a sum of products, else None; see `Derivative.factors`."""
         return None if self.gradient is None else self.derivative.factors(self.gradient)
 
     @cached_property
     def stage(self) -> list[int]:
-        """The instructions that have a row for each instance and that the contribution depends on, in order."""
+        """Return the instructions with a row per instance on which the contribution depends, in order."""
         roots = () if self.gradient is None else (self.gradient,)
         return [index for index in self.derivative.needed(roots) if index in self.derivative.by_segment]
 
     def domain(self, *values: int) -> int:
-        """Return the domain of the rows of some operands; those of all groups among them are equally many."""
+        """Return the domain of the rows of some operands; if several are groups, these have equally many rows."""
         return max(NODE, *(self.derivative.vars[value].domain for value in values))
 
     def n_products(self, counts_of: CountsOf) -> LongArray:
-        """Count the products that are summed for each instance, where the contribution is such a sum."""
+        """Count the products that are summed for each instance; the contribution must be a sum of products."""
         assert self.factors is not None
         inner = prod(self.derivative.vars[self.factors[0]].shape[1:])
         return inner * round_up(counts_of(self.type_id, self.domain(*self.factors)))
 
     def need(self, counts_of: CountsOf) -> LongArray:
-        """Return the size of the temporary arrays while the contribution is added, in numbers per instance."""
+        """Return the size of the temporary arrays for adding the contribution, in numbers per instance."""
         vars, found = self.derivative.vars, np.zeros_like(counts_of(self.type_id, NODE))
         for values, ids in self.scatters:
             per_row = 2 * vars[values].size + INTS * max(vars[ids].size, 1)
@@ -82,17 +82,17 @@ class Source:
             if source.op.sums_rows:
                 per_row = sum(vars[arg].size for arg in source.args if vars[arg].domain != SHARED)
                 if source.op.name == "row_sum_matmul" and self.derivative.factors(index) is None:
-                    per_row += vars[index].size  # the products are stored, and added up
+                    per_row += vars[index].size  # the products are stored before they are added up
                 found += round_up(counts_of(self.type_id, self.domain(*source.args))) * per_row
         return found
 
 
 class Read(NamedTuple):
-    """A parameter and all that contributes to its gradient.
+    """A parameter and all contributions to its gradient.
 
     Attributes:
-        parameter: or a stack, whose gradient holds that of several parameters.
-        sources: none if no type of the mini-batch reads it.
+        parameter: the parameter; or a stack, whose gradient contains those of several parameters.
+        sources: the types that contribute.
     """
 
     parameter: Parameter
@@ -100,16 +100,16 @@ class Read(NamedTuple):
 
     @property
     def is_product(self) -> bool:
-        """Whether the gradient is a sum of products of rows."""
+        """Return whether the gradient is a sum of products of rows."""
         return all(source.factors is not None for source in self.sources)
 
     @property
     def is_table(self) -> bool:
-        """Whether all contributions are scattered rows."""
+        """Return whether all contributions are scattered rows."""
         return all(source.gradient is None for source in self.sources)
 
     def need_of_norm(self, counts_of: CountsOf) -> LongArray:
-        """Return the size of the temporary arrays while the norm is computed, in numbers per instance."""
+        """Return the size of the temporary arrays for computing the norm, in numbers per instance."""
         size, need = prod(self.parameter.shape), np.array([source.need(counts_of) for source in self.sources])
         found: LongArray
         if self.is_table:
@@ -126,12 +126,12 @@ class Read(NamedTuple):
 
 
 def by_rows(n: Any, m: int, k: int) -> Any:
-    """Whether the norm of a sum of n products, m by k, is found by products of the n rows with each other."""
+    """Return whether to compute the norm of a sum of n products, an m by k matrix, from products of the n rows."""
     return n * (m + k) < m * k
 
 
 def bytes_by_instance(plan: Plan, cells: PlannedTypes, asked: ByInstance, dtype: np.dtype[Any]) -> int:
-    """Return the bytes of a run besides its values: the results of the mini-batch, and temporary arrays."""
+    """Return the bytes that a run needs besides its values: for the results of the call, and temporary arrays."""
 
     @cache
     def counts_of(type_id: int, domain: int) -> LongArray:
@@ -145,7 +145,7 @@ def bytes_by_instance(plan: Plan, cells: PlannedTypes, asked: ByInstance, dtype:
 
 
 def derivatives_of(plan: Plan, cells: PlannedTypes) -> dict[int, Derivative]:
-    """The derivatives of the types that the mini-batch has nodes of."""
+    """Return the derivatives of the types that have nodes in the mini-batch."""
     present = np.flatnonzero(np.diff(plan.type_ptr)).tolist()
     found = {type_id: cells.cells[type_id].derivative for type_id in present}
     return {type_id: derivative for type_id, derivative in found.items() if derivative is not None}
@@ -155,12 +155,12 @@ def reads_of(derivatives: dict[int, Derivative], wanted: Collection[int], joined
     """Find the sources of the gradients of parameters, in no particular order.
 
     Args:
-        derivatives: of the types.
+        derivatives: the derivatives of the types.
         wanted: the `id`s of the parameters.
-        joined: whether to give a stack in place of its parts where no part is read in another way, and all are wanted.
+        joined: whether to return a stack in place of its parts if all parts are wanted and none is read elsewhere.
     """
     whole: dict[int, Read] = {}
-    readers: dict[int, set[int]] = defaultdict(set)  # by part, the `id`s of the stacks or parameters that hold it
+    readers: dict[int, set[int]] = defaultdict(set)  # for each part, the `id`s of the stacks or parameters that hold it
     for type_id, derivative in derivatives.items():
         found = [(p, Source(type_id, derivative, g, ())) for p, g in derivative.parameters]
         found += [(p, Source(type_id, derivative, None, scatters)) for p, scatters in derivative.tables]

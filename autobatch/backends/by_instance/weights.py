@@ -1,12 +1,12 @@
-"""The weight stages of a run by instance: gradients of parameters, and norms without gradients where that is cheaper.
+"""Run the weight stages per instance: compute gradients, or norms without gradients where that is cheaper.
 
-The gradient of a matrix is a sum over rows, G = sum_r d_r x_r', so its squared norm needs no product of the size of G:
+The gradient of a matrix is a sum over rows, G = sum_r d_r x_r', so its squared norm can be computed without G:
 
     |G|^2 = sum_r sum_s (d_r . d_s) (x_r . x_s)
 
-For n rows this takes n^2 (m + k) multiplications, and forming G takes n m k: whichever is less is done. Rows of all
-types that read the matrix count together. Any other gradient, or one that has terms of several kinds, is formed for
-some instances at a time; that of a table as the rows that are not zero.
+For n rows, this takes n^2 (m + k) multiplications, and computing G takes n m k; the cheaper way is used. Rows of all
+types that read the matrix count together. Any other gradient, or one with terms of several kinds, is computed for a
+chunk of instances at a time; that of a table consists of the rows that are not zero.
 
 Source: Goodfellow 2015 (arXiv:1510.01799); of sequences, Li et al. 2022 (arXiv:2110.05679), "ghost clipping".
 """
@@ -29,10 +29,10 @@ from autobatch.params.sparse_rows import Rows
 
 
 class InstanceWeights:
-    """The weight stages of all types, in a run that has gone backward.
+    """The weight stages of all types, per instance, in a run after its backward pass.
 
     Args:
-        activity: the nodes that the losses depend on; the rows of others count for nothing.
+        activity: the nodes that the losses depend on; the rows of other nodes are ignored.
     """
 
     def __init__(self, interpreter: Interpreter, activity: Activity) -> None:
@@ -42,7 +42,7 @@ class InstanceWeights:
         self._frames: dict[int, Frame] = {}
 
     def rows(self, type_id: int, domain: int) -> InstanceRows:
-        """Return the rows of a domain of a type."""
+        """Return the rows of a domain of a type, by instance; cached."""
         if (type_id, domain) not in self._rows:
             plan, n_nodes = self._interpreter.plan, int(np.diff(self._interpreter.plan.type_ptr)[type_id])
             active = None if self._activity.is_whole else self._activity.rows(type_id, 0, n_nodes)
@@ -54,7 +54,7 @@ class InstanceWeights:
         return self.rows(type_id, domain).counts
 
     def _frame(self, source: Source) -> Frame:
-        """Return the values that the weight stage of a type reads, and those that it computes without a sum."""
+        """Return a frame with the values that a type's weight stage reads or computes without a sum; cached."""
         type_id, derivative = source.type_id, source.derivative
         if type_id not in self._frames:
             self._frames[type_id] = frame = self._interpreter.weight_frame(type_id)
@@ -64,11 +64,11 @@ class InstanceWeights:
     # Gradients.
 
     def add(self, source: Source, out: Array, first: int, is_zero: bool) -> None:
-        """Add a contribution to gradients of the instances from `first` on.
+        """Add a contribution to the gradients of n instances from `first` on.
 
         Args:
-            out: (n, *shape), C-contiguous.
-            is_zero: whether all of it is zero, and can be overwritten.
+            out: the gradients (n, *shape), C-contiguous.
+            is_zero: whether `out` is all zero, and may be overwritten.
         """
         n, where = len(out), source.where
         if source.gradient is None:
@@ -85,7 +85,7 @@ class InstanceWeights:
         place += found if where is None else where.of_each(found)
 
     def _add_products(self, source: Source, place: Array, first: int, is_zero: bool) -> None:
-        """Add sums of products, which are most of all numbers: straight to their place where they can be."""
+        """Add sums of products, which are most of the work, in place if possible."""
         for group in groups_of([self._rows_of(source)], first, first + len(place)):
             left, right = self._factors(source, group.taken[0])
             left, where = left.transpose(0, 2, 1), group.where(self._put)
@@ -103,17 +103,17 @@ class InstanceWeights:
         """Return the factors of a sum of products for some instances: (n, rows, m) and (n, rows, k)."""
         assert source.gradient is not None
         left, right = (self._frame(source).env[value] for value in source.factors or ())
-        if source.where is not None:  # the rows and columns that give the wanted part
+        if source.where is not None:  # only the rows and columns of the wanted part
             row, column, height, width = source.where
             left, right = left[:, row : row + height], right[..., column : column + width]
         args = taken.of((left, right), self._put)
         return factors(*self._interpreter.rounded(source.derivative.vars, source.gradient, args))
 
     def _add_rows(self, source: Source, table: Any, n_ids: int, first: int, end: int) -> None:
-        """Add the scattered rows of the instances first:end to the gradients of their tables, one below the other.
+        """Add the scattered rows of the instances first:end to the gradients of their tables.
 
         Args:
-            table: an array or `Rows`, of n_ids rows for each instance.
+            table: the gradients, an array or `Rows` with n_ids rows per instance, one instance below the other.
         """
         frame = self._frame(source)
         for values, index in source.scatters:
@@ -127,7 +127,7 @@ class InstanceWeights:
     # Norms.
 
     def squares(self, reads: Sequence[Read]) -> NDArray[np.float64]:
-        """Return the sum over all gradients of their squared norms, on the host: float64 (B,)."""
+        """Return the sum of the squared norms of all gradients, per instance and on the host: float64 (B,)."""
         total = self._xp.zeros(self._interpreter.plan.graph.n_instances, np.float64)
         for read in reads:
             add = self._of_products if read.is_product else self._of_table if read.is_table else self._of_wholes
