@@ -1,12 +1,12 @@
-"""Buffer assignment: choose which values of a stage stay in registers, and where the others lie in scratch memory.
+"""Assign buffers: choose the values of a stage that stay in registers, and the places of the others in scratch memory.
 
 - *register*: the value is read only in the loop nest that makes it, or it is one number per node and read only in its
   kernel.
-- *row*: the value is read elsewhere in its kernel. Every row of the batch uses the same row of scratch memory.
+- *row*: the value is read elsewhere in its kernel. All rows of the batch use the same row of scratch memory in turn.
 - *batch*: another step reads the value. Scratch memory has a row for each row of the batch.
 - *persistent*: the value is made once for all nodes of the type.
 
-The layout gives places to the remaining values.
+The layout places the remaining values.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from autobatch.ir.program import NODE, SHARED
 
 
 class Spot(NamedTuple):
-    """A step and a block in it; the block is -1 for a step that is not a kernel."""
+    """The position of a statement: its step, and its block in the step, -1 if the step is not a kernel."""
 
     step: int
     block: int
@@ -33,15 +33,15 @@ class Spot(NamedTuple):
 
 @dataclass(eq=False)
 class Storage:
-    """Where the values of a stage are.
+    """The storage of the values of a stage.
 
     Attributes:
-        locations: of the values in memory, placed by the layout or assigned to a storage class.
-        aliases: values that are made as part of another one.
-        registers: values held in a register where they are made; a value made in parts never is.
-        row_width, batch_width, persistent_width: elements per row; those of the batch by domain.
+        locations: the locations of the values in memory, placed by the layout or assigned to a storage class.
+        aliases: the values that are made as part of another one, as views of that one.
+        registers: the values held in a register, with the positions of their loops; never values made in parts.
+        row_width, batch_width, persistent_width: elements per row of each storage class; `batch_width` by domain.
         shared: the values shared by all rows that kernels read, and their places.
-        shared_width: elements of these.
+        shared_width: the elements of all shared values.
     """
 
     locations: dict[int, Location]
@@ -54,17 +54,17 @@ class Storage:
     shared_width: int = 0
 
     def locate(self, view: View) -> tuple[Location, View]:
-        """Resolve aliases: return the location of the value that holds the memory, and the view of it."""
+        """Resolve aliases: return the location of the value that owns the memory, and the view of that value."""
         view = view.within(self.aliases)
         return self.locations[view.value], view
 
     def has_memory(self, value: int) -> bool:
-        """Whether a value lies in memory, of its own or inside another value."""
+        """Return whether a value has memory, of its own or inside another value."""
         return value in self.locations or value in self.aliases
 
 
 def assign_buffers(lowered: Lowered, steps: list[Step], n_before: int = 0) -> Storage:
-    """Decide where every value is; the first `n_before` steps run once for all rows."""
+    """Assign storage to every value; the first `n_before` steps run once for all rows."""
     storage = Storage(dict(lowered.locations), lowered.aliases)
     statements, spots = in_order(steps)
     uses = Uses(lowered, statements)
@@ -104,7 +104,7 @@ def assign_buffers(lowered: Lowered, steps: list[Step], n_before: int = 0) -> St
 
 
 def in_order(steps: Sequence[Step]) -> tuple[list[Statement], list[Spot]]:
-    """All statements in the order in which they run, and where each runs."""
+    """Return all statements in the order in which they run, and the position of each."""
     found: list[tuple[Statement, Spot]] = []
     for number, step in enumerate(steps):
         if isinstance(step, Kernel):
@@ -115,17 +115,17 @@ def in_order(steps: Sequence[Step]) -> tuple[list[Statement], list[Spot]]:
 
 
 def _is_chosen(uses: Uses, statement: Statement, value: int) -> bool:
-    """Whether data choose an element of a value that a loop reads: it is read from memory, also where it is made."""
+    """Return whether data choose the element of a value that a loop reads, which must then be in memory."""
     return any(operand.moved is not None for operand in uses.operands(statement, value))
 
 
 def is_row_number(lowered: Lowered, value: int) -> bool:
-    """Whether a value is one number per node, which a kernel keeps in a variable for the whole row."""
+    """Return whether a value is one number per node, which a kernel keeps in a variable for the whole row."""
     return lowered.sizes[value] == 1 and lowered.domains[value] == NODE
 
 
 def is_number(lowered: Lowered, loop: Loop) -> bool:
-    """Whether a loop reduces all of its elements to one number."""
+    """Return whether a loop reduces all of its elements to one number."""
     return bool(loop.combine) and loop.target.value != STORED and lowered.sizes[loop.target.value] == 1
 
 
@@ -138,7 +138,7 @@ def _put_in_batch(storage: Storage, lowered: Lowered, value: int) -> None:
 def _give_rows_to_gathers_and_outputs(
     lowered: Lowered, steps: list[Step], storage: Storage, row_ends: defaultdict[int, int]
 ) -> None:
-    """Give each kernel part of the scratch row for every gradient that it gathers and every output that it writes."""
+    """Reserve part of each kernel's scratch row for every gradient that it gathers and every output that it writes."""
     for number, step in enumerate(steps):
         if isinstance(step, Kernel):
             step.spares = {}

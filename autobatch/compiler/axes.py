@@ -1,8 +1,8 @@
 """Find the loops of a stage that run over the same axes at every width of the model.
 
 Two loops do if they access the same elements of a value in the same order, if products by one matrix link the values
-that they access, if a value was split in equal parts, or if a third loop has axes in common with both. That their axes
-are of equal size is not enough: a memory may have as many rows as this model's vectors have elements, and models that
+that they access, if a value was split in equal parts, or if a third loop shares axes with both. Axes of equal size are
+not enough: the rows of a memory may happen to be as many as the elements of this model's vectors, and models that
 differ in width alone would then not share compiled kernels.
 """
 
@@ -17,9 +17,9 @@ from autobatch.ops.shaping import assemble
 
 
 def common_axes(lowered: Lowered) -> dict[int, Hashable]:
-    """For each loop, by its `id`, what is equal for two loops just if their axes are the same.
+    """Return a key for each loop, by its `id`; the keys of two loops are equal if and only if their axes are the same.
 
-    Cost: about linear in the statements and their operands.
+    Cost: about linear in the number of statements and operands.
     """
     group: dict[Hashable, Hashable] = {}
 
@@ -39,11 +39,11 @@ def common_axes(lowered: Lowered) -> dict[int, Hashable]:
 
 
 def _accessed(loop: Loop, ports: dict[int, int]) -> Iterator[Hashable]:
-    """The elements of values that a loop accesses, another one at each index; then the loop itself."""
+    """Yield the ranges of values in which a loop accesses another element at each index; then the loop itself."""
     axes, strides = loop.nest
     value = loop.target.value
     if loop.stored is not None and loop.stored[0] == "port":
-        value = ports[loop.stored[1]]  # its gradient has as many elements
+        value = ports[loop.stored[1]]  # the gradient of a port has the axes of the port
     if not axes:
         yield ()
     elif value != STORED and all(strides[0]):
@@ -55,7 +55,7 @@ def _accessed(loop: Loop, ports: dict[int, int]) -> Iterator[Hashable]:
 
 
 def _equal_parts(lowered: Lowered) -> Iterator[list[Hashable]]:
-    """The parts of values that were split in equal parts: by loop splitting, or where their gradient is assembled."""
+    """Yield the parts of values with equal parts: split by loop splitting, or assembled from parts of equal size."""
     for pieces in lowered.pieces:
         yield [(piece, 0, (lowered.sizes[piece],), (1,)) for piece in pieces]
     for var in lowered.vars:
@@ -66,7 +66,7 @@ def _equal_parts(lowered: Lowered) -> Iterator[list[Hashable]]:
 
 
 def _links(lowered: Lowered, product: Product) -> Iterator[list[Hashable]]:
-    """The elements of a product's rows and of its target, each with the axis of the matrix that is as long."""
+    """Yield the elements of a product's rows and of its target, each with the axis of the matrix that it matches."""
     size = lowered.sizes[product.target]
     for term in product.terms:
         yield [("axis", term.weight, term.transposed), (term.rows.value, term.rows.offset, (term.rows.size,), (1,))]

@@ -26,14 +26,14 @@ def check_statements(lowered: Lowered, statements: Sequence[Statement]) -> None:
         statements: all statements of the stage, in the order in which they run.
 
     Raises:
-        PlanError: names the first statement that breaks this rule.
+        PlanError: names the first statement that violates this.
     """
     made: set[int] = set()
     gone: list[Range] = []
     uses = Uses(lowered, statements)
     for k, statement in enumerate(statements):
         if any(columns.meets(other) for columns in read_of_taken(lowered, statement) for other in gone):
-            raise _broken(lowered, statement, "a value is read that was written over")
+            raise _broken(lowered, statement, "an overwritten value is read")
         gone += [columns] if lowered.taken and (columns := written(lowered, statement)) is not None else []
         for value in lowered.values_read(statement):
             if not _is_known(lowered, value, made):
@@ -46,20 +46,22 @@ def check_statements(lowered: Lowered, statements: Sequence[Statement]) -> None:
 
 
 def check_steps(lowered: Lowered, statements: Sequence[Statement], steps: Sequence[Step]) -> None:
-    """Check that steps run each statement once and after those that it needs, and that loops in one nest may share it.
+    """Check that steps run each statement once and after those that it needs, and that loops in a nest may share it.
 
     Raises:
-        PlanError: names the first statement that breaks this rule.
+        PlanError: names the first statement that violates this.
     """
     neighbours = Neighbours(lowered, steps)
     if Counter(map(id, neighbours.statements)) != Counter(map(id, statements)):
-        raise PlanError(f"checking {lowered.name!r}: its steps do not run every statement once; a defect of autobatch.")
+        raise PlanError(
+            f"checking {lowered.name!r}: its steps must run every statement once; this is a defect of autobatch."
+        )
     check_statements(lowered, neighbours.statements)
     for step in steps:
         for block in step.blocks if isinstance(step, Kernel) else ():
             for loop in block.loops:
                 if (loop.domain, loop.axes) != (block.domain, block.axes):
-                    raise _broken(lowered, loop, "its block goes over other rows or axes")
+                    raise _broken(lowered, loop, "its block runs over other rows or axes")
     for reader, makers in enumerate(neighbours.read):
         for maker in makers:
             if neighbours.place[maker] == neighbours.place[reader]:
@@ -67,16 +69,16 @@ def check_steps(lowered: Lowered, statements: Sequence[Statement], steps: Sequen
     for writer, readers in overwritings(lowered, neighbours.statements).items():
         for reader, alike in readers.items():
             if neighbours.place[reader] == neighbours.place[writer] and not alike:
-                raise _broken(lowered, neighbours.statements[writer], "other elements are written over than are read")
+                raise _broken(lowered, neighbours.statements[writer], "other elements are overwritten than are read")
 
 
 def check_storage(lowered: Lowered, steps: Sequence[Step], storage: Storage) -> None:
     """Check that a value which is read outside the loop nest that makes it is in memory, or is one number per node.
 
-    Memory that each row of a kernel uses again holds only what no other step reads.
+    Also check that memory that rows of a kernel use in turn holds only values that no other step reads.
 
     Raises:
-        PlanError: names the first value of which this is not true.
+        PlanError: names the first value that violates this.
     """
     neighbours = Neighbours(lowered, steps)
     for maker, reader, *_ in neighbours.apart():
@@ -85,9 +87,7 @@ def check_storage(lowered: Lowered, steps: Sequence[Step], storage: Storage) -> 
         if storage.has_memory(value):
             location, _ = storage.locate(View(value, 0, (), ()))
             if location.area is Area.ROW and here.step != there.step:
-                raise _broken(
-                    lowered, neighbours.statements[reader], f"%{value} lies in memory that each row uses again"
-                )
+                raise _broken(lowered, neighbours.statements[reader], f"%{value} lies in memory that each row reuses")
         elif lowered.sizes[value] > 1 or here.step != there.step:
             raise _broken(lowered, neighbours.statements[reader], f"%{value} has no memory")
 
@@ -103,7 +103,7 @@ def _check_in_step(neighbours: Neighbours, maker: int, reader: int) -> None:
     )
     right = in_step and is_made_at_once(neighbours.lowered, made)
     if maker > reader or not right:
-        raise _broken(neighbours.lowered, reads, f"it reads {name_of(made)} before that is made, in one loop nest")
+        raise _broken(neighbours.lowered, reads, f"{name_of(made)} is read before it is made, in one loop nest")
 
 
 def _is_known(lowered: Lowered, value: int, made: set[int]) -> bool:
@@ -137,7 +137,7 @@ def _check_inside(lowered: Lowered, statement: Statement, view: View) -> None:
     first, end = view.bounds
     if view.size and (first < 0 or end > lowered.sizes[view.value]):
         raise _broken(
-            lowered, statement, f"it goes over elements {first} to {end - 1} of %{view.value}, which has fewer"
+            lowered, statement, f"it accesses elements {first} to {end - 1} of %{view.value}, which has fewer"
         )
 
 

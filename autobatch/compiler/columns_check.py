@@ -2,9 +2,9 @@
 
 For every column of every row, the simulated memory holds the name of the element last written there. The steps run as
 the generated source would: one batch after the other, row by row, nest by nest, index by index. Every read must find
-the element that it means, complete, and of its own row. This finds values in columns of others, columns that are
+the intended element, complete, and of its own row. This detects values in columns of others, columns that are
 overwritten too early, sums that are read before they are complete, and scratch memory that one row reads from another,
-whichever pass is at fault.
+regardless of the pass at fault.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from autobatch.ir.program import NODE, SHARED, Instruction
 from autobatch.ops.define import Shape
 from autobatch.plan.plan import PlannedCell
 
-BATCHES = ((0, 1), (2, 3))  # the nodes of each
-EDGES = (2, 0, 1, 2)  # edges of each node, in every group
+BATCHES = ((0, 1), (2, 3))  # the nodes of each batch of the simulated mini-batch
+EDGES = (2, 0, 1, 2)  # the number of edges of each node, in every group
 PER_ROW = (Area.ROW, Area.GATHER, Area.OUTPUT, Area.REGISTER)  # cleared before each row of a kernel
-UNCHANGED = (Area.INTS, Area.FLOATS)
+UNCHANGED = (Area.INTS, Area.FLOATS)  # never written
 
 Row: TypeAlias = tuple[int, int]
 """A node, and the number of one of its edges; -1 for the row of the node itself."""
@@ -35,7 +35,7 @@ Column: TypeAlias = tuple[object, ...]
 
 
 class Element(NamedTuple):
-    """Element `number` of a value in a row, written by the loop `maker`, which has reduced `terms` terms so far."""
+    """Element `number` of a value in a row, written by the loop with id `maker`, which has reduced `terms` terms."""
 
     value: int
     number: int
@@ -50,12 +50,12 @@ def check_columns(
     """Check that every read of a stage finds its element, and that the stage leaves the values that later ones read.
 
     Args:
-        n_before, n_after: how many steps run once for all rows, before and after the batches.
+        n_before, n_after: the numbers of steps that run once for all rows, before and after the batches.
 
     Raises:
         PlanError: names the first element that is missing, and the one in its place.
 
-    Cost: 1 to 2 microseconds for every element that the stage visits, in each of four rows.
+    Cost: 1 to 2 microseconds per element that the stage visits, in each of four rows.
     """
     stage = _Stage(cell, lowered, storage)
     all_nodes = tuple(node for batch in BATCHES for node in batch)
@@ -72,14 +72,14 @@ class _Stage:
 
     def __init__(self, cell: PlannedCell, lowered: Lowered, storage: Storage) -> None:
         self.cell, self.lowered, self.storage = cell, lowered, storage
-        self.memory: dict[Column, list[Element]] = {}  # several elements if values share a column from the start
+        self.memory: dict[Column, list[Element]] = {}  # several elements if values share a column at the beginning
         self.nodes: tuple[int, ...] = ()
         self.loops = {id(s): s for s in lowered.statements if isinstance(s, Loop)}
         self.terms: dict[int, Counter[int]] = {}  # terms per element that a loop reduces, by the id of the loop
         self.makers: dict[tuple[int, int], int] = {}  # the last loop that makes each element
         for loop in (loop for loop in self.loops.values() if loop.stored is None):
             numbers = list(_elements(loop.shape, loop.target.strides, loop.target.offset))
-            made = range(lowered.sizes[loop.target.value]) if loop.combine else numbers  # empty sums are made too
+            made = range(lowered.sizes[loop.target.value]) if loop.combine else numbers  # including empty sums
             self.makers |= {(loop.target.value, number): id(loop) for number in made}
             if loop.combine:
                 self.terms[id(loop)] = Counter(numbers)
@@ -89,7 +89,7 @@ class _Stage:
                     self.memory.setdefault(self._column(value, number, row), []).append(Element(value, number, row))
 
     def _known(self) -> list[int]:
-        """The values that are in memory before the stage runs: ports; for backward also the values of forward."""
+        """Return the values that are in memory before the stage runs: ports; in backward also the values of forward."""
         n_program = len(self.cell.program.vars)
         areas = (Area.INPUTS, Area.SAVED) if self.lowered.stage == "backward" else (Area.INPUTS,)
         found = [v for v, location in self.lowered.locations.items() if location.area in areas and v < n_program]
@@ -100,15 +100,15 @@ class _Stage:
     # Memory.
 
     def _rows(self, value: int, node: int) -> list[Row]:
-        """The rows of a value that belong to a node."""
+        """Return the rows of a value that belong to a node."""
         return _rows_of(self.lowered.domains[value], node)
 
     def _row(self, value: int, row: Row) -> Row:
-        """The row of a value that a loop over these rows reads or makes."""
+        """Return the row of a value that a loop reads or makes in a row of its own domain."""
         return (row[0], -1) if self.lowered.domains[value] == NODE else row
 
     def _column(self, value: int, number: int, row: Row) -> Column:
-        """Where an element lies."""
+        """Return the column of an element."""
         location, view = self.storage.locate(View(value, number, (), ()))
         return self._place(location, location.column + view.offset, row)
 
@@ -120,17 +120,17 @@ class _Stage:
         return location.area, location.domain, row, column
 
     def _check(self, column: Column, value: int, number: int, row: Row, who: str) -> None:
-        """Raise unless a column holds the element."""
+        """Raise a PlanError unless a column holds the element."""
         found = self.memory.get(column, [])
         if not any(self._is(element, value, number, row) for element in found):
             there = ", ".join(f"%{e.value}[{e.number}] of row {e.row} ({e.terms} terms)" for e in found) or "nothing"
             raise PlanError(
-                f"checking the {self.lowered.stage} stage of {self.lowered.name!r}: {who} wants %{value}[{number}] of "
-                f"row {row} from {column}, and finds {there}; this is a defect of autobatch."
+                f"checking the {self.lowered.stage} stage of {self.lowered.name!r}: {who} must find %{value}[{number}] "
+                f"of row {row} in {column}, got {there}; this is a defect of autobatch."
             )
 
     def _is(self, found: Element, value: int, number: int, row: Row) -> bool:
-        """Whether `found` is complete, and is the element or the element of a part made in its place."""
+        """Return whether `found` is complete, and is the element or that of a part made in its place."""
         if found.row != row or (found.maker and self.makers[found.value, found.number] != found.maker):
             return False
         terms = self.terms.get(found.maker)
@@ -139,7 +139,7 @@ class _Stage:
         return self._root(found.value, found.number) == self._root(value, number) or self._has_part(value, found.value)
 
     def _n_times(self, found: Element) -> int:
-        """How often the loop that made an element runs for one row of it: once, or once per edge."""
+        """Return how often the loop that made an element runs for its row: once, or once per edge."""
         is_over_edges = self.loops[found.maker].domain != self.lowered.domains[found.value]
         return EDGES[found.row[0]] if is_over_edges else 1
 
@@ -181,14 +181,14 @@ class _Stage:
                 self.memory[self._column(step.target, number, row)] = [Element(step.target, number, row)]
 
     def _fetch(self, view: View, row: Row, who: str) -> None:
-        """Check all elements of a view in a row, unless its memory is never written."""
+        """Check all elements of a view in a row, unless the view is of memory that is never written."""
         if self.lowered.domains[view.value] == SHARED or self.storage.locate(view)[0].area in UNCHANGED:
             return
         for number in _elements(view.shape, view.strides, view.offset):
             self._check(self._column(view.value, number, row), view.value, number, row, who)
 
     def _run_row(self, step: int, kernel: Kernel, row: Row) -> None:
-        """Run the blocks of a kernel for a row; a block's nest runs for that or for each edge of a node."""
+        """Run the blocks of a kernel for a row; the nest of a block runs for that row, or for each edge of the node."""
         for column in [column for column in self.memory if column[0] in PER_ROW]:
             del self.memory[column]
         for (area, of), (first, size) in kernel.spares.items():
@@ -212,7 +212,7 @@ class _Stage:
                 self._check((Area.OUTPUT, of, k), STORED, k, row, f"output {of}")
 
     def _begin(self, block: Block, row: Row) -> None:
-        """Write the initial values of reductions: a node's before the block, an edge's before its nest."""
+        """Write the initial values of reductions, for a node before the block, and for an edge before its nest."""
         for loop in block.loops:
             value = loop.target.value
             if loop.combine and (self.lowered.domains[value] == NODE) == (row[1] < 0):
@@ -231,7 +231,7 @@ class _Stage:
                 self._make(spot, loop, target, row if loop.stored else self._row(loop.target.value, row))
 
     def _read(self, spot: Spot, loop: Loop, operand: Operand, number: int, row: Row) -> None:
-        """Check an operand of a loop at an index: a variable of the nest or of the row, or memory."""
+        """Check an operand of a loop at an index, in a variable of the nest or of the row, or in memory."""
         value, who = operand.view.value, f"the loop that makes %{loop.target.value}"
         made = self.storage.registers.get(value)
         is_in_row = made is not None and made.step == spot.step and is_row_number(self.lowered, value)
@@ -243,7 +243,7 @@ class _Stage:
             self._fetch(View(value, number, (), ()), row, who)
 
     def _make(self, spot: Spot, loop: Loop, number: int, row: Row) -> None:
-        """Make an element."""
+        """Write an element of a loop's target."""
         value = loop.target.value
         if loop.stored is not None:
             what, of = loop.stored
@@ -265,7 +265,7 @@ class _Stage:
                 self.memory[self._column(value, number, row)] = made
 
     def _combined(self, loop: Loop, number: int, row: Row) -> Column:
-        """Where a loop accumulates: in a variable, or in an element of memory."""
+        """Return the place where a loop accumulates: a variable, or an element of memory."""
         value = loop.target.value
         return (Area.REGISTER, value) if is_number(self.lowered, loop) else self._column(value, number, row)
 
@@ -276,7 +276,7 @@ class _Stage:
             self.memory[self._column(value, number, row)] = self.memory[Area.REGISTER, value]
 
     def check_left(self, nodes: tuple[int, ...]) -> None:
-        """Check the results of a stage: residuals and, in backward, the gradients of ports."""
+        """Check the results of a stage: residuals and, in backward, gradients of ports."""
         self.nodes = nodes
         for value, node in product(self._left(), nodes):
             for row in self._rows(value, node):
@@ -294,7 +294,7 @@ class _Stage:
                     self._check(column, value, number, row, f"the gradient of port {of}")
 
     def _left(self) -> Iterator[int]:
-        """The residuals that the next stage reads."""
+        """Yield the residuals that the next stage reads."""
         derivative = self.cell.derivative
         n_program = len(self.cell.program.vars)
         if derivative is None:
@@ -311,7 +311,7 @@ class _Stage:
 
 
 def _rows_of(domain: int, node: int) -> list[Row]:
-    """The rows of a domain that belong to a node."""
+    """Return the rows of a domain that belong to a node."""
     return [(node, -1)] if domain == NODE else [(node, edge) for edge in range(EDGES[node])]
 
 
@@ -324,12 +324,12 @@ def _whole(value: int, size: int) -> View:
 
 
 def _elements(shape: Shape, strides: Sequence[int], offset: int) -> Iterator[int]:
-    """The numbers of the elements of a view, in order."""
+    """Yield the numbers of the elements of a view, in order."""
     for index in product(*map(range, shape)):
         yield offset + sum(i * stride for i, stride in zip(index, strides, strict=True))
 
 
 def _walk(loop: Loop) -> Iterator[tuple[int, ...]]:
-    """For every index of a loop, the elements of its target and of its operands."""
+    """Yield, for every index of a loop, the elements of its target and of its operands."""
     views = [loop.target, *(operand.view for operand in loop.operands)]
     return zip(*(_elements(loop.shape, view.strides, view.offset) for view in views), strict=True)

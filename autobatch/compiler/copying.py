@@ -15,11 +15,11 @@ DATA = (Area.INTS, Area.FLOATS)
 
 
 class Copy(NamedTuple):
-    """A loop that copies.
+    """A loop that only copies.
 
     Attributes:
-        step: its kernel.
-        gathered: the output whose gradient it gathers from the output's readers; -1 if it reads something else.
+        step: the number of its kernel.
+        gathered: the output whose gradient the loop gathers from the output's readers; -1 if it reads something else.
     """
 
     step: int
@@ -28,9 +28,9 @@ class Copy(NamedTuple):
 
 
 def find_copies(stage: StageProgram) -> Iterator[Copy]:
-    """Find the loops that write an element just as they read it from the memory of a row.
+    """Find the loops that write each element unchanged after reading it from the memory of a row.
 
-    Reads from registers, of data and of elements that data choose (lookups) do not count as copies.
+    Loops that read registers, data, or elements that data choose (lookups) do not count as copies.
     """
     storage = stage.storage
     for number, step in enumerate(stage.steps):
@@ -49,7 +49,7 @@ def find_copies(stage: StageProgram) -> Iterator[Copy]:
 
 
 def only_copy(stage: StageProgram) -> set[int]:
-    """The numbers of the kernels that only copy: each costs a launch."""
+    """Return the numbers of the kernels that only copy; each costs a launch."""
     copying = {id(copy.loop) for copy in find_copies(stage)}
     return {
         number

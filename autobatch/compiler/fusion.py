@@ -1,9 +1,9 @@
-"""Fusion: group the statements of a stage into few kernels of few loop nests.
+"""Fuse the statements of a stage into few kernels of few loop nests.
 
-A stage becomes kernel, products, kernel, products, ..., kernel: as few kernels as the products between them allow. A
-loop that could be in several kernels joins the one that holds its readers, so that intermediate values stay in
-registers. Inside a kernel, loops over the same axes (`autobatch.compiler.axes`) form one *block*, a loop nest, if each
-reads the values of the others at its own index only.
+A stage becomes kernel, products, kernel, products, ..., kernel, with as few kernels as the products between them allow.
+A loop that could be in several kernels joins the kernel of its readers, so that intermediate values stay in registers.
+Inside a kernel, loops over the same axes (`autobatch.compiler.axes`) form one *block*, a loop nest, if each reads the
+values of the others at its own index only.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Kernel:
     """Blocks that run one after the other for each row.
 
     Attributes:
-        domain: whose rows: nodes, or the edges of a group for what goes between nodes edge by edge.
+        domain: the domain of the rows: nodes, or the edges of a group if loops read from or write to other nodes.
         spares: for each gathered gradient and each output, by number, its place in the scratch row and its size.
     """
 
@@ -43,7 +43,7 @@ class Kernel:
     spares: dict[tuple[Area, int], tuple[int, int]] = field(default_factory=dict)
 
     def written(self, number: int) -> list[tuple[int, int]]:
-        """The ranges of an output that the kernel makes: (first element, size) of each; several if it was split."""
+        """Return the ranges of an output that the kernel makes, as (first element, size); several if it was split."""
         loops = [loop for block in self.blocks for loop in block.loops if loop.stored == ("output", number)]
         found: list[tuple[int, int]] = []
         for first, size in sorted((loop.target.offset, loop.size) for loop in loops):
@@ -58,7 +58,7 @@ Step: TypeAlias = Kernel | Product | Interpreted
 
 
 def fuse(lowered: Lowered, statements: list[Statement]) -> list[Step]:
-    """Divide the statements of a stage into steps, in an order that can be run."""
+    """Divide the statements of a stage into steps, in an executable order."""
     order = _Order(lowered, statements)
     levels = order.levels()
     steps: list[Step] = []
@@ -72,12 +72,12 @@ def fuse(lowered: Lowered, statements: list[Statement]) -> list[Step]:
 
 
 def keep_apart(lowered: Lowered, statements: list[Statement]) -> list[Step]:
-    """Make every statement a step of its own: the baseline against which `fuse` is measured."""
+    """Turn every statement into a step of its own: the baseline against which `fuse` is measured."""
     return [_alone(lowered, statement) for statement in statements]
 
 
 def _alone(lowered: Lowered, statement: Statement) -> Step:
-    """A statement as a step of its own."""
+    """Turn a statement into a step of its own."""
     if not isinstance(statement, Loop):
         return statement
     domain = statement.domain if lowered.goes_between_nodes(statement) else NODE
@@ -103,7 +103,7 @@ class _Order:
                 self.after[maker].append(k)
 
     def _zeros(self, k: int) -> Iterator[int]:
-        """The loops that fill elements with zeros before a statement makes them."""
+        """Yield the loops that fill elements with zeros before a statement makes them."""
         statement = self.statements[k]
         if isinstance(statement, Loop) and statement.stored is None:
             first, end = statement.target.bounds
@@ -115,7 +115,11 @@ class _Order:
                         yield earlier
 
     def levels(self) -> list[int]:
-        """For each loop that may be fused, the number of its kernel; for others, that of the kernel before them."""
+        """Return the number of the kernel of each loop that may be fused; for others, that of the kernel before them.
+
+        Computes the earliest and the latest level of each statement. Loops without a choice fix the levels that have a
+        kernel; each other loop then moves to the last such level before its readers, or to the first if it has none.
+        """
         earliest: list[int] = []
         for k in range(len(self.statements)):
             fuses = self.may_fuse(k)
@@ -142,7 +146,7 @@ class _Order:
         return earliest
 
     def may_share_nest(self, k: int, earlier: int) -> bool:
-        """Whether two loops over the same rows and axes, one of which must come first, can be one loop nest."""
+        """Return whether two loops over the same rows and axes can share a loop nest, although one must come first."""
         loop, made = self.statements[k], self.statements[earlier]
         assert isinstance(loop, Loop)
         assert isinstance(made, Loop)
@@ -152,7 +156,7 @@ class _Order:
         return overwrites is not False and is_read_in_step(self.lowered, self.uses, made, loop)
 
     def may_fuse(self, k: int) -> bool:
-        """Whether a statement may be in a kernel with others."""
+        """Return whether a statement may share a kernel with others."""
         return isinstance(self.statements[k], Loop) and not self.lowered.goes_between_nodes(self.statements[k])
 
 
@@ -181,7 +185,7 @@ def _make_blocks(order: _Order, chosen: list[int]) -> Kernel:
 
 
 def is_read_in_step(lowered: Lowered, uses: Uses, made: Loop, loop: Loop) -> bool:
-    """Whether a loop reads each element at the index at which another loop makes it: both can then be one loop nest."""
+    """Return whether a loop reads each element at the index at which another makes it; both can then share a nest."""
     value = made.target.value
     if not is_made_at_once(lowered, made) or len(uses.makers(value)) > 1 or made.domain != loop.domain:
         return False
@@ -190,6 +194,6 @@ def is_read_in_step(lowered: Lowered, uses: Uses, made: Loop, loop: Loop) -> boo
 
 
 def is_made_at_once(lowered: Lowered, loop: Loop) -> bool:
-    """Whether a loop makes every element of a value once, in order."""
+    """Return whether a loop makes every element of a value once, in order."""
     value = loop.target.value
     return not loop.combine and value != STORED and loop.target.is_whole(lowered.sizes[value])

@@ -1,8 +1,8 @@
-"""Hoisting: move products out of the batches of a stage, to run once for all rows of a type: larger ones are faster.
+"""Hoist products out of the batches of a stage, to run once for all rows of a type, because larger products are faster.
 
-*Before* the batches run products of rows that depend on the node's data alone, such as word embeddings times their
-weights; the other products of a sum add to the result later, per batch. *After* the batches run products that nothing
-in the stage reads, such as the gradients of embeddings: they are needed only for the gradients of parameters.
+*Before* the batches, products run whose rows depend on the node's data alone, such as word embeddings times their
+weights; the other products of a sum add to the result later, per batch. *After* the batches, products run that nothing
+in the stage reads, such as the gradients of embeddings, which are needed only for the gradients of parameters.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Parts(NamedTuple):
 
 
 def hoist(lowered: Lowered) -> Parts:
-    """Divide the statements of a stage into those before, in and after the batches. Cost: linear in them."""
+    """Divide the statements of a stage into those before, in and after the batches. Cost: linear in the statements."""
     uses = Uses(lowered, lowered.statements)
     after = [s for s in lowered.statements if _can_wait(lowered, uses, s)]
     rest = [s for s in lowered.statements if s not in after]
@@ -50,7 +50,7 @@ def hoist(lowered: Lowered) -> Parts:
 
 
 def _known_from_data(lowered: Lowered, statements: list[Statement]) -> set[int]:
-    """The values, one per node, that loops compute from data and from values shared by all rows."""
+    """Return the values, one per node, that loops compute from data and from values shared by all rows."""
     uses = Uses(lowered, statements)
     known: set[int] = set()
     for statement in statements:
@@ -64,7 +64,7 @@ def _known_from_data(lowered: Lowered, statements: list[Statement]) -> set[int]:
 
 
 def _reads_known(lowered: Lowered, loop: Loop, known: set[int]) -> bool:
-    """Whether a loop reads only data, values shared by all rows, and values computed from these."""
+    """Return whether a loop reads only data, values shared by all rows, and values computed from these."""
     if not loop.operands or loop.reads(EdgeCount):
         return False
     for operand in loop.operands:
@@ -77,19 +77,19 @@ def _reads_known(lowered: Lowered, loop: Loop, known: set[int]) -> bool:
 
 
 def _can_be_early(lowered: Lowered, value: int) -> bool:
-    """Whether a value may be made before the batches: no other value ever lies in its place."""
+    """Return whether a value may be made before the batches, because no other value ever uses its place."""
     return _is_kept_apart(lowered, value) and not writes_over(lowered, value)
 
 
 def _is_kept_apart(lowered: Lowered, value: int) -> bool:
-    """Whether a value has a row for every node, among residuals or in scratch, and only its own statements make it."""
+    """Return whether a value has a row per node, in residuals or scratch, and only its own statements make it."""
     location = lowered.locations.get(value)
     alone = value not in lowered.aliases and not lowered.parts.get(value)
     return alone and lowered.domains[value] == NODE and (location is None or location.area is Area.SAVED)
 
 
 def _made_for(lowered: Lowered, before: list[Statement], statements: list[Statement]) -> list[Statement]:
-    """The loops that make the values which the statements `before` read, in order."""
+    """Return the loops that make the values which the statements `before` read, directly or not, in order."""
     wanted = {value for statement in before for value in lowered.values_read(statement)}
     found: list[Statement] = []
     for statement in reversed(statements):
@@ -100,9 +100,9 @@ def _made_for(lowered: Lowered, before: list[Statement], statements: list[Statem
 
 
 def _can_wait(lowered: Lowered, uses: Uses, statement: Statement) -> bool:
-    """Whether a backward product can run after all batches.
+    """Return whether a backward product can run after all batches.
 
-    Its result is a residual that nothing in the stage reads, and its rows stay unchanged until then.
+    This requires that its result is a residual that nothing in the stage reads, and that its rows stay unchanged.
     """
     if not isinstance(statement, Product) or statement.domain != NODE or lowered.stage != "backward":
         return False

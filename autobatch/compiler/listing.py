@@ -1,4 +1,4 @@
-"""List the steps of a stage with the source of its kernels, as any target prints them."""
+"""List the steps of a stage with the source of its kernels, for any target."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autobatch.compiler.statement import Interpreted, Product
 
 
 def list_steps(stage: StageProgram, texts: Sequence[str]) -> str:
-    """List the steps.
+    """List the steps of a stage.
 
     Args:
         texts: for each step, the source of its kernel; "" if it is not a kernel.

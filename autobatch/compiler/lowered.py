@@ -1,4 +1,4 @@
-"""A lowered stage: its statements and the places of its values; and the functions by which rules add statements."""
+"""Define a lowered stage, with its statements and the places of its values, and the builder to which rules add."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ STORED = -1  # the target of loops that write to destinations or to the gradient
 class Area(StrEnum):
     """The memory that holds a value of a stage; each target maps it to memory of its own.
 
-    The first four are the storage classes that buffer assignment chooses from. The others are given: the plan's buffer
-    has the inputs of nodes, their gradients and residuals; OUTPUT is the first destination of an output, GATHER its
-    gathered gradient; the rest are data of nodes and values shared by all rows.
+    The first four are the storage classes from which buffer assignment chooses. The others are given: the plan's buffer
+    holds the inputs of nodes, their gradients and residuals; OUTPUT is the first destination of an output, and GATHER
+    its gathered gradient; the rest are data of nodes and values shared by all rows.
     """
 
-    REGISTER = "register"  # a variable of a loop nest or, if there is one per node, of a kernel
-    ROW = "row"  # scratch memory that each row of a kernel uses again
-    BATCH = "batch"  # scratch memory with a row for each of a batch
+    REGISTER = "register"  # a variable of a loop nest or, for one number per node, of a kernel
+    ROW = "row"  # scratch memory that all rows of a kernel use in turn
+    BATCH = "batch"  # scratch memory with a row for each row of a batch
     PERSISTENT = "persistent"  # scratch memory with a row for each node of the type
     INPUTS = "inputs"
     GRADIENTS = "mirror"
@@ -45,7 +45,7 @@ class Area(StrEnum):
 
 
 class Location(NamedTuple):
-    """Columns of an area from `column` on, in the rows of a domain; of GATHER and OUTPUT, `domain` is the output."""
+    """Columns of an area from `column` on, in the rows of a domain; in GATHER and OUTPUT, `domain` is the output."""
 
     area: Area
     domain: int
@@ -60,15 +60,15 @@ class Lowered:
         name: the name of the cell.
         stage: "forward" or "backward".
         vars: the values of the cell.
-        views: for each of these, the value and the elements of it that it is a view of.
-        sizes: elements of each value; values of the cell first, then values that lowering added.
-        domains: their domains.
-        statements: in an order that can be run.
-        locations: of the values that the layout places, in memory.
+        views: for each of these, the value and the elements of which it is a view.
+        sizes: the number of elements of each value; values of the cell first, then values that lowering added.
+        domains: the domain of each value.
+        statements: the statements, in an executable order.
+        locations: the places of the values that the layout puts in memory.
         aliases: values that are made as part of another one.
         shared: instructions that run once.
-        parts: for a value that is joined from others, those that are made in place.
-        pieces: for each value that loop splitting divided, its pieces, which are of equal size.
+        parts: for a value that is joined from others, the parts that are made in place.
+        pieces: for each value that loop splitting divided, its pieces, which have equal size.
         taken: values whose columns other values overwrite later (buffer reuse).
     """
 
@@ -87,7 +87,7 @@ class Lowered:
     taken: frozenset[int] = frozenset()
 
     def goes_between_nodes(self, statement: Statement) -> bool:
-        """Whether a loop writes rows of an output to their destinations, or gathers their gradients.
+        """Return whether a loop writes an output with a row per edge to its destinations, or gathers its gradient.
 
         Each edge has destinations of its own, so such a loop is a kernel whose rows are edges.
         """
@@ -98,7 +98,7 @@ class Lowered:
         return is_output or any(v in self.locations and self.locations[v].area is Area.GATHER for v in per_edge)
 
     def values_read(self, statement: Statement) -> set[int]:
-        """The values that a statement reads."""
+        """Return the values that a statement reads."""
         match statement:
             case Loop():
                 return {operand.view.value for operand in statement.operands}
@@ -109,7 +109,7 @@ class Lowered:
 
 
 class Lowering:
-    """Adds statements to a stage; rules call its methods."""
+    """The builder of a lowered stage; rules call its methods to add statements."""
 
     def __init__(
         self, name: str, stage: str, vars: tuple[Var, ...], layout: Layout, locations: dict[int, Location]
@@ -133,36 +133,36 @@ class Lowering:
     # What rules call.
 
     def source(self, index: int) -> Instruction:
-        """The instruction that computes a value."""
+        """Return the instruction that computes a value."""
         source = self.vars[index].source
         assert isinstance(source, Instruction)
         return source
 
     def shape(self, index: int) -> Shape:
-        """The shape of a value."""
+        """Return the shape of a value."""
         return self.vars[index].shape
 
     def domain(self, index: int) -> int:
-        """The domain of a value of the cell, or of one that lowering added."""
+        """Return the domain of a value of the cell, or of one that lowering added."""
         return self.lowered.domains[index]
 
     def new(self, shape: Shape, domain: int) -> View:
-        """Add a value that the program does not have."""
+        """Add a value that the program does not have; return the view of all its elements."""
         self.lowered.sizes.append(int(np.prod(shape, dtype=np.int64)))
         self.lowered.domains.append(domain)
         return View(len(self.lowered.sizes) - 1, 0, shape, steps(shape))
 
     def whole(self, index: int) -> View:
-        """The view of all elements of a value."""
+        """Return the view of all elements of a value."""
         return View(index, 0, self.shape(index), steps(self.shape(index)))
 
     def operand(self, arg: int, shape: Shape) -> Expression:
-        """An argument, broadcast to a shape."""
+        """Return the expression of an argument, broadcast to a shape: a number if it is a constant number."""
         number = self.number(arg)
         return Operand(self.views[arg].broadcast(shape)) if number is None else Number(number)
 
     def number(self, arg: int) -> float | None:
-        """The value of an argument that is a constant number; None for others."""
+        """Return the value of an argument that is a constant number; None for others."""
         source = self.vars[arg].source
         if isinstance(source, Constant) and np.ndim(source.data) == 0:
             return float(source.data)
@@ -188,7 +188,7 @@ class Lowering:
         """Reduce an expression along axes; the result keeps these axes, with length one.
 
         Returns:
-            the result: the value `target`, or a new one.
+            The result: a view of the value `target`, or of a new value.
         """
         kept = tuple(1 if axis in axes else size for axis, size in enumerate(shape))
         made = self.new(kept, domain) if target is None else View(target, 0, kept, steps(kept))
@@ -202,19 +202,19 @@ class Lowering:
         self.lowered.statements.append(Loop(domain, shape, expression, target, stored=(what, number)))
 
     def interpret(self, index: int, why: Reason) -> None:
-        """Let an instruction run as in the reference backend."""
+        """Add an instruction that is interpreted, as in the reference backend."""
         source = self.source(index)
         self.lowered.statements.append(Interpreted(self.domain(index), index, source.args, why))
         self._apart.add(index)
 
     def product(self, domain: int, terms: Sequence[tuple[int, int, bool]], target: int) -> None:
-        """Add a sum of one or more products, given as (rows, weight, whether the weight is transposed)."""
+        """Add a sum of one or more products, each given as (rows, weight, whether the weight is transposed)."""
         found = tuple(Term(self._rows(rows), weight, transposed) for rows, weight, transposed in terms)
         self.lowered.statements.append(Product(domain, found, target))
         self._apart.add(target)
 
     def product_of(self, index: int) -> tuple[int, int, bool] | None:
-        """The rows and the shared matrix that an instruction multiplies; None if it does something else."""
+        """Return the term, as for `product`, if an instruction multiplies rows by a shared matrix; else None."""
         source = self.source(index)
         if source.op is affine:
             weight, rows, _ = source.args
@@ -230,14 +230,14 @@ class Lowering:
         return rows, weight, transposed
 
     def part_of(self, index: int, where: Any) -> View:
-        """The elements of a value at an index."""
+        """Return the view of the elements of a value at an index of NumPy."""
         array = np.empty((1, *self.shape(index)), np.int8)
         part = array[(slice(None), *where)]
         offset = part.__array_interface__["data"][0] - array.__array_interface__["data"][0]
         return View(index, offset if part.size else 0, part.shape[1:], part.strides[1:])
 
     def lies_in(self, part: int, view: View) -> bool:
-        """Whether an argument of a join is at its place in the join, or can be made there; if so, note it as a part."""
+        """Return whether an argument of a join is at its place, or can be made there; if so, record it as a part."""
         if self._lies_in(part, view):
             self.lowered.parts[view.value].append(self.views[part].value)
             return True
@@ -262,12 +262,12 @@ class Lowering:
         return False
 
     def _rows(self, rows: int) -> View:
-        """A view of rows that a BLAS can read: contiguous and of the float type; copied if need be."""
+        """Return a view of rows that a BLAS can read, contiguous and of the float type; copy them if necessary."""
         view = self.views[rows]
         if view.is_contiguous and self._is_float(view.value):
             return view
         return self.loop(self.domain(rows), Operand(view), self.new(view.shape, self.domain(rows)))
 
     def _is_float(self, value: int) -> bool:
-        """Whether a value is stored in the model's float type."""
+        """Return whether a value is stored in the model's float type."""
         return not isinstance(self.vars[value].source, Attribute) if value < len(self.vars) else True

@@ -2,8 +2,8 @@
 
 The rules of `autobatch.compiler.rules` turn ops into loops: a softmax becomes a maximum, exponentials, their sum and
 quotients, which can be fused with the ops around them. An affine map of rows becomes a product and a sum with the bias.
-In a sum of products, each further library call adds to the result of the one before. Values that depend on parameters
-alone are left out: they are computed once, not for every batch.
+In a sum of products, each library call after the first adds to the result of the previous one. Values that depend on
+parameters alone are omitted, because they are computed once, not for every batch.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def lower_backward(cell: PlannedCell) -> Lowered:
 
 
 def locations_of(vars: Sequence[Var], layout: Layout, forward: bool) -> dict[int, Location]:
-    """The places that the layout gives to the values of a stage."""
+    """Return the places that the layout gives to the values of a stage."""
     locations: dict[int, Location] = {}
     for index, var in enumerate(vars):
         match var.source:
@@ -75,14 +75,14 @@ def locations_of(vars: Sequence[Var], layout: Layout, forward: bool) -> dict[int
 
 
 MAYBE_IN_MEMORY = {"matmul", "affine", "lookup", "argmax", "cross_entropy", "pick"}
-"""Ops with a rule that are products or interpreted all the same, as the rule finds."""
+"""Ops with a rule that may still become products or be interpreted, which only the rule decides."""
 
 
 class _Stage(Lowering):
-    """Lowers the instructions of a stage, in order."""
+    """The lowering of the instructions of a stage."""
 
     def run(self, indices: Sequence[int], needed: Iterable[int]) -> None:
-        """Lower instructions, in order."""
+        """Lower instructions, in order; `needed` are values that must exist, and so cannot vanish in a sum."""
         sums = self._sums_of_products(indices, {*needed, *self.lowered.locations})
         inside = {value for parts in sums.values() for value in parts.inner}
         for index in indices:
@@ -104,7 +104,7 @@ class _Stage(Lowering):
                     self.interpret(index, why)
 
     def gather(self, derivative: Derivative) -> None:
-        """Provide the gradients of outputs: read where they are gathered, or copied if they need a place in memory."""
+        """Provide the gradients of outputs: read them where they are gathered, or copy those that need memory."""
         readers = self._readers_that_need_memory(derivative.backward)
         for number, index in enumerate(derivative.incoming):
             location = Location(Area.GATHER, number, 0)  # `number` is an output, not a domain
@@ -116,7 +116,7 @@ class _Stage(Lowering):
                 self.lowered.locations[index] = location
 
     def _readers_that_need_memory(self, indices: Iterable[int]) -> set[int]:
-        """The values that products or interpreted ops may read: they must be in memory."""
+        """Return the values that products or interpreted ops may read, and which must therefore be in memory."""
         found: set[int] = set()
         for index in indices:
             op = self.source(index).op
@@ -135,7 +135,7 @@ class _Stage(Lowering):
             self.loop(self.domain(index), Operand(parent), target)
 
     def _sums_of_products(self, indices: Sequence[int], needed: set[int]) -> dict[int, _Sum]:
-        """Find the largest sums of two or more products, which the library can accumulate in one result."""
+        """Find the maximal sums of two or more products, which the library can accumulate in one result."""
         read = Counter(arg for i in indices for arg in self.source(i).args)
         found: dict[int, _Sum] = {}
         for index in indices:
@@ -186,7 +186,7 @@ class _Stage(Lowering):
 
 
 class _Sum(NamedTuple):
-    """The terms of a sum: products and other values; `inner` are the values that only this sum reads."""
+    """The terms of a sum: products and other values; `inner` are the intermediate values that only this sum reads."""
 
     products: list[tuple[int, int, bool]]
     others: list[int]

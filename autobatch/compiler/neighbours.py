@@ -1,8 +1,8 @@
 """Explain why neighbouring ops of a compiled stage are not fused into one loop nest.
 
-Two statements are neighbours if one reads a value that the other makes. They are fused if they are in one block of one
-kernel. The reasons (`autobatch.compiler.reasons`) follow from definitions applied to the finished steps; the fusion
-pass is not asked. `tests/compiler/test_neighbours.py` checks each reason independently.
+Two statements are neighbours if one reads a value that the other makes. They are fused if they are in the same block of
+the same kernel. The reasons (`autobatch.compiler.reasons`) are derived from the finished steps alone, without the
+fusion pass. `tests/compiler/test_neighbours.py` checks each reason independently.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Apart(NamedTuple):
     """Two neighbours that are not fused, and the reason; statements are given by number.
 
     Attributes:
-        others: further statements that the reason's sentence names, in its order.
+        others: further statements that the sentence of the reason names, in its order.
     """
 
     maker: int
@@ -42,7 +42,7 @@ class Neighbours:
     Args:
         lowered: the stage.
         steps: all steps of the stage.
-        n_before, n_after: how many of the first and the last steps run once for all rows.
+        n_before, n_after: the numbers of first and of last steps that run once for all rows.
         fused: whether fusion is on.
     """
 
@@ -56,7 +56,7 @@ class Neighbours:
 
     @cached_property
     def read(self) -> list[list[int]]:
-        """For each statement, the statements whose values it reads."""
+        """Return, for each statement, the statements whose values it reads."""
         return [
             sorted({m for value in self.lowered.values_read(s) for m in self.uses.makers(value)} - {k})
             for k, s in enumerate(self.statements)
@@ -64,7 +64,7 @@ class Neighbours:
 
     @cached_property
     def needed(self) -> list[set[int]]:
-        """For each statement, all statements that must run before it."""
+        """Return, for each statement, all statements that must run before it."""
         found: list[set[int]] = [set() for _ in self.statements]
         for k in sorted(range(len(self.statements)), key=lambda k: self.place[k]):
             for maker in self.read[k]:
@@ -72,14 +72,14 @@ class Neighbours:
         return found
 
     def apart(self) -> Iterator[Apart]:
-        """The pairs of neighbours that are not fused."""
+        """Yield the pairs of neighbours that are not fused."""
         for reader, makers in enumerate(self.read):
             for maker in makers:
                 if self.place[maker] != self.place[reader] or self.place[maker].block < 0:
                     yield Apart(maker, reader, *self._why(maker, reader))
 
     def _why(self, maker: int, reader: int) -> Why:
-        """Why two neighbours are not fused."""
+        """Find the reason why two neighbours are not fused."""
         for k in (maker, reader):
             if not isinstance(self.statements[k], Loop):
                 is_product = isinstance(self.statements[k], Product)
@@ -94,11 +94,12 @@ class Neighbours:
         return self._why_nests(maker, reader) if here.step == there.step else self._why_kernels(maker, reader)
 
     def _why_kernels(self, maker: int, reader: int) -> Why:
-        """Why two loops are in different kernels."""
+        """Find the reason why two loops are in different kernels."""
         first, last = self.place[maker].step, self.place[reader].step
         between = [
             k for k, s in enumerate(self.statements) if not isinstance(s, Loop) and first < self.place[k].step < last
         ]
+        # Only products and interpreted ops separate kernels: those that the reader needs, or that need the maker.
         late = [k for k in between if k in self.needed[reader]]
         early = [k for k in between if maker in self.needed[k]]
         for k in late:
@@ -115,7 +116,7 @@ class Neighbours:
         return Reason.NONE, ()
 
     def _why_nests(self, maker: int, reader: int) -> Why:
-        """Why two loops of a kernel are in different loop nests."""
+        """Find the reason why two loops of a kernel are in different loop nests."""
         reason = self._why_not_one_nest(maker, reader)
         if reason is not None:
             return reason, ()
@@ -126,7 +127,7 @@ class Neighbours:
         return Reason.NONE, ()
 
     def _why_not_one_nest(self, maker: int, reader: int) -> Reason | None:
-        """Find what keeps two loops out of one loop nest, whatever kernels they are in; None if nothing does."""
+        """Find the reason why two loops cannot share a loop nest in any kernel; None if they can."""
         made, reads = self.statements[maker], self.statements[reader]
         assert isinstance(made, Loop)
         assert isinstance(reads, Loop)
@@ -148,7 +149,7 @@ class Neighbours:
         return None
 
     def sentence(self, apart: Apart) -> str:
-        """The reason why two neighbours are not fused, as a sentence for users."""
+        """Write the reason why two neighbours are not fused as a sentence for users."""
         pair = [self.statements[k] for k in (apart.maker, apart.reader)]
         others = [self.statements[k] for k in apart.others]
         return apart.reason.value.format(

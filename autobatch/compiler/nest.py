@@ -1,4 +1,4 @@
-"""Find which variable or element each statement inside a loop nest reads and writes, for any target."""
+"""Find the variables and elements that each statement inside a loop nest reads and writes, for any target."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from autobatch.ir.program import SHARED
 
 
 class Element(NamedTuple):
-    """A variable or an element of an array that is read or written at an index of a nest.
+    """A variable, or an element of an array, that is read or written at an index of a nest.
 
     Attributes:
+        array: the name of the variable or of the array.
         at: the index of the element; "" for a variable.
-        is_data: the element has the type of the data, not the model's float type.
+        is_data: whether the element has the type of the data, not the model's float type.
     """
 
     array: str
@@ -27,25 +28,25 @@ class Element(NamedTuple):
 
 
 class Nest(ABC):
-    """Finds what the statements of a block read and write; a target says how an element is named and read."""
+    """The loop nest of a block; a target defines how an element is named and read."""
 
     def __init__(self, writer: Writer, spot: Spot, block: Block) -> None:
         self.writer, self.spot, self.block = writer, spot, block
 
     @abstractmethod
     def element(self, array: str, first: str, strides: tuple[int, ...]) -> Element:
-        """The element of a range of an array at the index of the nest."""
+        """Return the element of a range of an array at the index of the nest."""
 
     @abstractmethod
     def chosen(self, element: Element) -> str:
-        """The text of an element that is read as an int, to move an operand."""
+        """Return the text of an element that is read as an int, to move an operand."""
 
     def reads(self, loop: Loop) -> dict[Operand, Element]:
-        """The variables and elements that a loop reads."""
+        """Return the variable or element of each operand that a loop reads."""
         return {o: self._read(o, along) for o, along in zip(loop.operands, loop.nest[1][1:], strict=True)}
 
     def targets(self, loop: Loop) -> list[Element]:
-        """The targets of a loop: a variable, memory or both."""
+        """Return the targets of a loop: a variable, an element of memory, or both."""
         writer, value, strides = self.writer, loop.target.value, loop.nest[1][0]
         if loop.stored is not None:
             return [self._stored(loop.stored, loop.target.offset, strides)]
@@ -60,14 +61,14 @@ class Nest(ABC):
         return found
 
     def is_in_variable(self, operand: Operand) -> bool:
-        """Whether an operand is in a variable of the kernel or of this nest."""
+        """Return whether an operand is in a variable of the kernel or of this nest."""
         writer, value = self.writer, operand.view.value
         made = writer.storage.registers.get(value)
         is_row_number_here = made is not None and made.step == self.spot.step and is_row_number(writer.lowered, value)
         return is_row_number_here or (made == self.spot and operand.moved is None)
 
     def _stored(self, stored: tuple[str, int], offset: int, strides: tuple[int, ...]) -> Element:
-        """Where an output or the gradient of a port is written."""
+        """Return the element to which an output or the gradient of a port is written."""
         writer, (what, number) = self.writer, stored
         if what == "output":
             writer.need_window(Area.OUTPUT, number)
@@ -82,7 +83,7 @@ class Nest(ABC):
         return self.element("buffer", first, strides)
 
     def _read(self, operand: Operand, strides: tuple[int, ...]) -> Element:
-        """The variable or element of an operand."""
+        """Return the variable or element of an operand."""
         writer, value = self.writer, operand.view.value
         if self.is_in_variable(operand):
             return Element(writer.variable(value))

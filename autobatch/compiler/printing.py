@@ -29,19 +29,19 @@ AREAS = {
     Area.INPUTS: "the inputs",
     Area.GRADIENTS: "the gradients of the inputs",
     Area.SAVED: "the saved values",
-    Area.GATHER: "where readers left gradients",
+    Area.GATHER: "the gathered gradients of outputs",
     Area.INTS: "int data",
     Area.FLOATS: "float data",
 }
 
 
 def show_statements(lowered: Lowered, statements: Iterable[Statement]) -> list[str]:
-    """One line per statement."""
+    """Write a line per statement."""
     return [_show_statement(lowered, statement) for statement in statements]
 
 
 def show_lowered(lowered: Lowered) -> str:
-    """All statements of a stage, and the instructions that run once."""
+    """Write all statements of a stage, and the instructions that run once."""
     once = [line.strip() for line in show_lines(lowered.vars, lowered.shared)]
     lines = show_statements(lowered, lowered.statements)
     for whole, parts in lowered.parts.items():
@@ -51,7 +51,7 @@ def show_lowered(lowered: Lowered) -> str:
 
 
 def show_steps(lowered: Lowered, steps: Iterable[Step]) -> list[str]:
-    """The steps of a stage, their loop nests, and the statements of these."""
+    """Write the steps of a stage, their loop nests, and the statements in these."""
     lines = []
     for number, step in enumerate(steps):
         if not isinstance(step, Kernel):
@@ -66,12 +66,12 @@ def show_steps(lowered: Lowered, steps: Iterable[Step]) -> list[str]:
 
 
 def show_axes(axes: Shape) -> str:
-    """The axes of a loop nest."""
+    """Write the axes of a loop nest."""
     return " x ".join(map(str, axes)) or "one element"
 
 
 def name_of(statement: Statement) -> str:
-    """The name of a statement's target: `%7`, or `output 0`."""
+    """Return the name of a statement's target, such as `%7` or `output 0`."""
     if isinstance(statement, Loop) and statement.stored is not None:
         what, number = statement.stored
         return f"output {number}" if what == "output" else f"gradient of port {number}"
@@ -89,8 +89,8 @@ def show_expression(
 
     Args:
         leaf: prints operands and numbers.
-        names: names of functions that differ from those in `autobatch.ops.expression`.
-        select: how a choice between two numbers is written.
+        names: the names of functions that differ from those in `autobatch.ops.expression`.
+        select: the template of a choice between two numbers.
 
     >>> from autobatch.ops.elementwise import squared_error
     >>> show_expression(squared_error.scalar, lambda leaf: f"%{leaf.number}")
@@ -118,7 +118,7 @@ def show_expression(
 
 
 def show_storage(lowered: Lowered, storage: Storage) -> str:
-    """List where each value in memory lies, and which values share memory, are shared by all rows or have none."""
+    """List where each value lies in memory, and the values that are parts of others, shared, or without memory."""
     lines: dict[str, list[str]] = {}
     for value, location in sorted(storage.locations.items()):
         at = (
@@ -178,7 +178,7 @@ def _show_leaf(lowered: Lowered, leaf: Expression) -> str:
         case Operand(view, Index() as moved):
             at = f"{_show_view(lowered, moved.at.view)} * {moved.step}"
             return f"%{view.value}[{view.offset} + {at} ...]" if view.offset else f"%{view.value}[{at} ...]"
-    raise TypeError(f"{leaf!r} is no leaf of a loop")
+    raise TypeError(f"a leaf of a loop must be an operand, a number, a position or an edge count, got {leaf!r}")
 
 
 def _show_view(lowered: Lowered, view: View) -> str:

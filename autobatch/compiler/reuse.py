@@ -1,7 +1,7 @@
-"""Buffer reuse: find statements that overwrite values which other statements read, and so must run after them.
+"""Find statements that overwrite values which other statements read, and so must run after these (buffer reuse).
 
 Values that backward makes may take the columns of residuals (`autobatch.memplan.cell.buffer_reuse`). A loop that reads
-columns and a loop that overwrites them can be one loop nest if at every index they touch the same element.
+columns and a loop that overwrites them can share a loop nest if they access the same element at every index.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from autobatch.compiler.view import View, steps
 
 
 class Range(NamedTuple):
-    """Columns first:end of the residuals of a domain; `strides` along the axes of the loop that accesses them."""
+    """Columns first:end of the residuals of a domain; `strides` are along the axes of the loop that accesses them."""
 
     domain: int
     first: int
@@ -24,29 +24,29 @@ class Range(NamedTuple):
     strides: tuple[int, ...] | None
 
     def meets(self, other: Range) -> bool:
-        """Whether two ranges have columns in common."""
+        """Return whether two ranges have common columns."""
         return self.domain == other.domain and self.first < other.end and other.first < self.end
 
 
 def written(lowered: Lowered, statement: Statement) -> Range | None:
-    """The columns of residuals that a statement writes; None if it writes elsewhere."""
+    """Return the columns of residuals that a statement writes; None if it writes elsewhere."""
     if isinstance(statement, Loop):
         target = statement.target
         if target.value == STORED:
             return None
         if not statement.combine:
             return _range(lowered, target, statement.nest[1][0])
-        # A reduction writes its target before the loop, which may have no step.
+        # A reduction initializes its whole target before the loop, which may have no indices.
         shape = tuple(1 if step == 0 else size for size, step in zip(target.shape, target.strides, strict=True))
         return _range(lowered, target._replace(shape=shape), None)
     return _range(lowered, _whole(lowered, statement.target), None)
 
 
 def read_of_taken(lowered: Lowered, statement: Statement) -> list[Range]:
-    """The columns that a statement reads of values that are overwritten later.
+    """Return the columns that a statement reads of values that are overwritten later.
 
-    Forward makes those values, and no statement of backward: none of them has pieces or is part of another one, so each
-    is read by its own number.
+    Forward makes these values, and no statement of backward does. So none of them has pieces or is part of another one,
+    and each is read by its own number.
     """
     ranges: list[Range | None] = []
     match statement:
@@ -65,14 +65,14 @@ def read_of_taken(lowered: Lowered, statement: Statement) -> list[Range]:
 
 
 def writes_over(lowered: Lowered, value: int) -> bool:
-    """Whether a value overwrites another one."""
+    """Return whether a value overwrites another one."""
     own = _range(lowered, _whole(lowered, value), None)
     others = (_range(lowered, _whole(lowered, taken), None) for taken in lowered.taken)
     return own is not None and any(other is not None and own.meets(other) for other in others)
 
 
 def overwritings(lowered: Lowered, statements: Sequence[Statement]) -> dict[int, dict[int, bool]]:
-    """For each statement that overwrites a value: earlier readers of it, and whether both can be one loop nest."""
+    """Return, for each statement that overwrites a value, its earlier readers, and whether both can share a nest."""
     found: defaultdict[int, dict[int, bool]] = defaultdict(dict)
     if not lowered.taken:
         return found

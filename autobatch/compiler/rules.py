@@ -1,4 +1,4 @@
-"""Lowering rules: each expresses an op in loops and products. A rule returns None, or the reason why it cannot."""
+"""Define lowering rules, which express ops as loops and products. A rule returns None, or the reason why it cannot."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from autobatch.ir.program import NODE, SHARED, Attribute, Instruction, Weight, i
 from autobatch.ops.define import Shape
 from autobatch.ops.expression import COMPARISONS, Call, Expression, Number, Read, call
 
-FEW_IDS = 8  # an op that looks up more rows at once is interpreted
+FEW_IDS = 8  # the most rows that one op may look up; an op with more is interpreted
 
 POWERS: dict[float, Callable[[Expression], Expression]] = {
     2.0: lambda x: x * x,
     1.0: lambda x: x,
     0.5: lambda x: call("sqrt", x),
     -1.0: lambda x: 1.0 / x,
-    -0.5: lambda x: 1.0 / call("sqrt", x + 0.0),  # of -0 infinity
+    -0.5: lambda x: 1.0 / call("sqrt", x + 0.0),  # the sum turns -0 into 0, whose result is +infinity
 }
 
 Rule = Callable[[Lowering, int, Instruction], "Reason | None"]
 
 
 def lower_elementwise(low: Lowering, index: int, source: Instruction) -> None:
-    """One expression for every element."""
+    """Lower an element-wise op to one expression for every element."""
     shape, scalar = low.shape(index), source.op.scalar
     assert scalar is not None, "only element-wise ops have this rule"
     args = [low.operand(arg, shape) for arg in source.args]
@@ -40,7 +40,7 @@ def lower_elementwise(low: Lowering, index: int, source: Instruction) -> None:
 
 
 def lower_product(low: Lowering, index: int, source: Instruction) -> Reason | None:
-    """Lower rows times a shared matrix to a product, and a multiplication with a matrix of the node to loops."""
+    """Lower rows times a shared matrix to a product, and a product with a matrix of the node to loops."""
     product = low.product_of(index)
     shape, domain = low.shape(index), low.domain(index)
     if product is not None:
@@ -68,14 +68,14 @@ def lower_product(low: Lowering, index: int, source: Instruction) -> Reason | No
 
 
 def lower_dot(low: Lowering, index: int, source: Instruction) -> None:
-    """A sum of products of elements."""
+    """Lower to a sum of products of elements."""
     shape = low.shape(source.args[0])
     x, y = (low.operand(arg, shape) for arg in source.args)
     low.reduce(low.domain(index), x * y, shape, (0,), "sum", target=index)
 
 
 def lower_outer(low: Lowering, index: int, source: Instruction) -> None:
-    """Products of every element of one with every element of the other."""
+    """Lower to products of every element of one argument with every element of the other."""
     shape = low.shape(index)
     x, y = (low.views[arg] for arg in source.args)
     by_row = Operand(x._replace(shape=shape, strides=(*x.strides, 0)))
@@ -84,7 +84,7 @@ def lower_outer(low: Lowering, index: int, source: Instruction) -> None:
 
 
 def lower_reduction(low: Lowering, index: int, source: Instruction) -> None:
-    """The sum or the maximum along axes."""
+    """Lower to a sum or a maximum along axes."""
     (x,) = source.args
     shape = low.shape(x)
     combine: Combine = "sum" if source.op.name == "sum" else "max"
@@ -93,7 +93,10 @@ def lower_reduction(low: Lowering, index: int, source: Instruction) -> None:
 
 
 def lower_argmax(low: Lowering, index: int, source: Instruction) -> Reason | None:
-    """The smallest position at which an element is the peak, or NaN as it is; others count as the last position."""
+    """Lower to the smallest position of an element that is NaN or equals the peak, as a maximum of negated positions.
+
+    Other elements count as the last position.
+    """
     (x,) = source.args
     view, size, domain = low.views[x], math.prod(low.shape(x)), low.domain(index)
     if len(view.shape) > 1 and (source.static["axis"] is not None or not view.is_contiguous):
@@ -109,7 +112,7 @@ def lower_argmax(low: Lowering, index: int, source: Instruction) -> Reason | Non
 
 
 def lower_softmax(low: Lowering, index: int, source: Instruction) -> None:
-    """exp(x - peak) / sum(exp(x - peak)), with peak the largest element."""
+    """Lower to exp(x - peak) / sum(exp(x - peak)), or its logarithm, with the largest element as the peak."""
     shape, domain = low.shape(index), low.domain(index)
     axes = _axes(shape, source.static["axis"])
     x = low.operand(source.args[0], shape)
@@ -125,7 +128,10 @@ def lower_softmax(low: Lowering, index: int, source: Instruction) -> None:
 
 
 def lower_layer_norm(low: Lowering, index: int, source: Instruction) -> Reason | None:
-    """The mean, its correction (the mean of x - mean, which rounding leaves), the variance, and one pass with these."""
+    """Lower to the mean, its correction, the variance, and one pass with these.
+
+    The correction is the mean of x - mean, which is not zero because of rounding.
+    """
     shape, domain = low.shape(index), low.domain(index)
     axes, size, eps = (len(shape) - 1,), float(shape[-1]), float(source.static["eps"])
     x, gain, bias = (low.operand(arg, shape) for arg in source.args)
@@ -141,7 +147,7 @@ def lower_layer_norm(low: Lowering, index: int, source: Instruction) -> Reason |
 
 
 def lower_lookup(low: Lowering, index: int, source: Instruction) -> Reason | None:
-    """Rows of a shared table, or of a value of the node, chosen by ints of the node."""
+    """Lower to copies of rows of a shared table, or of a value of the node, chosen by ints of the node."""
     table, ids = source.args
     view = low.views[table]
     is_shared = low.domain(table) == SHARED
@@ -167,7 +173,7 @@ def lower_lookup(low: Lowering, index: int, source: Instruction) -> Reason | Non
 
 
 def lower_cross_entropy(low: Lowering, index: int, source: Instruction) -> Reason | None:
-    """log(sum(exp(x - peak))) - (x[label] - peak), with peak the largest element."""
+    """Lower to log(sum(exp(x - peak))) - (x[label] - peak), with the largest element as the peak."""
     logits, label = source.args
     shape, domain = low.shape(logits), low.domain(index)
     if len(shape) != 1:
@@ -192,7 +198,7 @@ def lower_cross_entropy(low: Lowering, index: int, source: Instruction) -> Reaso
 
 
 def lower_pick(low: Lowering, index: int, source: Instruction) -> Reason | None:
-    """The sum of the elements, with 0 in the place of those that are not at the label."""
+    """Lower to the sum of the elements, with 0 in place of those that are not at the label."""
     x, label = source.args
     shape, domain = low.shape(x), low.domain(index)
     if len(shape) != 1:
@@ -207,7 +213,7 @@ def lower_pick(low: Lowering, index: int, source: Instruction) -> Reason | None:
 
 
 def lower_one_hot(low: Lowering, index: int, source: Instruction) -> Reason | None:
-    """1 at the element whose number is the label, 0 elsewhere."""
+    """Lower to 1 at the element whose number is the label, and 0 elsewhere."""
     (label,) = source.args
     if low.shape(label) != () or not _is_int(low, label):
         return Reason.NO_INT
@@ -217,7 +223,7 @@ def lower_one_hot(low: Lowering, index: int, source: Instruction) -> Reason | No
 
 
 def lower_join(low: Lowering, index: int, source: Instruction) -> None:
-    """Copy the parts that are not made in place; write zeros where there is no part."""
+    """Lower to copies of the parts that are not made in place, and zeros where there is no part."""
     shape, domain = low.shape(index), low.domain(index)
     if source.op.name == "assemble":
         indices = [i if isinstance(i, tuple) else (i,) for i in source.static["indices"]]
@@ -234,7 +240,7 @@ def lower_join(low: Lowering, index: int, source: Instruction) -> None:
 
 
 def _between(whole: View, parts: list[View]) -> Iterator[View]:
-    """The ranges of a value that its contiguous parts do not cover."""
+    """Yield the ranges of a value that its contiguous parts do not cover."""
     if not parts:
         yield whole
         return
@@ -246,13 +252,13 @@ def _between(whole: View, parts: list[View]) -> Iterator[View]:
 
 
 def lower_spread(low: Lowering, index: int, source: Instruction) -> None:
-    """Copy a node's value to each of its edges."""
+    """Lower to a copy of a node's value for each of its edges."""
     shape = low.shape(index)
     low.loop(low.domain(index), low.operand(source.args[0], shape), low.whole(index))
 
 
 def lower_sum_n(low: Lowering, index: int, source: Instruction) -> Reason | None:
-    """The sum or the maximum over the edges of a node."""
+    """Lower to a sum or a maximum over the edges of a node; the maximum over no edges is 0."""
     (x,) = source.args
     group, shape = low.domain(x), low.shape(index)
     if group < 0:
@@ -266,7 +272,7 @@ def lower_sum_n(low: Lowering, index: int, source: Instruction) -> Reason | None
 
 
 def lower_count_n(low: Lowering, index: int, source: Instruction) -> Reason | None:
-    """The number of edges of a node."""
+    """Lower to the number of edges of a node."""
     group = low.domain(source.args[0])
     if group < 0:
         return Reason.NOT_PER_EDGE
@@ -275,7 +281,7 @@ def lower_count_n(low: Lowering, index: int, source: Instruction) -> Reason | No
 
 
 def lower_softmax_n(low: Lowering, index: int, source: Instruction) -> Reason | None:
-    """Softmax over the edges of a node."""
+    """Lower to a softmax over the edges of a node."""
     (arg,) = source.args
     group, shape = low.domain(arg), low.shape(index)
     if group < 0:
@@ -324,12 +330,12 @@ def _broadcast(view: View, shape: Shape) -> Operand:
 
 
 def _int_at(view: View, shape: Shape) -> Operand:
-    """An int of the row, at every index of a shape."""
+    """Return an operand that reads the same int of the row at every index of a shape."""
     return Operand(view.broadcast(shape), is_int=True)
 
 
 def _bind(tree: Expression, args: Sequence[Expression], are_ints: Sequence[bool]) -> Expression:
-    """The expression of an op with its arguments in place of reads; ints are compared with ints as such, unrounded."""
+    """Replace the reads in the expression of an op by its arguments; comparisons of two ints read them as ints."""
     match tree:
         case Read(number):
             return args[number]
@@ -343,13 +349,13 @@ def _bind(tree: Expression, args: Sequence[Expression], are_ints: Sequence[bool]
 
 
 def _is_int(low: Lowering, index: int) -> bool:
-    """Whether a value is ints: data of the node, what a cell computed, or a view of such."""
+    """Return whether a value holds ints: data of the node, ints that a cell computed, or a view of these."""
     source = low.vars[low.views[index].value].source
     return int_limit(low.vars, index) > 0 or (isinstance(source, Attribute) and not source.is_float)
 
 
 def _element(view: View, number: int) -> int:
-    """The number, within its value, of element `number` of a view."""
+    """Return the number within its value of element `number` of a view."""
     offset = view.offset
     for size, stride in zip(view.shape[::-1], view.strides[::-1], strict=True):
         number, at = divmod(number, size)

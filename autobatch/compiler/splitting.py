@@ -1,9 +1,9 @@
-"""Loop splitting: replace loops over several gates by loops over one gate each.
+"""Split loops over several gates into loops over one gate each.
 
-Gates lie side by side. A cell adds their biases, or takes the sigmoid of some, in one loop over all of them, and then
-combines slices. Split at the ends of the slices, these loops run over the same axis as the loops that read them: all
-can be fused into one loop nest, and intermediate values stay in registers. Connected values and loops are split
-together, and only if all pieces have the same length.
+Gates are stacked: a cell adds their biases, or takes the sigmoid of some, in one loop over all of them, and then
+combines slices. Split at the ends of the slices, these loops run over the same axis as the loops that read them, so
+that all can be fused into one loop nest, and intermediate values stay in registers. Connected values and loops are
+split together, and only if all pieces have the same length.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from autobatch.ops.expression import Expression, replace_leaves
 
 
 def split_loops(lowered: Lowered) -> None:
-    """Split the loops of a stage, in place. Cost: linear in the loops times the slices of a value."""
+    """Split the loops of a stage in place. Cost: linear in the number of loops times the slices of a value."""
     splitter = _Splitter(lowered)
     for loops in splitter.components():
         length = splitter.piece_length(loops)
@@ -29,7 +29,7 @@ def split_loops(lowered: Lowered) -> None:
 
 
 class _Splitter:
-    """Finds the loops and values that can be split, and splits them."""
+    """The loops and values of a stage that can be split."""
 
     def __init__(self, lowered: Lowered) -> None:
         self.lowered = lowered
@@ -37,7 +37,7 @@ class _Splitter:
         self.values = self._values()
 
     def _values(self) -> set[int]:
-        """The values that loops which can be split make, each element once."""
+        """Return the values whose elements are each made once, by loops that can be split."""
         lowered, lines = self.lowered, set(map(id, self.loops))
 
         def is_split(value: int, makers: list[Statement]) -> bool:
@@ -52,12 +52,12 @@ class _Splitter:
         return {v for v, makers in uses.made.items() if is_split(v, [lowered.statements[k] for k in makers])}
 
     def ranges(self, loop: Loop) -> list[View]:
-        """The ranges of splittable values that a loop writes or reads element by element."""
+        """Return the ranges of splittable values that a loop writes or reads element by element."""
         views = [loop.target, *(operand.view for operand in loop.operands if operand.moved is None)]
         return [v for v in views if v.value in self.values and v.size == loop.size and v.is_contiguous]
 
     def components(self) -> list[list[Loop]]:
-        """Groups of loops that are connected by splittable values."""
+        """Return groups of loops that are connected by splittable values."""
         group: dict[int, int] = {value: value for value in self.values}
 
         def find(value: int) -> int:
@@ -77,7 +77,11 @@ class _Splitter:
         return list(found.values())
 
     def piece_length(self, loops: list[Loop]) -> int:
-        """The length of the pieces of these loops; 0 if lengths differ or if there is nothing to split."""
+        """Return the length of the pieces of these loops; 0 if lengths differ or if there is nothing to split.
+
+        Each loop begins with cuts at its ends. Cuts spread between loops through the values that they access, until
+        nothing changes.
+        """
         cuts: defaultdict[int, set[int]] = defaultdict(set)
         own: list[set[int]] = [{0, loop.size} for loop in loops]
         changed = True
@@ -96,7 +100,7 @@ class _Splitter:
         return lengths.pop()
 
     def split(self, loops: list[Loop], length: int) -> None:
-        """Replace loops, and the values that they make, by pieces."""
+        """Replace loops, and the values that they access, by pieces of a length."""
         lowered = self.lowered
         pieces: dict[int, list[int]] = {}
         chosen = set(map(id, loops))
@@ -113,7 +117,7 @@ class _Splitter:
         lowered.statements[:] = made
 
     def _read_whole(self, chosen: set[int]) -> set[int]:
-        """The values that have a reader other than an element-by-element read of the chosen loops."""
+        """Return the values that are read in any way but element by element by the chosen loops."""
         found: set[int] = set()
         for statement in self.lowered.statements:
             if not isinstance(statement, Loop):
@@ -140,7 +144,7 @@ class _Splitter:
         return found
 
     def _piece(self, loop: Loop, at: int, length: int, pieces: dict[int, list[int]]) -> Loop:
-        """The piece of a loop that begins at index `at`."""
+        """Return the piece of a loop that begins at index `at`."""
         strides = dict(zip(loop.operands, loop.nest[1][1:], strict=True))
 
         def part_of(operand: Operand) -> Operand:
@@ -162,7 +166,7 @@ class _Splitter:
 
 
 def _is_line(loop: Loop) -> bool:
-    """Whether a loop runs over one axis, writes adjacent elements, each once, and reads adjacent elements or one."""
+    """Return whether a loop runs over one axis, writes adjacent elements once, and reads adjacent elements or one."""
     axes, strides = loop.nest
     return (
         loop.size > 0

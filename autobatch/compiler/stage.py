@@ -1,4 +1,4 @@
-"""Compile a stage of a cell, for any target: runs the compiler's passes and returns the steps and their memory."""
+"""Compile a stage of a cell for any target: run the passes of the compiler, and return the steps and their storage."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from autobatch.system.trust import checking
 
 @dataclass(frozen=True, eq=False)
 class StageProgram:
-    """A compiled stage, for any target: a target prints its kernels and maps the storage classes to memory.
+    """A compiled stage for any target; a target prints its kernels, and maps the storage classes to memory.
 
     Attributes:
-        cell: the cell that the stage belongs to.
-        steps: kernels, products and interpreted ops; of the weight stage products, sums, scatters and the remainder.
+        cell: the cell of the stage.
+        steps: kernels, products and interpreted ops; in the weight stage products, sums, scatters and the remainder.
         fields: the names of the fields of a tile, which kernels read; see `autobatch.compiler.tiles`.
-        n_before, n_after: how many of the first and the last steps run once for all rows of a type.
+        n_before, n_after: the numbers of first and of last steps that run once for all rows of a type.
     """
 
     cell: PlannedCell
@@ -42,7 +42,7 @@ class StageProgram:
     n_after: int
 
 
-Note: TypeAlias = Callable[[str, str], None]  # is called with the name of a pass and its result as text
+Note: TypeAlias = Callable[[str, str], None]  # called with the name of a pass and its result as text
 
 
 def compile_forward(cell: PlannedCell, note: Note | None = None) -> StageProgram:
@@ -88,13 +88,13 @@ def _compile(lowered: Lowered, cell: PlannedCell, note: Note | None) -> StagePro
 
 
 class _PassReporter:
-    """Reports the result of every pass to `note`, if there is one."""
+    """A reporter of the result of every pass to `note`, if it is not None."""
 
     def __init__(self, lowered: Lowered, note: Note | None) -> None:
         self.lowered, self.note, self.last = lowered, note, ""
 
     def statements(self, name: str) -> None:
-        """Report the statements, or that they are as before."""
+        """Report the statements; "as before" if a pass has not changed them."""
         if self.note is not None:
             text = show_lowered(self.lowered)
             self.note(name, text if text != self.last else "as before")
@@ -105,7 +105,7 @@ class _PassReporter:
         if self.note is None:
             return
         if not parts.before and not parts.after:
-            self.note("hoisted", "nothing: all runs for every batch")
+            self.note("hoisted", "nothing: all statements run for every batch")
             return
         titles = ("before all batches, for all rows of the type", "for every batch", "after all batches, for all rows")
         lines = []
@@ -122,6 +122,6 @@ class _PassReporter:
             self.note("fused", "\n".join([*lines, "neighbours that are not fused:", apart]))
 
     def stored(self, storage: Storage) -> None:
-        """Report where values are."""
+        """Report the storage of values."""
         if self.note is not None:
             self.note("storage", show_storage(self.lowered, storage))

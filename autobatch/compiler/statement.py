@@ -1,4 +1,4 @@
-"""The statements of a lowered stage: loops over elements, products with shared matrices, interpreted ops, and sums."""
+"""Define the statements of a lowered stage: loops over elements, products, interpreted ops, and sums of gradients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Combine: TypeAlias = Literal["", "sum", "max"]
 
 
 class Index(NamedTuple):
-    """An int that moves an operand: the int at `at`, which is the same at every index of the loop, times `step`."""
+    """The move of an operand by data: the int at `at`, which is the same at every index of the loop, times `step`."""
 
     at: Operand
     step: int
@@ -28,8 +28,8 @@ class Operand(Expression):
 
     Attributes:
         view: the elements; its shape is that of the loop.
-        moved: moves the view by an int of the row: to a row of a table, or to the element of a label.
-        is_int: the element is read as an int, which can only be compared with another int, or move an operand.
+        moved: moves the view by an int of the row, to a row of a table or to the element of a label.
+        is_int: whether the element is read as an int, which can only be compared with another int, or move an operand.
     """
 
     view: View
@@ -39,29 +39,29 @@ class Operand(Expression):
 
 @dataclass(frozen=True)
 class Position(Expression):
-    """The index of a loop over one axis, as a number of the model's float type, or as an int as `Operand.is_int` is."""
+    """The index of a loop over one axis, as a number of the model's float type or, with `is_int`, as an int."""
 
     is_int: bool = False
 
 
 @dataclass(frozen=True)
 class EdgeCount(Expression):
-    """The number of edges of a group that the node has, as a number of the model's float type."""
+    """The number of a node's edges in a group, as a number of the model's float type."""
 
     group: int
 
 
 @dataclass(frozen=True, eq=False)
 class Loop:
-    """An expression computed at every index of a shape, for every row of a domain.
+    """A loop that computes an expression at every index of a shape, for every row of a domain.
 
     Attributes:
-        domain: the rows that it runs over.
-        shape: the axes that it runs over.
-        expression: the expression, of operands.
-        target: the elements that it makes, and their value; the strides of axes that it reduces are 0.
-        combine: "" if each element is made once; "sum" and "max" reduce the values at indices of one element.
-        stored: the destination if the target is not a value: `output` number, or `port` gradient number.
+        domain: the domain of the rows.
+        shape: the axes of the loop.
+        expression: the expression, whose leaves are operands.
+        target: the elements that the loop makes, and their value; strides are 0 along axes that it reduces.
+        combine: "" if each element is made once; "sum" or "max" to reduce the numbers of all indices of an element.
+        stored: the destination if the target is not a value: ("output", number), or ("port", number) for a gradient.
     """
 
     domain: int
@@ -73,7 +73,7 @@ class Loop:
 
     @cached_property
     def operands(self) -> tuple[Operand, ...]:
-        """The operands that it reads from memory, each once; an int that moves another one comes before that."""
+        """Return the operands that the loop reads, without duplicates; an int that moves another comes before it."""
         found: dict[Operand, None] = {}
         for leaf in leaves(self.expression):
             if isinstance(leaf, Operand):
@@ -81,29 +81,29 @@ class Loop:
         return tuple(found)
 
     def reads(self, kind: type[Expression]) -> bool:
-        """Whether the expression has a leaf of this class."""
+        """Return whether the expression has a leaf of this class."""
         return any(isinstance(leaf, kind) for leaf in leaves(self.expression))
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """The axes of the loop nest, without those of length one, and with neighbouring axes joined if they can be."""
+        """Return the axes of the loop nest: without those of length one, and with neighbours joined if possible."""
         return self.nest[0]
 
     @cached_property
     def nest(self) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-        """The axes, and the strides along them of the target and of each operand."""
+        """Return the axes, and the strides along them of the target and of each operand."""
         views = [self.target, *(operand.view for operand in self.operands)]
         return collapse(self.shape, [view.strides for view in views])
 
     @property
     def size(self) -> int:
-        """The number of indices."""
+        """Return the number of indices."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """rows @ weight, or rows @ weight.T; the weight is a value that all rows share."""
+    """A product rows @ weight or rows @ weight.T; the weight is a value that all rows share."""
 
     rows: View
     weight: int
@@ -112,7 +112,7 @@ class Term:
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """A sum of products of rows with shared matrices, one BLAS call each; `adds` means added to the target."""
+    """A sum of products of rows with shared matrices, one BLAS call each; if `adds`, it is added to the target."""
 
     domain: int
     terms: tuple[Term, ...]
@@ -122,7 +122,7 @@ class Product:
 
 @dataclass(frozen=True, eq=False)
 class Interpreted:
-    """An instruction that runs as in the reference backend, and the reason."""
+    """An instruction that is interpreted, as in the reference backend, and the reason."""
 
     domain: int
     target: int
@@ -132,7 +132,7 @@ class Interpreted:
 
 @dataclass(frozen=True, eq=False)
 class Outer:
-    """left' @ right over all rows of a type, added to the gradient of a parameter."""
+    """A product left' @ right over all rows of a type, added to the gradient of a parameter."""
 
     domain: int
     left: View
@@ -151,7 +151,7 @@ class RowSum:
 
 @dataclass(frozen=True, eq=False)
 class Scatter:
-    """All rows of a type, added to the rows of a table's gradient that `ids` name."""
+    """All rows of a type, added to the rows of a table's gradient that `ids` select."""
 
     domain: int
     rows: View
@@ -171,9 +171,9 @@ WeightStep: TypeAlias = Outer | RowSum | Scatter | Remainder
 
 
 def collapse(shape: Shape, strides: list[tuple[int, ...]]) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    """Join neighbouring axes that every view steps through as one axis; drop axes of length one.
+    """Join neighbouring axes through which every view steps as through one axis; drop axes of length one.
 
-    A shape that has an axis of length zero becomes that axis alone.
+    A shape with an axis of length zero becomes that axis alone.
 
     >>> collapse((2, 1, 3), [(3, 3, 1), (0, 0, 0)])
     ((6,), ((1,), (0,)))

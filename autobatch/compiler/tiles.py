@@ -1,7 +1,7 @@
-"""The fields of a tile: some rows of a type that go through all steps together, and where their values begin.
+"""Name the fields of a tile: some rows of a type that go through all steps together, and the places of their values.
 
 A domain is the nodes of a type, or the edges of one of its variadic groups; each has its own rows. A tile is a record
-of int64 numbers. The core fills tiles in (`native/plan/tiles.cpp`), and compiled steps read them:
+of int64 numbers. The core fills in tiles (`native/plan/tiles.cpp`), and compiled steps read them:
 
     start: the number of the first node of the tile, among the nodes of the type.
     shift: elements from a place in the buffer to the place of its gradient.
@@ -19,8 +19,8 @@ from __future__ import annotations
 from autobatch.compiler.lowered import Area, Location
 from autobatch.ir.program import NODE
 
-STAGES = ("forward", "backward")  # each has its own scratch memory
-WEIGHTS = "weights"  # the stage after these
+STAGES = ("forward", "backward")  # the stages with batches; each has its own scratch memory
+WEIGHTS = "weights"  # the stage of the gradients of parameters, after these
 
 
 PER_DOMAIN = ("rows", "inputs", "mirror", "saved", *STAGES)
@@ -37,11 +37,11 @@ def name_fields(n_domains: int, n_outputs: int) -> tuple[str, ...]:
 
 
 def field_of(location: Location, stage: str) -> str:
-    """Name the field that holds where the rows of an area begin."""
+    """Name the field that holds the beginning of the rows of an area."""
     names = {Area.BATCH: stage, Area.PERSISTENT: "kept"}
     return f"{names.get(location.area, location.area)}_{letter_of(location.domain)}"
 
 
 def letter_of(domain: int) -> str:
-    """`n` for nodes, or the number of a group of edges."""
+    """Return the suffix of a domain in names: `n` for nodes, or the number of a group of edges."""
     return "n" if domain == NODE else str(domain)

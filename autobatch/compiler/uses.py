@@ -1,8 +1,8 @@
-"""Which statements make and which read the elements of a value, also where it is made in parts or is a part itself.
+"""Find the statements that make and read the elements of a value, even if it is made in parts or is a part itself.
 
-Joins and loop splitting let statements make values in place, as parts of others (`Lowered.parts`): a statement that
-makes a part makes elements of the whole, and a reader of one of the two reads elements of the other. All passes look
-uses up here.
+Joins and loop splitting let statements make values in place, as parts of others (`Lowered.parts`). A statement that
+makes a part makes elements of the whole, and a reader of one of the two reads elements of the other. All passes look up
+uses here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Uses:
     """The uses of the values of a stage, as positions in a sequence of statements.
 
     Attributes:
-        made: the values that statements make themselves, in order, and these statements.
+        made: the values that are targets of statements, in order, and these statements.
     """
 
     def __init__(self, lowered: Lowered, statements: Sequence[Statement]) -> None:
@@ -36,15 +36,15 @@ class Uses:
                 self.made[target_of(statement)].append(k)
 
     def makers(self, value: int) -> list[int]:
-        """The statements that make elements of a value: it, or parts of it."""
+        """Return the statements that make elements of a value, whose targets are the value or parts of it."""
         return sorted({k for part in _closure(value, self._parts) for k in self.made.get(part, ())})
 
     def readers(self, value: int) -> list[int]:
-        """The statements that read elements of a value: it, parts of it, or what it is a part of."""
+        """Return the statements that read elements of a value, of parts of it, or of values that contain it."""
         return sorted({k for other in self._related(value) for k in self._read.get(other, ())})
 
     def operands(self, statement: Statement, value: int) -> list[Operand]:
-        """The operands by which a loop reads elements of a value: it, parts of it, or what it is a part of."""
+        """Return the operands by which a loop reads a value, parts of it, or values that contain it."""
         related = self._related(value)
         operands = statement.operands if isinstance(statement, Loop) else ()
         return [operand for operand in operands if operand.view.value in related]
@@ -54,12 +54,12 @@ class Uses:
 
 
 def target_of(statement: Statement) -> int:
-    """The value that a statement makes; `STORED` if it writes to destinations or to a port's gradient."""
+    """Return the value that a statement makes; `STORED` if it writes to destinations or to a port's gradient."""
     return statement.target.value if isinstance(statement, Loop) else statement.target
 
 
 def _closure(value: int, related: Mapping[int, Sequence[int]]) -> set[int]:
-    """The value, what is related to it, what is related to that, and so on."""
+    """Return the transitive closure of a relation, from a value."""
     found, left = {value}, [value]
     while left:
         new = set(related.get(left.pop(), ())) - found

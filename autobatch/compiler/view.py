@@ -1,4 +1,4 @@
-"""Views of values: an offset and a stride per axis say which elements of a value a view has."""
+"""Define views of values: an offset and a stride per axis select the elements of a view."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autobatch.ops.define import Shape
 
 
 class View(NamedTuple):
-    """Elements of a value: the one at index (i, j, ...) is number offset + i * strides[0] + j * strides[1] + ..."""
+    """A view of a value, whose element (i, j, ...) is number offset + i * strides[0] + j * strides[1] + ... of it."""
 
     value: int
     offset: int
@@ -22,28 +22,28 @@ class View(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The number of elements; an element that appears several times counts as often."""
+        """Return the number of elements; an element that appears several times counts as often."""
         return math.prod(self.shape)
 
     def is_whole(self, size: int) -> bool:
-        """Whether the view has all elements of a value of this size, in order."""
+        """Return whether the view has all elements of a value of this size, in order."""
         return self.offset == 0 and self.size == size and self.is_contiguous
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the elements are adjacent and in order."""
+        """Return whether the elements are adjacent and in order."""
         return self.size <= 1 or spread(self.shape, self.strides) == spread(self.shape, steps(self.shape))
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The first element and the end; equal if there are no elements."""
+        """Return the first element and the end; equal if there are no elements."""
         if not self.size:
             return self.offset, self.offset
         reach = [stride * (size - 1) for size, stride in zip(self.shape, self.strides, strict=True)]
         return self.offset + sum(min(r, 0) for r in reach), self.offset + sum(max(r, 0) for r in reach) + 1
 
     def within(self, aliases: Mapping[int, View]) -> View:
-        """The view in the value that has the memory, if values are made as parts of others."""
+        """Return the same view of the value that owns the memory, if values are made as parts of others."""
         view = self
         while view.value in aliases:
             whole = aliases[view.value]
@@ -51,7 +51,7 @@ class View(NamedTuple):
         return view
 
     def broadcast(self, shape: Shape) -> View:
-        """The view broadcast to a larger shape, by NumPy's rule."""
+        """Return the view broadcast to a larger shape, by NumPy's rules."""
         missing = len(shape) - len(self.shape)
         strides = [
             0 if old == 1 else stride for old, stride in zip(self.shape, self.strides, strict=True)
@@ -60,7 +60,7 @@ class View(NamedTuple):
 
 
 def steps(shape: Shape) -> tuple[int, ...]:
-    """The strides of a contiguous array, in elements.
+    """Return the strides of a contiguous array, in elements.
 
     >>> steps((2, 3, 4))
     (12, 4, 1)
@@ -69,14 +69,14 @@ def steps(shape: Shape) -> tuple[int, ...]:
 
 
 def spread(shape: Shape, strides: Sequence[int]) -> tuple[int, ...]:
-    """The strides of the axes whose length is not one."""
+    """Return the strides of the axes whose length is not one."""
     return tuple(stride for size, stride in zip(shape, strides, strict=True) if size != 1)
 
 
 def views_of(vars: Sequence[Var]) -> list[View]:
-    """For each value, the view that it is: of all of itself, or of another value if a view op makes it.
+    """Return the view that each value is: of all of itself, or of another value if a view op makes it.
 
-    A view op that has to copy, such as a reshape of a transposed value, makes a value of its own.
+    A view op that must copy, such as a reshape of a transposed value, makes a value of its own.
     """
     found: list[View] = []
     for index, var in enumerate(vars):
@@ -90,7 +90,7 @@ def views_of(vars: Sequence[Var]) -> list[View]:
 
 
 def _seen_through(source: Instruction, parent: View, size: int) -> View | None:
-    """The view that a view op makes of a view, found by applying it to an array; None if it copies."""
+    """Return the view that a view op makes of a view, found by applying the op to an array; None if it copies."""
     memory = np.empty(max(size, 1), np.int8)
     if math.prod(parent.shape) == 0:
         shape = source.op.kernel(np, np.empty((1, *parent.shape), np.int8), **source.static).shape[1:]

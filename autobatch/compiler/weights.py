@@ -1,8 +1,8 @@
 """Compile the third stage of a cell: the gradients of its parameters, once per type over all rows of its batches.
 
-The operands were saved by the stages before, so most gradients are one step each: a product of two groups of columns, a
-sum of rows, or rows for a table. What is left, such as a gradient of one row that is computed from such a sum, is one
-`Remainder`, which the interpreter runs. Steps that targets compile come first.
+Earlier stages save the operands, so most gradients are a single step: a product of two groups of columns, a sum of
+rows, or rows for a table. All other gradients, such as one that is computed from such a sum, are in one `Remainder`,
+which the interpreter runs. Steps that targets compile come first.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def compile_weights(cell: PlannedCell) -> StageProgram:
 
 
 class _WeightSteps:
-    """Finds the steps of a weight stage.
+    """The steps of a weight stage.
 
     Attributes:
-        steps: products, sums of rows, rows for tables, and the remainder.
+        steps: products, sums of rows, rows for tables, and the remainder, in this order.
     """
 
     def __init__(self, cell: PlannedCell, lowered: Lowered) -> None:
@@ -76,7 +76,7 @@ class _WeightSteps:
         self.steps = [*outers, *totals, *scatters, *([Remainder(tuple(rest))] if rest else [])]
 
     def _operands(self, gradient: int) -> tuple[View, ...] | None:
-        """What a product or a sum of rows reads, in the buffer; None for any other gradient."""
+        """Return the operands of a product or a sum of rows, if they are in the buffer; None for any other gradient."""
         source = self._lowered.vars[gradient].source
         if not isinstance(source, Instruction) or not (source.op is ROW_SUM or source.op.name == "row_sum_outer"):
             return None
@@ -95,7 +95,7 @@ class _WeightSteps:
         return Scatter(self._domain(views[values]), views[values], views[ids], parameter)
 
     def _lies_in_buffer(self, view: View) -> bool:
-        """Whether the elements of a view are adjacent in the rows of the buffer."""
+        """Return whether the elements of a view are adjacent in the rows of the buffer."""
         location = self._lowered.locations.get(view.value)
         return location is not None and location.area in IN_BUFFER and view.is_contiguous
 

@@ -19,7 +19,7 @@ ARRAYS = {
     Area.ROW: "scratch", Area.BATCH: "scratch", Area.PERSISTENT: "kept",
     Area.SHARED: "shared", Area.INTS: "ints", Area.FLOATS: "floats",
 }  # fmt: skip
-"""The array that holds each area. Registers are variables, and destinations are given by their addresses."""
+"""The array that holds each area. Registers are variables, and destinations are addresses."""
 
 LITERALS = ("0.0", "-0.0", "1.0", "-1.0", "inf", "-inf", "nan")
 WINDOWS = (Area.GATHER, Area.OUTPUT)
@@ -28,17 +28,17 @@ SLOTS = {
     "shared": "real", "table": "int64", "ints": "int32", "floats": "float64",
 }  # fmt: skip
 """The first slots of the memory of a stage: arrays and their types. Edges of groups and tables of rows follow."""
-DATA = ("ints", "floats")  # of nodes; those of edges have the number of the group in their names
-COMMON = ("buffer", "scratch", "kept", "ptr", "dest", "adds")  # the first slots, for all types
+DATA = ("ints", "floats")  # arrays of nodes; the names of those of edges end with the number of the group
+COMMON = ("buffer", "scratch", "kept", "ptr", "dest", "adds")  # the first slots, which all types share
 
 
 def is_step(name: str) -> bool:
-    """Whether a slot holds a table's row stride in elements, rather than an address."""
+    """Return whether a slot holds a table's row stride in elements, rather than an address."""
     return name.startswith("step_")
 
 
 def data_name(area: Area, domain: int) -> str:
-    """Name the data of the rows of a domain: `ints` of nodes, `ints_0` of the edges of group 0."""
+    """Name the data of the rows of a domain: `ints` for nodes, `ints_0` for the edges of group 0."""
     return ARRAYS[area] if domain == NODE else f"{ARRAYS[area]}_{domain}"
 
 
@@ -53,7 +53,7 @@ def split_name(array: str) -> tuple[str, int]:
 
 
 def type_of(array: str, types: Mapping[str, str] = SLOTS) -> str:
-    """Return the type of the elements of an array, as sources name it."""
+    """Return the type of the elements of an array, as sources name the type."""
     what = array.partition("_")[0]
     return "int64" if what == "segments" else types.get(array) or (types[what] if what in DATA else "real")
 
@@ -64,7 +64,7 @@ class Term(str):
     __slots__ = ("parts",)
 
     def __new__(cls, text: str, *parts: str) -> Self:
-        """Make a text of parts."""
+        """Build a text with the texts of its parts."""
         found = super().__new__(cls, text)
         found.parts = parts
         return found
@@ -77,17 +77,17 @@ class Sum(Term):
 
 
 class Product(Term):
-    """The text of a product of two."""
+    """The text of a product of two factors."""
 
 
 def add(terms: list[str]) -> str:
-    """Write a sum."""
+    """Write a sum; "" and "0" are omitted."""
     parts = [term for term in terms if term not in ("", "0")]
     return Sum(" + ".join(parts), *parts) if len(parts) > 1 else parts[0] if parts else "0"
 
 
 def multiply(factor: str, size: str) -> str:
-    """Write a product."""
+    """Write a product; a size of 0 or 1 is simplified."""
     if size in ("0", "1"):
         return factor if size == "1" else "0"
     return Product(f"({factor}) * {size}" if isinstance(factor, Sum) else f"{factor} * {size}", factor, size)
@@ -115,8 +115,8 @@ class Common(NamedTuple):
 
     Attributes:
         fields: the names of the fields of a tile.
-        words: ints or floats of data per row of a domain.
-        slots: the slots of the stage's memory; kernels add those that they need.
+        words: returns the ints or, if its first argument is true, the floats of data per row of a domain.
+        slots: the slots of the stage's memory; kernels add the slots that they need.
     """
 
     lowered: Lowered
@@ -128,7 +128,7 @@ class Common(NamedTuple):
 
 
 class Writer:
-    """The names that the text of one kernel uses: of arrays, sizes, fields of the tile and variables.
+    """The names in the text of one kernel: those of arrays, sizes, fields of the tile and variables.
 
     Attributes:
         arrays: the array that holds each area.
@@ -142,9 +142,9 @@ class Writer:
         self.numbers: list[float] = []
         self.literals: dict[str, str] = {}
         self.variables: dict[int, str] = {}
-        self.used: dict[str, None] = {}  # fields of a tile
+        self.used: dict[str, None] = {}  # the fields of a tile that the text uses
         self.arguments: dict[str, None] = {}
-        self.tops: dict[str, str] = {}  # names set once per row
+        self.tops: dict[str, str] = {}  # names that are set once per row, with their texts
         self.groups: set[int] = set()
         self.n_names = 0
         self.spot = Spot(number, 0)  # the block that is being written
@@ -158,14 +158,14 @@ class Writer:
 
         Args:
             number: the size.
-            of: what it is the size of.
+            of: identifies the quantity that has this size; targets may name sizes by it.
         """
         return str(number)
 
     def real(self, data: float) -> str:
-        """Write a number of the model's float type: 0, 1, -1 and non-finite ones as literals, others by name.
+        """Write a number of the model's float type: 0, 1, -1 and non-finite numbers as literals, others by name.
 
-        A number may depend on the width, as the divisor of a mean does.
+        Others are named because they may depend on the width of the model, such as the divisor of a mean.
         """
         literal = "inf" if data == math.inf else "-inf" if data == -math.inf else "nan" if data != data else repr(data)
         if literal in LITERALS:
@@ -174,12 +174,12 @@ class Writer:
         return f"c{len(self.numbers) - 1}"
 
     def field(self, name: str) -> str:
-        """Use a field of the tile; return its name."""
+        """Record that a field of the tile is used; return its name."""
         self.used[name] = None
         return name
 
     def name(self) -> str:
-        """Make a new name of a range."""
+        """Return a new name for a range."""
         self.n_names += 1
         return f"x{self.n_names}"
 
@@ -188,7 +188,7 @@ class Writer:
         return self.variables.setdefault(value, f"v{len(self.variables) + 1}")
 
     def address(self, operand: View, moved: str = "") -> tuple[str, str]:
-        """Return the array that holds a view, and the place in it where the view begins."""
+        """Return the array that holds a view, and the text of the place in it where the view begins."""
         location, view = (
             self.storage.locate(operand) if operand.value not in self.storage.shared else self._shared(operand)
         )
@@ -210,7 +210,7 @@ class Writer:
         return Location(Area.SHARED, SHARED, self.storage.shared[view.value]), view
 
     def row_of(self, location: Location) -> str:
-        """Write the place where the row of an area begins."""
+        """Write the place where the current row of an area begins."""
         area, domain = location.area, location.domain
         if area in (Area.ROW, Area.SHARED, *WINDOWS):
             return ""
@@ -239,7 +239,7 @@ class Writer:
         return sorted(self.groups - {self.kernel.domain})
 
     def need_window(self, area: Area, number: int) -> None:
-        """Note what the choice of the place of an output, or of its gradient, needs."""
+        """Record the arrays and fields that the choice of the place of an output, or of its gradient, needs."""
         self.arguments.update(dict.fromkeys(("buffer", "scratch", "ptr", "dest")))
         self.field(f"output_{number}")
         if area is Area.GATHER:

@@ -74,7 +74,7 @@ def test_a_part_that_is_not_all_of_its_value(monkeypatch: pytest.MonkeyPatch) ->
         return False
 
     monkeypatch.setattr(Lowering, "_lies_in", lies_in)
-    with pytest.raises(PlanError, match="wants"):
+    with pytest.raises(PlanError, match="must find"):
         run()
 
 
@@ -84,7 +84,7 @@ def test_a_sum_that_begins_where_another_loop_still_reads(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(fusion, "overwritings", forget)
     monkeypatch.setattr(stage, "check_steps", lambda *args: None)
-    with pytest.raises(PlanError, match="wants"):
+    with pytest.raises(PlanError, match="must find"):
         run()
 
 
@@ -101,7 +101,7 @@ def test_memory_of_a_row_that_another_step_reads(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(stage, "assign_buffers", wrong)
     monkeypatch.setattr(stage, "check_storage", lambda *args: None)
-    with pytest.raises(PlanError, match="wants"):
+    with pytest.raises(PlanError, match="must find"):
         run()
 
 
@@ -118,7 +118,7 @@ def test_loops_of_a_nest_in_the_wrong_order(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(stage, "fuse", wrong)
     monkeypatch.setattr(stage, "check_steps", lambda *args: None)
     monkeypatch.setattr(stage, "check_storage", lambda *args: None)
-    with pytest.raises(PlanError, match="wants"):
+    with pytest.raises(PlanError, match="must find"):
         run()
 
 

@@ -72,7 +72,7 @@ CELLS: dict[str, tuple[Callable[..., Any], set[str]]] = {
         lambda x: (lambda t: t * (W @ t))(ab.tanh(x)),
         {
             "% is a product, which a library computes",
-            "the product % stands between: it reads the one and is read by the other",
+            "the product % runs between them: it reads the one and is read by the other",
         },
     ),
     "products beside": (
@@ -310,9 +310,9 @@ def test_wrong_stages_are_refused() -> None:
         check_statements(lowered, statements[::-1])
     (kernel,) = stage.steps
     assert isinstance(kernel, Kernel)
-    with pytest.raises(PlanError, match="do not run every statement once"):
+    with pytest.raises(PlanError, match="must run every statement once"):
         check_steps(lowered, statements, [Kernel(kernel.blocks[:-1])])
     loops = [loop for block in kernel.blocks for loop in block.loops]
     kernel.blocks[0].loops, kernel.blocks[1].loops = loops, []
-    with pytest.raises(PlanError, match="before that is made, in one loop nest"):
+    with pytest.raises(PlanError, match="is read before it is made, in one loop nest"):
         check_steps(lowered, statements, [kernel])

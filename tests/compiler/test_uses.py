@@ -199,7 +199,7 @@ def test_row_memory_holds_what_no_other_step_reads() -> None:
     for whole in wholes:
         assert storage.locations[whole].area is Area.BATCH
         storage.locations[whole] = storage.locations[whole]._replace(area=Area.ROW)
-    with pytest.raises(PlanError, match="lies in memory that each row uses again"):
+    with pytest.raises(PlanError, match="lies in memory that each row reuses"):
         check_storage(stage.lowered, stage.steps, storage)
 
 
@@ -213,7 +213,7 @@ def test_a_nest_reads_what_it_makes_at_its_own_index() -> None:
     assert len(kernel.blocks) == 2
     check_steps(lowered, loops, [kernel])
     together = Kernel([replace(kernel.blocks[0], loops=loops)])
-    with pytest.raises(PlanError, match="before that is made, in one loop nest"):
+    with pytest.raises(PlanError, match="is read before it is made, in one loop nest"):
         check_steps(lowered, loops, [together])
 
 

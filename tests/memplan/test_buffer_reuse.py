@@ -283,12 +283,12 @@ def test_the_checkers_refuse_readers_that_come_too_late() -> None:
     late = lowered.statements[min(readers)]
     assert isinstance(late, Loop)
     late = replace(late, target=late.target._replace(value=STORED), stored=("port", 0))
-    with pytest.raises(PlanError, match="a value is read that was written over"):
+    with pytest.raises(PlanError, match="an overwritten value is read"):
         check_statements(lowered, [*lowered.statements, late])
     stage = compile_backward(plan(BODIES["the other way round"][0]))
     loops = [loop for step in stage.steps if isinstance(step, Kernel) for block in step.blocks for loop in block.loops]
     kernels = [step for step in stage.steps if isinstance(step, Kernel)]
     kernels[0].blocks[0].loops[:] = loops
     del kernels[0].blocks[1:]
-    with pytest.raises(PlanError, match=r"other elements are written over than are read|before that is made"):
+    with pytest.raises(PlanError, match=r"other elements are overwritten than are read|read before it is made"):
         check_steps(stage.lowered, stage.lowered.statements, stage.steps)

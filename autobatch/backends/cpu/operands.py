@@ -67,7 +67,7 @@ class StageValues(Stage[StepTemplate]):
         n_moved: the number of times that arrays of shared values were replaced.
         run: the current run, for steps that Python runs.
         packed: the shared values that kernels read, in one array.
-        scratch_width: elements of scratch memory: a row of the kernels, and what other steps need.
+        scratch_width: elements of scratch memory per tile: a row for kernels, and room that other steps add.
     """
 
     def __init__(self, sources: StageSources, dtype: np.dtype[Any], precision: str) -> None:

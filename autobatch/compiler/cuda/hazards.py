@@ -1,4 +1,4 @@
-"""Find where the threads of a row must wait for each other: where one reads or overwrites what another one accessed."""
+"""Find where the threads of a row need a barrier: where one reads or overwrites an element that another accessed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Axis = tuple[int, int]  # size and stride
 
 
 class Access(NamedTuple):
-    """Elements of a region of memory that the threads of a row read or write.
+    """An access of the threads of a row to elements of a region of memory.
 
     Attributes:
-        region: different regions have no element in common.
-        start: the first element.
-        along: sizes and strides of the axes whose indices are divided among threads, neighbours joined.
-        inside: those of the axes that each thread runs through.
-        who: which threads.
+        region: identifies the region; different regions have no common elements.
+        start: the element at the first index.
+        along: the sizes and strides of the axes whose indices are divided among threads, with neighbours joined.
+        inside: the sizes and strides of the axes that each thread runs through.
+        who: the threads that access the elements; see `Mapping.who`.
     """
 
     region: Hashable
@@ -31,12 +31,12 @@ class Access(NamedTuple):
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The first element and the end."""
+        """Return the first element and the end."""
         reach = [(size - 1) * stride for size, stride in (*self.along, *self.inside)]
         return self.start + sum(min(r, 0) for r in reach), self.start + sum(max(r, 0) for r in reach) + 1
 
     def needs_barrier(self, earlier: Access) -> bool:
-        """Whether another thread may have accessed the same element before, and one of the two wrote it."""
+        """Return whether another thread may have accessed the same element before, and one of the two writes it."""
         if self.region != earlier.region or not (self.is_write or earlier.is_write):
             return False
         (first, end), (other, other_end) = self.bounds, earlier.bounds
@@ -50,10 +50,10 @@ class Access(NamedTuple):
 
 
 def access(region: Hashable, start: int, mapping: Mapping, strides: tuple[int, ...], is_write: bool) -> Access:
-    """The access of a loop.
+    """Build the access of a loop.
 
-    Of a single index, one thread writes and each reads; of an index that is dealt out, one thread does both. Axes along
-    which a thread runs over the same elements again are left out.
+    At a single index, one thread writes and all threads read; at an index that is dealt out, one thread does both. Axes
+    along which a thread accesses the same elements again are omitted.
     """
     along = _joined([(mapping.axes[axis], strides[axis]) for axis in mapping.along])
     inside = [(size, strides[axis]) for axis, size in enumerate(mapping.axes) if axis not in mapping.along]
@@ -63,35 +63,35 @@ def access(region: Hashable, start: int, mapping: Mapping, strides: tuple[int, .
 
 
 def whole(region: Hashable, start: int, size: int, is_write: bool) -> Access:
-    """The access of adjacent elements, dealt out to the threads one after the other."""
+    """Build the access to adjacent elements that are dealt out to the threads in turn."""
     return access(region, start, Mapping((size,), (0,)), steps((size,)), is_write)
 
 
 def anywhere(region: Hashable, start: int, size: int) -> Access:
-    """A read of any of these elements by each thread."""
+    """Build the access of threads that each read any of these elements."""
     return Access(region, start, (), ((size, 1),), "all", False)
 
 
 class Hazards:
-    """Accesses since the last barrier."""
+    """The accesses since the last barrier."""
 
     def __init__(self) -> None:
         self._pending: list[Access] = []
 
     def need_barrier(self, accesses: Iterable[Access]) -> bool:
-        """Whether a barrier is needed before these accesses, which are noted; those before a barrier are forgotten."""
+        """Return whether a barrier is needed before these accesses, and record them; a barrier clears earlier ones."""
         found = list(accesses)
         needed = any(new.needs_barrier(old) for new in found for old in self._pending)
         self._pending = found if needed else [*self._pending, *found]
         return needed
 
     def note(self, other: Hazards) -> None:
-        """Note the accesses of another one, too."""
+        """Record the accesses of another one, too."""
         self._pending += other._pending
 
 
 def _joined(axes: list[Axis]) -> tuple[Axis, ...]:
-    """The axes, without those of length one; neighbours that step as one axis are joined."""
+    """Return the axes without those of length one, and with neighbours joined that step as one axis."""
     found: list[Axis] = []
     for size, stride in axes:
         if size == 1:
@@ -104,7 +104,10 @@ def _joined(axes: list[Axis]) -> tuple[Axis, ...]:
 
 
 def _is_injective(axes: Iterable[Axis]) -> bool:
-    """Whether different indices are surely different elements: each axis steps over all that the shorter ones reach."""
+    """Return whether different indices are certainly different elements.
+
+    This holds if the stride of each axis is larger than the reach of all axes with smaller strides together.
+    """
     reach = 0
     for size, stride in sorted(((n, abs(s)) for n, s in axes if n > 1), key=lambda axis: axis[1]):
         if stride <= reach:

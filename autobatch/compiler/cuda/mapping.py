@@ -15,12 +15,12 @@ Who: TypeAlias = Literal["divided", "one", "all"]
 
 
 class Mapping(NamedTuple):
-    """Which thread runs which index of a nest.
+    """The distribution of the indices of a nest to the threads of a row.
 
     Attributes:
         axes: the axes of the nest.
-        along: the numbers of the axes whose indices are dealt out to the threads, one after the other; each thread runs
-            through the other axes.
+        along: the numbers of the axes whose indices are dealt out to the threads in turn; each thread runs through the
+            other axes.
     """
 
     axes: tuple[int, ...]
@@ -28,9 +28,10 @@ class Mapping(NamedTuple):
 
     @property
     def who(self) -> Who:
-        """Whether indices are divided among threads, one thread runs all, or (of a single index) each thread runs it.
+        """Return "divided" if indices are divided among threads, "one" if one thread runs all of them, or "all".
 
-        If each does, all of them have its values in variables, and one of them writes to memory.
+        With "all", each thread runs the single index of the nest. All threads then have its values in variables, and
+        one of them writes to memory.
         """
         if not self.axes:
             return "all"
@@ -38,7 +39,7 @@ class Mapping(NamedTuple):
 
     @property
     def width(self) -> int:
-        """How many threads can work at once."""
+        """Return the number of threads that can work at the same time."""
         found = 1
         for axis in self.along:
             found *= self.axes[axis]
@@ -47,10 +48,10 @@ class Mapping(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """Loops of a block that run in one loop nest.
+    """The loops of a block that run in one loop nest.
 
     Attributes:
-        again: loops that another pass runs too; here they only make variables that the others read.
+        again: the `id`s of loops that another pass runs too; here they only make variables that other loops read.
     """
 
     mapping: Mapping
@@ -62,7 +63,7 @@ def divide(lowered: Lowered, block: Block) -> list[Pass]:
     """Divide a block into passes in which each element is made by one thread.
 
     A thread owns the elements of sums along some axes if the indices of the other axes are divided among threads. Sums
-    along different axes need a pass each, and these compute again what they read from variables.
+    along different axes need a pass each, and these passes recompute the variables that they read.
     """
     every = tuple(range(len(block.axes)))
     kept = {id(loop): _kept(lowered, loop, every) for loop in block.loops}
@@ -81,7 +82,7 @@ def divide(lowered: Lowered, block: Block) -> list[Pass]:
 
 
 def _kept(lowered: Lowered, loop: Loop, every: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The axes that a reduction keeps; None for other loops, and for reductions to one number."""
+    """Return the axes that a reduction keeps; None for other loops, and for reductions to one number."""
     if not loop.combine or is_number(lowered, loop):
         return None
     strides = loop.nest[1][0]
@@ -89,7 +90,7 @@ def _kept(lowered: Lowered, loop: Loop, every: tuple[int, ...]) -> tuple[int, ..
 
 
 def _needed(loops: Sequence[Loop], chosen: Sequence[Loop]) -> list[Loop]:
-    """The loops of a block that make what others of it read."""
+    """Return the other loops of a block that make the variables which the chosen loops read, directly or not."""
     makers = {loop.target.value: loop for loop in loops if loop.stored is None and not loop.combine}
     found: list[Loop] = []
     left = list(chosen)

@@ -21,7 +21,7 @@ FUNCTORS = {"sum": "Plus", "max": "Larger"}
 
 
 class CudaNest(Nest):
-    """Prints a pass."""
+    """The writer of a pass."""
 
     writer: CudaWriter
 
@@ -31,7 +31,7 @@ class CudaNest(Nest):
         self._stores: list[str] = []
 
     def accesses(self, is_store: bool) -> list[Access]:
-        """The elements of memory that the threads of a row read and write: inside the loops, or in `store`."""
+        """Return the accesses to memory of the threads of a row: inside the loops, or those of `store`."""
         found = [found for loop in self.part.loops for found in self._accesses(loop)]
         return [found for found, is_late in found if is_late == is_store]
 
@@ -52,12 +52,12 @@ class CudaNest(Nest):
         writer.close(depth)
 
     def store(self) -> None:
-        """Write what one thread stores of the values that each has in variables."""
+        """Write the stores by one thread of values that all threads have in variables."""
         for line in self._stores:
             self.writer.line(line)
 
     def _statements(self, loop: Loop) -> list[str]:
-        """The statements of a loop. Of a single index, all threads make the values before one stores them."""
+        """Return the statements of a loop. At a single index, all threads make the values before one stores them."""
         reads, targets = self.reads(loop), self.targets(loop)
         if id(loop) in self.part.again:
             return self._lines(loop, reads, targets[:1])
@@ -68,7 +68,10 @@ class CudaNest(Nest):
         return self._lines(loop, reads, [first])
 
     def numbers(self) -> list[tuple[Loop, str]]:
-        """The reductions to one number, and the statement that adds up what the threads have; "" if each has all."""
+        """Return the reductions to one number, each with the statement that combines it over threads.
+
+        The statement is "" if each thread has the whole result.
+        """
         found = []
         for loop in self.part.loops:
             if loop.combine and is_number(self.writer.lowered, loop):
@@ -79,11 +82,11 @@ class CudaNest(Nest):
         return found
 
     def chosen(self, element: Element) -> str:
-        """The text of an element that is read as an int, to move an operand."""
+        """Return the text of an element that is read as an int, to move an operand."""
         return self._number(element, is_int=True)
 
     def _lines(self, loop: Loop, reads: dict[Operand, Element], targets: list[Element]) -> list[str]:
-        """The lines of a loop: the result is written to the first target, and copied from there to the others."""
+        """Return the lines of a loop: the result is written to the first target, and copied from there to others."""
 
         def show(leaf: Expression) -> str:
             match leaf:
@@ -97,7 +100,7 @@ class CudaNest(Nest):
                 case Position(is_int):
                     index = "i" if loop.axes else "0"
                     return index if is_int else f"real({index})"
-            raise TypeError(f"{leaf!r} is no leaf of a loop")
+            raise TypeError(f"a leaf of a loop must be an operand, a number, a position or an edge count, got {leaf!r}")
 
         text = show_expression(loop.expression, show, {"max": "larger"}, "{condition} ? {x} : {y}")
         if loop.combine:
@@ -109,14 +112,14 @@ class CudaNest(Nest):
         return lines
 
     def _assign(self, element: Element, text: str) -> str:
-        """The statement that writes an element."""
+        """Return the statement that writes an element; if all threads run the index, one of them writes memory."""
         guard = "if (team.lane == 0) " if element.at and self.mapping.who == "all" else ""
         return f"{guard}{_load(element)} = {text};"
 
     def _number(self, element: Element, is_int: bool) -> str:
-        """The text that reads an element as a number of the model's float type, or as an int.
+        """Return the text that reads an element as a number of the model's float type, or as an int.
 
-        Data are of their own type; ints that cells compute lie among the floats.
+        Data have their own type; ints that cells compute are stored as floats.
         """
         text = _load(element)
         if element.is_data:
@@ -124,7 +127,7 @@ class CudaNest(Nest):
         return f"int64({text})" if is_int else text
 
     def element(self, array: str, first: str, strides: tuple[int, ...]) -> Element:
-        """The element of a range at the index of the nest."""
+        """Return the element of a range at the index of the nest."""
         moves = [
             multiply(self._index(axis), self.writer.size(stride, self.spot, "stride", axis, stride))
             for axis, stride in enumerate(strides)
@@ -136,7 +139,7 @@ class CudaNest(Nest):
         return "i" if axis == len(self.mapping.axes) - 1 else f"i{axis}"
 
     def _open_divided(self) -> None:
-        """Begin the loop over the indices of a thread."""
+        """Begin the loop over the indices of a thread, which enumerates the axes in `along` as one axis."""
         writer, along = self.writer, self.mapping.along
         sizes = [writer.size(self.mapping.axes[axis], self.spot, axis) for axis in along]
         if len(along) == 1:
@@ -150,7 +153,7 @@ class CudaNest(Nest):
             writer.line(f"const int {self._index(axis)} = {quotient}{f' % {sizes[number]}' if number else ''};")
 
     def _accesses(self, loop: Loop) -> Iterator[tuple[Access, bool]]:
-        """What a loop reads and writes, and whether it does so in `store`."""
+        """Yield the accesses of a loop, and for each whether it is in `store`."""
         writer, lowered = self.writer, self.writer.lowered
         strides = loop.nest[1]
         for operand, along in zip(loop.operands, strides[1:], strict=True):
@@ -173,5 +176,5 @@ class CudaNest(Nest):
 
 
 def _load(element: Element) -> str:
-    """The text that reads an element."""
+    """Return the text that reads an element."""
     return f"{element.array}[{element.at}]" if element.at else element.array

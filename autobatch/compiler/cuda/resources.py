@@ -1,6 +1,6 @@
-"""Ask NVIDIA's compiler what kernels need of a GPU: registers, and memory for what did not fit in registers.
+"""Measure the GPU resources of kernels by NVIDIA's compiler: registers, shared memory, and spilled bytes.
 
-No GPU is needed. Each kernel is compiled as a function of its own, so that the figures are its own.
+No GPU is required. Each kernel is compiled as a function of its own, so that its figures do not include others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from autobatch.compiler.cuda.support import ENTRY, entries_text
 from autobatch.errors import BackendError
 
 GPUS = {"sm_80": 163 << 10, "sm_90": 227 << 10}
-"""GPUs to compile for, and the shared memory that a block may have there, in bytes (CUDA C++ Programming Guide)."""
+"""The target GPUs, and the most shared memory of a block there, in bytes (CUDA C++ Programming Guide)."""
 COMPILER = "nvcc"
 MOST_SECONDS = 300
 
@@ -27,13 +27,13 @@ _USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
 
 
 class Resources(NamedTuple):
-    """What a kernel needs of a GPU.
+    """The GPU resources of a kernel.
 
     Attributes:
-        registers: per thread.
-        shared_bytes: shared memory of fixed size per block; that of rows is chosen when the kernel runs.
-        spilled_bytes: that each thread stores in memory because registers do not suffice.
-        reloaded_bytes: that each thread loads from there.
+        registers: registers per thread.
+        shared_bytes: static shared memory per block; the size for rows is chosen when the kernel runs.
+        spilled_bytes: bytes that each thread stores in memory because registers do not suffice.
+        reloaded_bytes: bytes that each thread loads from there.
     """
 
     registers: int
@@ -43,21 +43,21 @@ class Resources(NamedTuple):
 
 
 def has_compiler() -> bool:
-    """Whether NVIDIA's compiler is on the PATH."""
+    """Return whether NVIDIA's compiler is on the PATH."""
     return shutil.which(COMPILER) is not None
 
 
 def measure_resources(
     kernels: Mapping[str, str], dtype: str, index_type: str, about: str
 ) -> dict[str, dict[str, Resources]]:
-    """Compile kernels for each of `GPUS`; return what each kernel needs, by GPU and name.
+    """Compile kernels for each of `GPUS`; return the resources of each kernel, by GPU and name.
 
     Args:
         kernels, dtype, index_type: see `module_text`.
-        about: what they belong to, for messages.
+        about: the owner of the kernels, for messages.
 
     Raises:
-        BackendError: they cannot be compiled.
+        BackendError: the kernels cannot be compiled, or compiling takes longer than `MOST_SECONDS`.
 
     Cost: about a second for a few kernels.
     """
@@ -84,9 +84,9 @@ def measure_resources(
 
 
 def parse_resources(said: str) -> dict[str, dict[str, Resources]]:
-    """What each kernel needs, by GPU and name, from what the compiler says of it (`-Xptxas -v`).
+    """Read the resources of each kernel, by GPU and name, from the output of the compiler (`-Xptxas -v`).
 
-    The functions that a kernel calls follow it; their spilled bytes are added to its own.
+    The functions that a kernel calls follow it in the output; their spilled bytes are added to those of the kernel.
     """
     found: dict[str, dict[str, Resources]] = {}
     _, *parts = _FUNCTION.split(said)

@@ -8,9 +8,9 @@
         team.sync();                                         // only where a thread reads what another one wrote
 
 A kernel is a function that all blocks of a launch call together (`sweep.cuh`). It takes the address of the slots of its
-stage's memory, the address of its descriptor, the number of the tile that describes the batch, and how many threads
-work on a row. Sizes, columns and widths are in the descriptor, so that one source serves every width of a model, and
-the name is a digest of the text: equal kernels are compiled once.
+stage's memory, the address of its descriptor, the number of the tile that describes the batch, and the number of
+threads that work on a row. Sizes, columns and widths are in the descriptor, so that one source serves every width of a
+model. The name is a digest of the text, so that equal kernels are compiled once.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class CudaKernel:
     """The source of a kernel and its descriptor.
 
     Attributes:
-        name: of the function: a digest of its text.
-        text: its definition.
-        sizes, numbers: what the text leaves out.
-        arrays: the slots that it reads.
-        width: the largest number of threads that can work on one row at once.
-        uses_row: whether it needs memory for a row.
-        n_rows: the column of the number of its rows.
+        name: the name of the function, a digest of its text.
+        text: the definition of the function.
+        sizes, numbers: the sizes and numbers that the text reads from the descriptor.
+        arrays: the slots that the kernel reads.
+        width: the largest number of threads that can work on one row at the same time.
+        uses_row: whether the kernel needs memory for a row.
+        n_rows: the field of a tile with the number of the kernel's rows.
     """
 
     name: str
@@ -67,7 +67,7 @@ class CudaKernel:
 
     @cached_property
     def descriptor(self) -> NDArray[np.int64]:
-        """The sizes, and the bits of the other numbers."""
+        """Return the sizes, and the bits of the other numbers as float64."""
         return np.concatenate((np.array(self.sizes, np.int64), np.array(self.numbers, np.float64).view(np.int64)))
 
 
@@ -76,7 +76,7 @@ class CudaSource:
     """A printed stage.
 
     Attributes:
-        kernels: for each step, its kernel; None if it is something else.
+        kernels: for each step, its kernel; None if it is not a kernel.
         slots: the slots of the addresses of arrays, by name.
     """
 
@@ -86,7 +86,7 @@ class CudaSource:
 
     @property
     def texts(self) -> dict[str, str]:
-        """The definitions of all kernels, by name."""
+        """Return the definitions of all kernels, by name."""
         return {kernel.name: kernel.text for kernel in self.kernels if kernel is not None}
 
     def __str__(self) -> str:
@@ -105,10 +105,10 @@ def print_stage(stage: StageProgram) -> CudaSource:
 
 
 class _KernelWriter(CudaWriter):
-    """Writes one kernel."""
+    """The writer of one kernel."""
 
     def write(self) -> CudaKernel:
-        """Write the function."""
+        """Write the function: the body of the loop over rows first, because it determines the code before it."""
         self.hazards, self.width = Hazards(), 1
         windows = self._windows()
         for at, block in enumerate(self.kernel.blocks):
@@ -195,7 +195,7 @@ class _KernelWriter(CudaWriter):
         self.line(f"{head} {array}[{add([first, 'i'])}] = {initial};")
 
     def _finish_number(self, loop: Loop, text: str) -> None:
-        """Write the lines that add up a reduced number and store it in its place, if it has one."""
+        """Write the lines that combine a reduced number over threads and store it in its place, if it has one."""
         if text:
             self.line(text)
         value = loop.target.value
@@ -209,10 +209,10 @@ class _KernelWriter(CudaWriter):
     # Before and after the blocks.
 
     def _windows(self) -> list[str]:
-        """Choose where the gradient of an output is read, or an output is written.
+        """Choose the place where the gradient of an output is read, or where an output is written.
 
-        A gradient with one destination is read there, and an output is made at its first destination if it has one;
-        else both use the row.
+        A gradient with one destination is read there, and an output is written to its first destination if it has one.
+        Otherwise both use the row.
         """
         lines = []
         for (area, number), (column, size) in self.kernel.spares.items():
@@ -252,10 +252,10 @@ class _KernelWriter(CudaWriter):
             self.close(depth)
 
     def _tops(self, row_width: str) -> tuple[list[str], list[str]]:
-        """The lines before the loop over rows, and the first lines in it.
+        """Return the lines before the loop over rows, and the first lines in it.
 
         Args:
-            row_width: elements of the row that the kernel needs; "" for none.
+            row_width: the text of the number of elements of the row that the kernel needs; "" for none.
         """
         for group in self.groups:
             self.field("start")

@@ -1,4 +1,4 @@
-"""The text of a module of CUDA kernels: types, the functions that kernels call, the kernels, and the sweep."""
+"""Write the text of a module of CUDA kernels: types, the functions that kernels call, the kernels, and the sweep."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ REALS = {"float32": "float", "float64": "double"}
 INDEX_TYPES = {"int32": "int", "int64": "long long"}
 ENTRY = "entry_"
 MULTIPLY, ADD_UP, ADD_OUTER, ADD_ROW_SUM, FIRST_KERNEL = 0, 1, 2, 3, 4
-"""The numbers of the functions that steps of a sweep call: those of `sweep.cuh`, then kernels in the order of names."""
+"""The numbers of the functions that steps of a sweep call: first those of `sweep.cuh`, then kernels sorted by name."""
 
 
 def module_text(kernels: Mapping[str, str], dtype: str, index_type: str, blocks: int = 1) -> str:
-    """The text of a module that runs these kernels; its function is `sweep`.
+    """Return the text of a module that runs these kernels by its function `sweep`.
 
     Args:
-        kernels: their definitions, by name.
+        kernels: the definitions of the kernels, by name.
         dtype: the model's float type.
         index_type: the type of destinations.
-        blocks: that a processor of the device runs at the same time.
+        blocks: the number of blocks that a multiprocessor of the device runs at the same time.
     """
     bound = f"const int BLOCKS = {blocks};  // that a processor runs at the same time"
     names = sorted(kernels)
@@ -43,7 +43,7 @@ def module_text(kernels: Mapping[str, str], dtype: str, index_type: str, blocks:
 
 
 def entries_text(kernels: Mapping[str, str], dtype: str, index_type: str) -> str:
-    """The text of a module that has a function `entry_NAME` for each kernel, which runs it alone; see `module_text`."""
+    """Return the text of a module with a function `entry_NAME` per kernel, which runs it alone; see `module_text`."""
     entries = [
         f'extern "C" __global__ void __launch_bounds__(THREADS, 1)\n{ENTRY}{name}(int64 memory, int64 descriptor, '
         "int64 k, int team) {\n    BLOCK_MEMORY(shared);\n    const Worker worker = {shared, blockIdx.x, gridDim.x};\n"

@@ -20,17 +20,16 @@ DATA = (Area.INTS, Area.FLOATS)
 
 
 class CudaWriter(Writer):
-    """The text of one kernel so far.
+    """The writer of the text of one kernel.
 
-    The rows of a kernel's row storage are in shared memory. Values that all nodes share are read where they are: each
-    has a slot.
+    The row storage of a kernel is in shared memory. Values that all nodes share are read in place; each has a slot.
     """
 
     arrays = ARRAYS | {Area.ROW: "row"}
 
     def __init__(self, common: Common, number: int, kernel: Kernel) -> None:
         super().__init__(common, number, kernel)
-        self.sizes: dict[tuple[Hashable, ...], tuple[str, int]] = {}  # by what they are sizes of
+        self.sizes: dict[tuple[Hashable, ...], tuple[str, int]] = {}  # by quantity: its name and size
         self.lines: list[str] = []
         self.indent = 2
 
@@ -44,7 +43,7 @@ class CudaWriter(Writer):
         self.indent += 1
 
     def new_variable(self) -> str:
-        """A new variable, which holds no value of the stage."""
+        """Return a new variable, which holds no value of the stage."""
         return self.variable(-2 - len(self.variables))
 
     def close(self, indent: int) -> None:
@@ -58,8 +57,8 @@ class CudaWriter(Writer):
 
         Args:
             number: the size.
-            of: what it is the size of. Sizes of different things have different names also when they are equal, so
-                that the text is the same at every width of a model: the compilers of CUDA take seconds.
+            of: identifies the quantity that has this size. Different quantities have different names even if they are
+                equal, so that the text is the same at every width of a model, because CUDA's compilers take seconds.
         """
         if number in (0, 1):
             return str(number)
@@ -70,7 +69,7 @@ class CudaWriter(Writer):
         return name
 
     def address(self, operand: View, moved: str = "") -> tuple[str, str]:
-        """The array that holds a view, and where the view begins in it."""
+        """Return the array that holds a view, and the text of the place in it where the view begins."""
         if operand.value not in self.storage.shared:
             return super().address(operand, moved)
         array = shared_name(operand.value)
@@ -78,14 +77,14 @@ class CudaWriter(Writer):
         return array, add([self.size(operand.offset, self.spot, array, operand.offset), moved])
 
     def need_window(self, area: Area, number: int) -> None:
-        """Note what the choice of the place of an output, or of its gradient, needs."""
+        """Record the arrays and fields that the choice of the place of an output, or of its gradient, needs."""
         self.arguments.update(dict.fromkeys(("buffer", "ptr", "dest" if area is Area.GATHER else "to")))
         self.field(f"output_{number}")
         if area is Area.GATHER:
             self.field("shift")
 
     def region(self, view: View) -> tuple[Hashable, int]:
-        """The region of memory that holds a view, and where the view begins in it; None for what is never written."""
+        """Return the region of memory that holds a view, None if it is never written, and the view's first element."""
         if self.lowered.domains[view.value] == SHARED:
             return None, 0
         location, found = self.storage.locate(view)
@@ -94,7 +93,7 @@ class CudaWriter(Writer):
         return (location.area, location.domain), location.column + found.offset
 
     def stored_region(self, loop: Loop) -> tuple[Hashable, int]:
-        """The region of memory that a loop stores an output or the gradient of a port in, and where it begins."""
+        """Return the region in which a loop stores an output or the gradient of a port, and the first element there."""
         assert loop.stored is not None
         what, number = loop.stored
         if what == "output":
@@ -104,10 +103,10 @@ class CudaWriter(Writer):
 
 
 def shared_name(value: int) -> str:
-    """The slot of a value that all nodes share."""
+    """Return the name of the slot of a value that all nodes share."""
     return f"shared_{value}"
 
 
 def slot_type(name: str) -> str:
-    """The type of the elements of a slot's array."""
+    """Return the type of the elements of a slot's array."""
     return type_of(name, CUDA_SLOTS)

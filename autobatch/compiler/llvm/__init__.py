@@ -1,1 +1,1 @@
-"""Print kernels in LLVM's language, compile them to machine code, and keep that on disk."""
+"""Print kernels as LLVM IR, compile them to machine code, and cache the code on disk."""

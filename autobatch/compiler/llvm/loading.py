@@ -1,6 +1,6 @@
-"""Find the machine code of modules: in this process, in the cache on disk, or compiled by a thread.
+"""Find the machine code of modules: in this process, in the cache on disk, or by compiling in a background thread.
 
-An entry of the cache is object code as LLVM emits it. Its name is a digest of everything that it depends on: the text
+An entry of the cache is object code as LLVM emits it. Its name is a digest of everything on which it depends: the text
 of the module, the processor, and the version of LLVM. Reading it executes nothing, and it contains no addresses.
 """
 
@@ -16,21 +16,21 @@ from autobatch.system.cache import find_code, keep_code
 from autobatch.system.compiling import compiling
 
 KIND = "kernels"
-FORMAT = "2"  # of how modules are compiled and kept; a new number leaves old entries aside
+FORMAT = "2"  # the version of compilation and storage; a new number invalidates old entries
 
 
 class Code:
-    """The machine code of a module, sooner or later; it lives as long as this object."""
+    """The machine code of a module, which may still be compiling; it is freed with this object."""
 
     def __init__(self, job: Job[Loaded]) -> None:
         self._job = job
 
     def wait(self, seconds: float) -> bool:
-        """Wait until this long after the code was asked for; return whether it is at hand."""
+        """Wait for the code, at most so many seconds after it was requested; return whether it is available."""
         return self._job.wait(seconds)
 
     def address(self, name: str) -> int:
-        """The address of a function; waits for it."""
+        """Return the address of a function; waits for the code."""
         return self._job.result().address(name)
 
 
@@ -41,8 +41,8 @@ def find_module(text: str, about: str) -> Code:
     """Find the code of a module; start compiling it if it is not in the cache.
 
     Args:
-        text: of the module.
-        about: what it is for, in words.
+        text: the text of the module.
+        about: a description for messages.
     """
     processor = find_processor()
     digest = sha256("\n".join((FORMAT, text, *processor, llvm_version())).encode()).hexdigest()

@@ -1,6 +1,6 @@
-"""Compile modules to object code, and load it: functions that are called by their addresses.
+"""Compile modules to object code, and load functions that are called by their addresses.
 
-AUTOBATCH_CPU=name     compiles for another processor than this one, by LLVM's name: `haswell`, `generic`
+AUTOBATCH_CPU=name     compile for the processor with this name in LLVM, such as `haswell` or `generic`
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ compile_module("define double @f(double %x) {\\n  ret double %x\\n}\\n", Process
 
 
 class Processor(NamedTuple):
-    """A processor that code is compiled for.
+    """A target processor.
 
     Attributes:
-        name: LLVM's.
-        features: LLVM's list of what it has beyond its name, or lacks.
+        name: its name in LLVM.
+        features: LLVM's list of features that it has or lacks, compared with the processor of that name.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Processor(NamedTuple):
 
 
 def find_processor() -> Processor:
-    """This processor, or the one that `AUTOBATCH_CPU` names.
+    """Return this processor, or the one that `AUTOBATCH_CPU` names.
 
     Raises:
         BackendError: LLVM cannot compile for a processor of that name.
@@ -48,7 +48,7 @@ def find_processor() -> Processor:
 
 @cache
 def _named(name: str) -> Processor:
-    """Check a name in another process, because LLVM ends the one that uses a wrong name."""
+    """Return the processor of a name, after a check in another process, because LLVM aborts on an unknown name."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
     done = subprocess.run([sys.executable, "-c", TRY, name], env=environment, capture_output=True, text=True)
     if done.returncode or UNKNOWN in done.stderr:
@@ -76,24 +76,24 @@ def _binding() -> Any:
 
 @cache
 def llvm_version() -> str:
-    """The version of LLVM."""
+    """Return the version of LLVM."""
     return ".".join(map(str, _binding().llvm_version_info))
 
 
 def _machine(processor: Processor) -> Any:
-    """Make LLVM's description of a processor; an engine that takes one deletes it in the end."""
+    """Build LLVM's target machine for a processor; an engine takes ownership of its machine."""
     options = {"opt": 3, "reloc": "default", "codemodel": "jitdefault", "jit": True}
     return _binding().Target.from_default_triple().create_target_machine(processor.name, processor.features, **options)
 
 
 def optimise(text: str, processor: Processor) -> Any:
-    """Optimise the text of a module; returns LLVM's module, whose `str` is the result."""
+    """Optimise the text of a module; return LLVM's module, whose `str` is the result."""
     binding, machine = _binding(), _machine(processor)
     module = binding.parse_assembly(text)
     module.triple, module.data_layout = machine.triple, str(machine.target_data)
     tuning = binding.create_pipeline_tuning_options(speed_level=3)
     tuning.loop_vectorization = tuning.loop_interleaving = True
-    tuning.loop_unrolling = False  # costs a fifth of the time, and gains nothing
+    tuning.loop_unrolling = False  # would take 20% of the compile time, without gain
     builder = binding.create_pass_builder(machine, tuning)
     builder.getModulePassManager().run(module, builder)
     return module
@@ -106,7 +106,7 @@ def compile_module(text: str, processor: Processor) -> bytes:
 
 
 class Loaded:
-    """Object code in memory, which lives as long as this object."""
+    """Object code in executable memory, which is freed with this object."""
 
     def __init__(self, code: bytes, processor: Processor) -> None:
         binding = _binding()
@@ -115,8 +115,8 @@ class Loaded:
         self._engine.finalize_object()
 
     def address(self, name: str) -> int:
-        """The address of a function."""
+        """Return the address of a function; raise a BackendError if the code does not have it."""
         found: int = self._engine.get_function_address(name)
         if not found:
-            raise BackendError(f"compiled code must have a function {name!r}, and has none")
+            raise BackendError(f"compiled code must have a function {name!r}, but has none")
         return found

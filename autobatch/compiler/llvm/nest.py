@@ -1,4 +1,4 @@
-"""Write a loop nest in LLVM's language: the ranges that are named before it, and the statements inside."""
+"""Write a loop nest in LLVM IR: the ranges that are named before it, and the statements inside."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ INTRINSICS = {"sqrt": "llvm.sqrt", "power": "llvm.pow"}
 
 
 def larger(x: Scalar, y: Scalar) -> Scalar:
-    """The larger of two numbers; NaN if one is. Either zero may be the larger one."""
+    """Return the larger of two numbers; NaN if one is NaN. The sign of a zero result is undefined."""
     with x.code.flagged("nsz"):
         return x.code.call("llvm.maximum", x, y)
 
 
 class LlvmNest(Nest):
-    """Writes a loop nest, and the addresses and numbers that it uses."""
+    """The writer of a loop nest, and of the addresses and numbers that it uses."""
 
     writer: LlvmWriter
 
@@ -41,7 +41,7 @@ class LlvmNest(Nest):
 
     def write(self) -> None:
         """Write the nest."""
-        if not self.block.axes:  # an element that a loop reads may be chosen by an int that one before it makes
+        if not self.block.axes:  # one by one, because an int that one loop makes may choose the element of a later one
             for loop in self.block.loops:
                 self._write_loop(loop, self.reads(loop), self.targets(loop))
             return
@@ -56,7 +56,7 @@ class LlvmNest(Nest):
                 self._write_loop(loop, reads, targets)
 
     def element(self, array: str, first: str, strides: tuple[int, ...]) -> Element:
-        """The element of a range at the index of the nest; the range is named before the nest."""
+        """Return the element of a range at the index of the nest; the range is named before the nest."""
         writer, axes, is_data = self.writer, self.block.axes, array.partition("_")[0] in DATA
         if not axes:
             return Element(array, first, is_data)
@@ -85,16 +85,16 @@ class LlvmNest(Nest):
         return Element(array, add([name, *moves]), is_data)
 
     def chosen(self, element: Element) -> str:
-        """Read an element as an int, and name it."""
+        """Read an element as an int, and return a name for it."""
         name = self.writer.name()
         self.writer.indices[name] = self._number(element, is_int=True)
         return name
 
     def _separate(self, written: set[str]) -> None:
-        """Tell LLVM that no range overlaps another one.
+        """Tell LLVM that ranges do not overlap, if at least one of several is written.
 
-        No range that is written overlaps another one: a block reads its own values from variables, and parts of one
-        value are disjoint.
+        This is true of written ranges, because a block reads its own values from variables, and parts of one value are
+        disjoint.
         """
         if len(self._ranges) > 1 and not written.isdisjoint(self._ranges):
             scopes = self.code.module.scopes(list(self._ranges))
@@ -102,7 +102,7 @@ class LlvmNest(Nest):
                 pointer.scope = scopes[name]
 
     def _write_loop(self, loop: Loop, reads: dict[Operand, Element], targets: list[Element]) -> None:
-        """Write a statement: the result is stored in all targets."""
+        """Write a statement, and store its result in all targets."""
         result = self._evaluate(loop, loop.expression, reads)
         if loop.combine:
             before = self._load(targets[0])
@@ -139,12 +139,12 @@ class LlvmNest(Nest):
             case Position(is_int):
                 index = self.writer.value("i" if loop.axes else "0")
                 return index if is_int else index.to(real)
-        raise TypeError(f"{tree!r} is no expression of a loop")
+        raise TypeError(f"an expression of a loop must consist of calls, operands and numbers, got {tree!r}")
 
     def _number(self, element: Element, is_int: bool) -> Scalar:
-        """An element as a number of the model's float type, or as an int64.
+        """Read an element as a number of the model's float type, or as an int64.
 
-        Data are of their own type; ints that cells compute lie among the floats.
+        Data have their own type; ints that cells compute are stored as floats.
         """
         return self._load(element).to("i64" if is_int else self.writer.real_type)
 

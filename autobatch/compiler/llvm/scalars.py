@@ -1,11 +1,11 @@
-"""Write functions in LLVM's language: numbers whose operators write the instructions that compute them.
+"""Write functions in LLVM IR, by numbers whose operators write the instructions that compute them.
 
     code = Code(Module())
     x = code.number("float", 2.0)
     y = x * x + 1.0                # writes two instructions; `y` is the name of the second result
 
-Arithmetic of floats may be contracted: a product and a sum may become one instruction, rounded once. Each instruction
-is written where it is computed, so a Python function of numbers is a template, expanded wherever it is called.
+Float arithmetic may be contracted: a product and a sum may become one instruction, rounded once. Operators write
+instructions when they are evaluated, so a Python function of numbers is a template that each call expands.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FLOATS = {"float": 32, "double": 64}
 INTS = {"i1": 1, "i8": 8, "i32": 32, "i64": 64}
 CONTRACTED = "contract"
 REORDERED = "reassoc nsz contract"
-"""Flags of float arithmetic: also let LLVM reorder sums."""
+"""Flags of float arithmetic that also let LLVM reorder sums."""
 
 
 class Scalar:
@@ -84,22 +84,22 @@ class Scalar:
         return self.code.compare("ge", self, self.like(other))
 
     def equals(self, other: Term) -> Scalar:
-        """Whether two numbers are equal; False if one is NaN."""
+        """Compare for equality; false if one number is NaN."""
         return self.code.compare("eq", self, self.like(other))
 
     def differs(self, other: Term) -> Scalar:
-        """Whether two numbers differ; True if one is NaN."""
+        """Compare for inequality; true if one number is NaN."""
         return self.code.compare("ne", self, self.like(other))
 
     def like(self, other: Term) -> Scalar:
-        """A number of this one's type: another one of it, or a constant."""
+        """Return a number of the type of this one: another number, which must have it, or a constant."""
         if not isinstance(other, Scalar):
             return self.code.number(self.type, other)
         assert other.type == self.type, f"a {other.type} meets a {self.type}"
         return other
 
     def to(self, type: str) -> Scalar:
-        """The number converted to a type; a float becomes the int nearest to it on the side of zero."""
+        """Convert the number to a type; floats are truncated to ints."""
         if type == self.type:
             return self
         if self.type in FLOATS:
@@ -109,7 +109,7 @@ class Scalar:
         return self.code.emit(f"{cast} {self.type} {self.text} to {type}", type)
 
     def view(self, type: str) -> Scalar:
-        """The bits of the number as a type of the same size."""
+        """View the bits of the number as a type of the same size."""
         return self.code.emit(f"bitcast {self.type} {self.text} to {type}", type)
 
 
@@ -117,16 +117,16 @@ Term: TypeAlias = Scalar | float
 
 
 def select(condition: Scalar, x: Scalar, y: Term) -> Scalar:
-    """Choose x if a condition holds, y otherwise; both are computed."""
+    """Select x if a condition holds, else y; both are computed."""
     y = x.like(y)
     return x.code.emit(f"select i1 {condition.text}, {x.type} {x.text}, {y.type} {y.text}", x.type)
 
 
 class Pointer:
-    """The address of numbers of a type that lie one after another.
+    """The address of contiguous numbers of a type.
 
     Attributes:
-        scope: metadata of loads and stores, which says what memory they touch; see `Module.scopes`.
+        scope: the metadata of loads and stores, which names the memory that they access; see `Module.scopes`.
     """
 
     __slots__ = ("code", "element", "scope", "text")
@@ -135,7 +135,7 @@ class Pointer:
         self.code, self.element, self.text, self.scope = code, element, text, scope
 
     def moved(self, by: Scalar) -> Pointer:
-        """The address of element `by`."""
+        """Return the address of element `by`."""
         if by.text == "0":
             return self
         found = self.code.emit(f"getelementptr inbounds {self.element}, ptr {self.text}, i64 {by.text}", "ptr")
@@ -154,7 +154,7 @@ class Pointer:
 
 
 class Module:
-    """The text of a module: functions, what they call, and metadata."""
+    """The text of a module: functions, declarations of library functions, and metadata."""
 
     def __init__(self) -> None:
         self.functions: dict[str, str] = {}
@@ -162,10 +162,10 @@ class Module:
         self._metadata: list[str] = []
 
     def scopes(self, names: Sequence[str]) -> dict[str, str]:
-        """Name pieces of memory that do not overlap; return the metadata of accesses to each.
+        """Declare ranges of memory that do not overlap; return the metadata of accesses to each.
 
-        LLVM would otherwise compare each written range with every other one when the loop runs, for all rows at once:
-        columns of one block then seem to overlap, and the loop runs one element at a time.
+        Without it, LLVM compares each written range with every other one at run time, for all rows at once. Columns of
+        one block then seem to overlap, and the loop runs one element at a time.
         """
         domain = self._add('distinct !{{{own}, !"ranges"}}')
         scopes = [self._add(f"distinct !{{{{{{own}}, {domain}}}}}") for _ in names]
@@ -190,8 +190,9 @@ class Code:
     """The instructions of a function so far.
 
     Attributes:
-        lines: of the part that is being written.
-        label: of the block that is being written.
+        lines: the lines of the part that is being written.
+        label: the label of the basic block that is being written.
+        flags: the flags of float arithmetic.
     """
 
     def __init__(self, module: Module) -> None:
@@ -201,7 +202,7 @@ class Code:
 
     @contextmanager
     def flagged(self, flags: str) -> Iterator[None]:
-        """Write arithmetic with other flags."""
+        """Use other flags for float arithmetic within the context."""
         self.flags, before = flags, self.flags
         yield
         self.flags = before
@@ -211,22 +212,22 @@ class Code:
         self.lines.append(f"  {text}")
 
     def emit(self, text: str, type: str) -> Scalar:
-        """Add an instruction and return its result."""
+        """Add an instruction with a result of a type, and return the result."""
         name = self.new("%t")
         self.lines.append(f"  {name} = {text}")
         return Scalar(self, type, name)
 
     def new(self, head: str) -> str:
-        """Make a new name."""
+        """Return a new name with this beginning."""
         self._n += 1
         return f"{head}{self._n}"
 
     def number(self, type: str, number: float) -> Scalar:
-        """A constant."""
+        """Return a constant."""
         return Scalar(self, type, _constant(type, number))
 
     def binary(self, name: str, x: Scalar, y: Scalar) -> Scalar:
-        """Arithmetic of two numbers of one type."""
+        """Write an arithmetic instruction for two numbers of one type; int + 0 and int * 1 are simplified."""
         if x.type in FLOATS:
             return self.emit(f"f{name} {self.flags} {x.type} {x.text}, {y.text}", x.type)
         if name == "add" and "0" in (x.text, y.text):
@@ -236,14 +237,14 @@ class Code:
         return self.emit(f"{name} {x.type} {x.text}, {y.text}", x.type)
 
     def compare(self, name: str, x: Scalar, y: Scalar) -> Scalar:
-        """Compare two numbers of one type."""
+        """Write a comparison of two numbers of one type; with NaN, only "ne" is true."""
         if x.type in FLOATS:
             return self.emit(f"fcmp {'une' if name == 'ne' else f'o{name}'} {x.type} {x.text}, {y.text}", "i1")
         signed = name if name in ("eq", "ne") else f"s{name}"
         return self.emit(f"icmp {signed} {x.type} {x.text}, {y.text}", "i1")
 
     def call(self, name: str, *args: Scalar) -> Scalar:
-        """Call a function of floats: one of LLVM (`llvm.exp`), or one of the system's library (`tanh`)."""
+        """Call a function of floats: an LLVM intrinsic (`llvm.exp`), or a function of the system's library (`tanh`)."""
         type = args[0].type
         full, flags = name, ""
         if name.startswith("llvm."):
@@ -255,21 +256,21 @@ class Code:
     # Control flow.
 
     def begin(self, label: str) -> None:
-        """Begin a block."""
+        """Begin a basic block."""
         self.lines.append(f"{label}:")
         self.label = label
 
     def jump(self, label: str) -> None:
-        """End a block: go on in another one."""
+        """End a basic block by a jump to another one."""
         self.line(f"br label %{label}")
 
     def branch(self, condition: Scalar, yes: str, no: str) -> None:
-        """End a block: go on in one of two."""
+        """End a basic block by a jump to one of two, depending on a condition."""
         self.line(f"br i1 {condition.text}, label %{yes}, label %{no}")
 
     @contextmanager
     def loop(self, stop: Scalar, start: Scalar | None = None, name: str = "") -> Iterator[Scalar]:
-        """Write a loop; gives its index, which is called `name`."""
+        """Write a loop over start:stop, whose body is written within the context; yield its index, called `name`."""
         start = start or self.number("i64", 0)
         index, tag = Scalar(self, "i64", name or self.new("%i")), self.new("")
         before = self.label
@@ -287,7 +288,7 @@ class Code:
 
     @contextmanager
     def when(self, condition: Scalar) -> Iterator[None]:
-        """Write a block that runs if a condition holds."""
+        """Write code, within the context, that runs if a condition holds."""
         tag = self.new("")
         self.branch(condition, f"yes{tag}", f"after{tag}")
         self.begin(f"yes{tag}")
@@ -296,13 +297,13 @@ class Code:
         self.begin(f"after{tag}")
 
     def either(self, values: Sequence[tuple[str, str]], type: str) -> Scalar:
-        """The number that belongs to the block from which this one was entered: (text, label) of each."""
+        """Select a number by the basic block from which this one was entered, given (text, label) of each."""
         choices = ", ".join(f"[{text}, %{label}]" for text, label in values)
         return self.emit(f"phi {type} {choices}", type)
 
 
 def _constant(type: str, number: float) -> str:
-    """A constant: floats as the bits of a float64, so that they are exact."""
+    """Write a constant; floats are written as the bits of a float64, and so are exact."""
     if type in INTS:
         return str(int(number))
     if type == "float":

@@ -1,9 +1,9 @@
-"""Print the kernels of a stage as a module in LLVM's language, and list the arrays and numbers that they take.
+"""Print the kernels of a stage as a module in LLVM IR, and list the arrays and numbers that they take.
 
-A kernel loops over the rows of a tile. For each row it writes the loop nests of its blocks, one after the other, and
-sends outputs to their readers. Sizes, columns and widths are constants of the text: LLVM then knows the lengths of
-loops, and compiles them in two thirds of the time. Numbers of the cell are arguments, in `descriptor`; row `k` of
-`table` describes the tile. The slots of `memory` hold the addresses of arrays.
+A kernel loops over the rows of a tile. For each row it runs the loop nests of its blocks, one after the other, and
+sends outputs to their readers. Sizes, columns and widths are constants of the text, so that LLVM knows the lengths of
+loops, which takes a third off the compile time. Numbers of the cell are arguments, in `descriptor`; row `k` of `table`
+describes the tile. The slots of `memory` hold the addresses of arrays.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ INITIAL = {"sum": 0.0, "max": -math.inf}
 
 @dataclass(eq=False)
 class Source:
-    """A kernel's name and arguments.
+    """The name and the arguments of a kernel.
 
     Attributes:
-        name: of the function in the module.
-        numbers: those that the text leaves out.
+        name: the name of the function in the module.
+        numbers: the numbers that the kernel reads from `descriptor`.
         arrays: the arrays that it takes from `memory`.
     """
 
@@ -50,7 +50,7 @@ class Source:
 
     @cached_property
     def descriptor(self) -> NDArray[np.int64]:
-        """Return the bits of the numbers."""
+        """Return the bits of the numbers as float64."""
         return np.array(self.numbers, np.float64).view(np.int64)
 
 
@@ -58,10 +58,10 @@ class StageSources:
     """A printed stage.
 
     Args:
-        real: the model's float type, as NumPy names it.
+        real: the name of the model's float type in NumPy.
 
     Attributes:
-        kernels: for each step, its arguments; None if it is not a kernel.
+        kernels: for each step, its name and arguments; None if it is not a kernel.
         slots: the slots of the addresses of arrays that kernels take, by name.
     """
 
@@ -72,7 +72,7 @@ class StageSources:
         self.kernels = self._print("int32")
 
     def text(self, index_type: str) -> str:
-        """Return the text of the module for a type of destinations, as NumPy names it; "" without kernels."""
+        """Return the text of the module for a type of destinations, given by its NumPy name; "" without kernels."""
         if index_type not in self._modules:
             self._print(index_type)
         return str(self._modules[index_type]) if any(self.kernels) else ""
@@ -95,10 +95,14 @@ class StageSources:
 
 
 class _KernelWriter(LlvmWriter):
-    """Writes one kernel."""
+    """The writer of one kernel."""
 
     def write(self) -> Source:
-        """Write the function, and add it to the module: the body of the loop over rows first, then what precedes it."""
+        """Write the function, and add it to the module.
+
+        The body of the loop over rows is written first, because it determines the fields, addresses and numbers that
+        the code before it must set.
+        """
         code, body = self.code, list[str]()
         code.lines = body
         code.begin("body")
@@ -174,7 +178,7 @@ class _KernelWriter(LlvmWriter):
             target.store(i, initial)
 
     def _keep_numbers(self, block: Block, domain: int) -> None:
-        """Store each number of the rows of a domain that the block reduced, if it has memory."""
+        """Store each number that the block reduced for the rows of a domain, if it has memory."""
         for loop in block.loops:
             value = loop.target.value
             if (
@@ -196,7 +200,7 @@ class _KernelWriter(LlvmWriter):
                 self._send(number, adds)
 
     def _send(self, number: int, adds: bool | None) -> None:
-        """Send an output to its destinations: to all, or to those that it is added to, or to the others."""
+        """Send an output to its destinations: if `adds` is None, to all; else to those that (do not) add it."""
         code, places, flags = self.code, self.pointer("dest"), self.pointer("adds")
         window = self.pointer(f"output_{number}_w")
         with code.loop(self.value(f"last_{number}"), self.value(f"next_{number}")) as j, ExitStack() as inside:
@@ -233,10 +237,10 @@ class _KernelWriter(LlvmWriter):
         return code.lines + rest
 
     def _write_window(self, area: Area, number: int, place: Scalar, size: Scalar) -> None:
-        """Choose where an output's gradient is read or an output is written.
+        """Choose the place where an output's gradient is read, or where an output is written.
 
-        A gradient with one destination is read there; an output is written directly to its first destination if that
-        is allowed. Otherwise both use the scratch row.
+        A gradient with one destination is read there; an output is written directly to its first destination if
+        `Support.may_store` allows it. Otherwise both use the scratch row.
         """
         code, ptr, places = self.code, self.pointer("ptr"), self.pointer("dest")
         row = self.value(f"output_{number}") + self.value("r")
@@ -270,7 +274,7 @@ class _KernelWriter(LlvmWriter):
             code.line(f"%next_{number} = phi i64 [{following.text}, %{direct}], [{first.text}, %{other}]")
 
     def _write_entry(self) -> list[str]:
-        """Set the names of the whole kernel: addresses of arrays, numbers and fields of the tile."""
+        """Set the names for the whole kernel: addresses of arrays, numbers and fields of the tile."""
         code, lines = self.code, list[str]()
         code.lines = lines
         for name in self.variables.values():
@@ -296,5 +300,5 @@ class _KernelWriter(LlvmWriter):
         return sorted({**self.arguments, "table": None}, key=self.slot)
 
     def _address(self, name: str, element: str) -> Pointer:
-        """Read the address that an argument holds."""
+        """Convert an int argument to an address."""
         return Pointer(self.code, element, self.code.emit(f"inttoptr i64 %{name} to ptr", "ptr").text)

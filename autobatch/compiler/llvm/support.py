@@ -1,4 +1,4 @@
-"""Functions that kernels call: sums of the ranges that readers left, and copies of outputs to their readers."""
+"""Write the functions that kernels call: sums of the gradients of readers, and copies of outputs to their readers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from autobatch.compiler.llvm.scalars import Code, Module, Pointer, Scalar
 
 
 class Support:
-    """The functions of a module; each is written when it is first called.
+    """The support functions of a module. Methods write a call; the first call also writes the function.
 
     Args:
-        real, index_type: the types of numbers and of destinations.
+        real, index_type: the LLVM types of numbers and of destinations.
     """
 
     def __init__(self, module: Module, real: str, index_type: str) -> None:
@@ -23,9 +23,9 @@ class Support:
         self._call(code, "collect", "void", args, partial(_collect, real=self.real, index_type=self.index_type))
 
     def may_store(self, code: Code, *args: Pointer | Scalar) -> Scalar:
-        """Whether a value may be made at its first destination: (adds, start, stop).
+        """Return whether a value may be made at its first destination: (adds, start, stop).
 
-        It has one, and is added to none of its destinations.
+        This requires that it has a destination, and that it is added to none of its destinations.
         """
         return Scalar(code, "i1", self._call(code, "may_store", "i1", args, _may_store))
 

@@ -1,7 +1,7 @@
-"""Name the arrays, fields and indices of a kernel in LLVM's language.
+"""Name the arrays, fields and indices of a kernel in LLVM IR.
 
-Numbers, fields of the tile and addresses that are the same for a whole kernel or row are set before the code that uses
-them, but written after it, when it is known which are used: code refers to them by name.
+Code refers by name to numbers, fields of the tile and addresses that are the same for a whole kernel or row. The
+definitions of these names precede the code in the text, but are written after it, when the names in use are known.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from autobatch.compiler.writer import Common, Product, Sum, Writer, type_of
 
 
 class Types:
-    """LLVM's names of the types of a stage.
+    """The LLVM names of the types of a stage.
 
     Args:
-        real: the model's float type, as NumPy names it.
-        index_type: the type of destinations.
+        real: the NumPy name of the model's float type.
+        index_type: the NumPy name of the type of destinations.
     """
 
     def __init__(self, real: str, index_type: str) -> None:
@@ -37,11 +37,11 @@ class Types:
 
 
 class LlvmWriter(Writer):
-    """The code of one kernel so far.
+    """The writer of the code of one kernel.
 
     Attributes:
-        code: the instructions of the function.
-        indices: the indices of loops, and ints that are computed in the code, by name.
+        code: the instructions of the function so far.
+        indices: the indices of loops, and ints that the code computes, by name.
     """
 
     def __init__(self, common: Common, number: int, kernel: Kernel, module: Module, types: Types) -> None:
@@ -52,7 +52,7 @@ class LlvmWriter(Writer):
         self._before_rows: list[str] = []
 
     def value(self, text: str) -> Scalar:
-        """Compute an address or an index that is given as a text of `autobatch.compiler.writer`."""
+        """Write the computation of an address or index, which is given as a text of `autobatch.compiler.writer`."""
         match text:
             case Sum():
                 total = self.value(text.parts[0])
@@ -73,7 +73,7 @@ class LlvmWriter(Writer):
         return Pointer(self.code, self.real_type if is_window else self.types.of(array), f"%{array}")
 
     def constant(self, data: float) -> Scalar:
-        """Write a number of the model's float type."""
+        """Return a number of the model's float type: a constant, or a name that is set from the descriptor."""
         name = self.real(data)
         return self.code.number(self.real_type, data) if name in self.literals.values() else self._given(name)
 
@@ -81,24 +81,22 @@ class LlvmWriter(Writer):
         return Scalar(self.code, self.real_type, f"%{name}")
 
     def read_variable(self, name: str) -> Scalar:
-        """Read a variable."""
         return self.code.emit(f"load {self.real_type}, ptr %{name}", self.real_type)
 
     def write_variable(self, name: str, number: Scalar) -> None:
-        """Write a variable."""
         self.code.line(f"store {self.real_type} {number.text}, ptr %{name}")
 
     @contextmanager
     def before_rows(self) -> Iterator[None]:
-        """Write code that runs once, before the loop over rows."""
+        """Collect the code written within the context, to run once before the loop over rows."""
         self.code.lines, lines = self._before_rows, self.code.lines
         yield
         self.code.lines = lines
 
     def set(self, name: str, number: Scalar) -> None:
-        """Name a number that was computed just now, so that code can refer to it."""
+        """Give a name to a number that was just computed, so that code can refer to it."""
         lines, head = self.code.lines, f"  {number.text} = "
         if lines and lines[-1].startswith(head):
             self.code.line(f"%{name} = {lines.pop().removeprefix(head)}")
-        else:  # it has another name, too
+        else:  # the number keeps its other name
             self.code.line(f"%{name} = add {number.type} {number.text}, 0")

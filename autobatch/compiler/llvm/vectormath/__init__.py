@@ -1,10 +1,11 @@
-"""Mathematical functions of one number for generated kernels (exp, tanh, ...), which LLVM can vectorise.
+"""Define mathematical functions of one number for generated kernels (exp, tanh, ...), which LLVM can vectorise.
 
-The functions are templates of instructions (`autobatch.compiler.llvm.scalars`). Those of a float32 have no call, no
-branch and no table: a loop over a row works on 8 or 16 elements at a time. Each is within 4 ulp of the exact result for
-every float32 (the normal distribution and gelu within 6), denormal results included; NaN stays NaN and infinities give
-the limits. Only products and sums may be fused: other fast-math flags would drop NaN, or cancel the sums that round on
-purpose. The float64 functions are the system's own, except for the error function and those made from it.
+The functions are templates of instructions (`autobatch.compiler.llvm.scalars`). The float32 functions have no calls,
+branches or tables, so that a loop over a row computes 8 or 16 elements at a time. Each is within 4 ulp of the exact
+result for every float32 (the normal distribution and gelu within 6), including denormal results; NaN stays NaN, and
+infinities give the limits. Only products and sums may be fused: other fast-math flags would drop NaN, or cancel the
+sums that round on purpose. The float64 functions are those of the system, except for the error function and those
+derived from it.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,6 +41,6 @@ FUNCTIONS: Mapping[str, Mapping[str, Callable[[Scalar], Scalar]]] = {
         "gelu_tanh": float64.gelu_tanh,
     },
 }
-"""By LLVM's type and by name: the functions of expressions that are not single instructions, except the power."""
+"""The functions of expressions that are not single instructions, except the power; by LLVM type, then by name."""
 
 __all__ = ["FUNCTIONS"]

@@ -1,8 +1,8 @@
-"""The error function, the normal distribution and gelu, of a float32 and of a float64, in vector instructions.
+"""Define the error function, the normal distribution and gelu, of float32 and float64, in vector instructions.
 
 The tail of the distribution is exp(-m**2 / 2) times a ratio of polynomials with positive coefficients
-(`tools/fit_erf.py`), so it is as exact as the rest: within 6 ulp, 8 in float64. The exponent m**2 / 2 is computed
-without rounding: a float32 is squared in float64, and a float64 is split into two parts. Near 0 the error function is
+(`tools/fit_erf.py`), so it is as accurate as the rest: within 6 ulp, 8 in float64. The exponent m**2 / 2 is computed
+without rounding: a float32 is squared in float64, and a float64 is split into two parts. Near 0, the error function is
 x times a polynomial.
 """
 
@@ -41,13 +41,13 @@ WIDE_SIGN_BIT, ALL_BUT_WIDE_SIGN = -(2**63), 2**63 - 1
 
 
 def _tail32(m: Scalar) -> Scalar:
-    """exp(m**2 / 2) * erfc(m / sqrt(2)), m from 0 to 15."""
+    """Compute exp(m**2 / 2) * erfc(m / sqrt(2)); m from 0 to 15."""
     above = A0 + m * (A1 + m * (A2 + m * (A3 + m * A4)))
     return above / (1.0 + m * (B1 + m * (B2 + m * (B3 + m * (B4 + m * B5)))))
 
 
 def erf32(x: Scalar) -> Scalar:
-    """The error function."""
+    """Compute the error function."""
     bits = x.view("i32")
     z = at_most((bits & ALL_BUT_SIGN).view("float"), ERF_IS_ONE)
     u = z * z
@@ -58,7 +58,7 @@ def erf32(x: Scalar) -> Scalar:
 
 
 def _lower_half32(m: Scalar, factor: Scalar) -> Scalar:
-    """The share of the normal distribution below -m, times `factor`; m from 0 to 15."""
+    """Compute the normal distribution function at -m, times `factor`; m from 0 to 15."""
     exact = m.to("double")
     power, bits = split_exp(0.5 * exact * exact)
     share = 0.5 * factor.to("double") * power.to("double") * _tail32(m).to("double")
@@ -66,13 +66,13 @@ def _lower_half32(m: Scalar, factor: Scalar) -> Scalar:
 
 
 def ndtr32(x: Scalar) -> Scalar:
-    """The share of the normal distribution below x."""
+    """Compute the normal distribution function."""
     lower = _lower_half32(at_most(abs(x), NDTR_IS_ZERO), x.like(1.0))
     return select(x < 0.0, lower, 1.0 - lower)
 
 
 def gelu32(x: Scalar) -> Scalar:
-    """x times the share of the normal distribution below x; the limit at -infinity is 0."""
+    """Compute x times the normal distribution function of x; the limit at -infinity is 0."""
     m = at_most(abs(x), NDTR_IS_ZERO)
     is_lower = x < 0.0
     lower = _lower_half32(m, select(is_lower, m, 1.0))
@@ -80,7 +80,7 @@ def gelu32(x: Scalar) -> Scalar:
 
 
 def _tail64(m: Scalar) -> Scalar:
-    """exp(m**2 / 2) * erfc(m / sqrt(2)), m from 0 to 39."""
+    """Compute exp(m**2 / 2) * erfc(m / sqrt(2)); m from 0 to 39."""
     high = P5 + m * (P6 + m * (P7 + m * (P8 + m * (P9 + m * P10))))
     above = P0 + m * (P1 + m * (P2 + m * (P3 + m * (P4 + m * high))))
     high = Q6 + m * (Q7 + m * (Q8 + m * (Q9 + m * (Q10 + m * Q11))))
@@ -88,7 +88,7 @@ def _tail64(m: Scalar) -> Scalar:
 
 
 def _split_exp64(m: Scalar, factor: float) -> tuple[Scalar, Scalar]:
-    """exp(-factor * m**2), as p and bits for `_scale64`; factor is 1 or 1/2, m at most 40."""
+    """Compute exp(-factor * m**2) as p and bits for `_scale64`; factor is 1 or 1/2, m at most 40."""
     high = m.to("float").to("double")  # its square is exact
     square, rest = factor * high * high, factor * (m - high) * (m + high)
     shifted = ROUND_TO_TWO_POWERS - square * LOG2_E
@@ -100,13 +100,13 @@ def _split_exp64(m: Scalar, factor: float) -> tuple[Scalar, Scalar]:
 
 
 def _scale64(x: Scalar, bits: Scalar) -> Scalar:
-    """x * 2**n, given bits that end in n + 2 * BIAS; in two steps, as 2**n may not be normal."""
+    """Return x * 2**n, given bits that end in n + 2 * BIAS; in two steps, because 2**n may not be normal."""
     half = bits >> 1
     return x * (half << MANTISSA_BITS).view("double") * ((bits - half) << MANTISSA_BITS).view("double")
 
 
 def erf64(x: Scalar) -> Scalar:
-    """The error function."""
+    """Compute the error function."""
     bits = x.view("i64")
     z = at_most((bits & ALL_BUT_WIDE_SIGN).view("double"), wide.ERF_IS_ONE)
     u = z * z
@@ -118,19 +118,19 @@ def erf64(x: Scalar) -> Scalar:
 
 
 def _lower_half64(m: Scalar, factor: Scalar) -> Scalar:
-    """The share of the normal distribution below -m, times `factor`; m from 0 to 39."""
+    """Compute the normal distribution function at -m, times `factor`; m from 0 to 39."""
     power, bits = _split_exp64(m, 0.5)
     return _scale64(factor * 0.5 * power * _tail64(m), bits)
 
 
 def ndtr64(x: Scalar) -> Scalar:
-    """The share of the normal distribution below x."""
+    """Compute the normal distribution function."""
     lower = _lower_half64(at_most(abs(x), wide.NDTR_IS_ZERO), x.like(1.0))
     return select(x < 0.0, lower, 1.0 - lower)
 
 
 def gelu64(x: Scalar) -> Scalar:
-    """x times the share of the normal distribution below x; the limit at -infinity is 0."""
+    """Compute x times the normal distribution function of x; the limit at -infinity is 0."""
     m = at_most(abs(x), wide.NDTR_IS_ZERO)
     is_lower = x < 0.0
     lower = _lower_half64(m, select(is_lower, m, 1.0))
