@@ -53,7 +53,7 @@ def _named(name: str) -> Processor:
     done = subprocess.run([sys.executable, "-c", TRY, name], env=environment, capture_output=True, text=True)
     if done.returncode or UNKNOWN in done.stderr:
         raise BackendError(
-            f"{VARIABLE} must be a processor that LLVM can compile for, such as {EXAMPLES}, got {name!r}"
+            f"{VARIABLE} must be a processor that LLVM can compile for, such as {EXAMPLES}, got {name!r}."
         )
     return Processor(name, "")
 
@@ -118,5 +118,5 @@ class Loaded:
         """Return the address of a function; raise a BackendError if the code does not have it."""
         found: int = self._engine.get_function_address(name)
         if not found:
-            raise BackendError(f"compiled code must have a function {name!r}, but has none")
+            raise BackendError(f"compiled code must have a function {name!r}, but has none.")
         return found
