@@ -1,4 +1,4 @@
-"""The ops: the operations that a cell's body uses. Shapes are per node, without a batch axis; see `ops/define.py`."""
+"""The ops, the operations in the bodies of cells. Shapes are per node, without a batch axis; see `ops/define.py`."""
 
 from autobatch.ops.define import Op, define_op
 from autobatch.ops.elementwise import (

@@ -1,7 +1,7 @@
 """Ops that select among any number of rows: rows by position, the position of the largest, the k largest.
 
 In a batch, the rows of a node are a range of the rows of a variadic group (`autobatch.ops.variadic.Segments`).
-Positions count from the node's first row. Positions in the data are checked when instances are merged; the kernel
+Positions count from the node's first row. Positions in the data are range-checked when instances are merged; the kernel
 checks computed and constant ones.
 """
 
@@ -20,8 +20,11 @@ def flat_ids(xp: Any, ids: Array, segments: Sequence[Segments | None], is_checke
     """Convert positions to row numbers of the whole batch.
 
     Args:
-        segments: of the values to choose from, then of the positions, or None for per-node positions.
-        is_checked: whether the positions are known to be in range.
+        segments: those of the values to choose from, then those of the positions, or None for per-node positions.
+        is_checked: whether the positions are known to be in range; if not, reading them waits for a device.
+
+    Raises:
+        DataError: an unchecked position is out of range.
     """
     own, of = segments
     assert own is not None
@@ -35,8 +38,8 @@ def flat_ids(xp: Any, ids: Array, segments: Sequence[Segments | None], is_checke
         if bool(wrong.any()):
             wrong, ids, counts = xp.broadcast_arrays(wrong, ids, counts)
             raise DataError(
-                f"lookup of {int(ids[wrong][0])} among the rows of a value of any length, which is not in "
-                f"0..{int(counts[wrong][0]) - 1}; the position was computed, or is a constant."
+                f"positions of lookup must be in 0..{int(counts[wrong][0]) - 1} for this number of rows, got "
+                f"{int(ids[wrong][0])}; the position was computed, or is a constant."
             )
     return starts + ids
 
@@ -69,7 +72,7 @@ put_chosen: Op = define_op(
 
 
 def first_largest(xp: Any, x: Array, segments: Segments) -> Array:
-    """Find the largest edge of each row, the first of equal ones; NaN counts as larger than any number."""
+    """Return the position of the largest edge in each row, the first of ties, as floats; NaN counts as largest."""
     is_nan = xp.isnan(x)
     has_nan, peak = (xp.empty((len(segments.counts), *x.shape[1:]), x.dtype) for _ in range(2))
     segment_max(xp, is_nan.astype(x.dtype), has_nan, segments)
@@ -87,7 +90,10 @@ def _argmax_n(xp: Any, x: Array, out: Array, segments: Segments, is_flat: bool) 
         return
     width = int(x[:1].size) or 1
     if int(segments.lengths.max(initial=0)) * width > MOST_INTS:
-        raise DataError(f"argmax chooses one of more than {MOST_INTS} elements, which floats do not tell apart.")
+        raise DataError(
+            f"argmax must choose among at most {MOST_INTS} elements, got more; its result is stored as a float, which "
+            f"is exact only up to there."
+        )
     flat = x.reshape(len(x), -1)
     inner = xp.argmax(flat, axis=1)
     row = first_largest(xp, xp.take_along_axis(flat, inner[:, None], axis=1)[:, 0], segments).astype(xp.int64)
@@ -114,6 +120,6 @@ def _top_k_shape(x: Shape, k: int) -> Shape:
 
 
 top_k_n: Op = define_op(
-    "top_k_n",  # the positions of the k largest rows, which are numbers
+    "top_k_n",  # the positions of the k largest rows, which are scalars
     shape=_top_k_shape, kernel=_top_k_n, segments="reduce", below=lambda x, k: MOST_INTS, least=lambda k: k,
 )  # fmt: skip

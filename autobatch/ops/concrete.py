@@ -1,4 +1,4 @@
-"""Symbols with concrete numbers: what a program computes with while it is differentiated, where it may still branch."""
+"""Symbols with concrete numbers, which let a program branch on values while it is differentiated."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autobatch.ops.operators import Operators, Symbol
 class Concrete(Symbol):
     """A float value whose numbers are available while a function is differentiated with respect to it.
 
-    Comparisons, bool(), int() and formatting use the numbers. No gradient passes through these.
+    Comparisons, bool(), int() and formatting use the numbers, and pass no gradient.
 
     Attributes:
         data: the numbers, as an array or a NumPy scalar.
@@ -30,19 +30,19 @@ class Concrete(Symbol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Length of each axis; () for a scalar."""
+        """Return the length of each axis; () for a scalar."""
         shape: tuple[int, ...] = self.data.shape
         return shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The float type."""
+        """Return the float type."""
         dtype: np.dtype[Any] = self.data.dtype
         return dtype
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """Return the number of elements."""
         return int(self.data.size)
 
     def read(self) -> Any:
@@ -82,5 +82,5 @@ class Concrete(Symbol):
     def _refuse(self, what: str) -> Exception:
         return GraphError(
             f"{what} of {self._kind} would lose its gradient; use the ops of autobatch instead of NumPy's "
-            f"(see ab.ops). A condition such as x > 0.5, and int(...), are fine."
+            f"(see ab.ops). Conditions such as x > 0.5, and int(...), are allowed."
         )

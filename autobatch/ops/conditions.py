@@ -1,8 +1,8 @@
-"""Results of comparisons while a cell is traced, and the ops that are refused because NumPy's bools differ from them.
+"""Results of comparisons while a cell is traced, and the ops that raise an error because NumPy's bools differ.
 
 In a traced cell a comparison of values gives 0 or 1 in the model's float type; eagerly it gives an array of bools.
-Nearly all ops give the same results for both. The exceptions are refused: NumPy's `+` and `@` of two arrays of bools
-are a logical `or`, and NumPy has no `-` of them.
+Nearly all ops give the same results for both. The exceptions raise a GraphError: NumPy's `+` and `@` of two arrays of
+bools are a logical `or`, and NumPy has no `-` of them.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ DIFFERENT = {"add": "+", "sub": "-", "neg": "-", "matmul": "@"}
 
 
 def is_condition(x: object) -> bool:
-    """Whether `x` is a bool eagerly: a comparison, Python's or NumPy's bool, or an array of such."""
+    """Return whether `x` is a bool in eager mode: a comparison, Python's or NumPy's bool, or an array of bools."""
     return isinstance(x, (Condition, bool, np.bool_)) or (isinstance(x, np.ndarray) and x.dtype.kind == "b")
 
 
 def gives_condition(op: Any, args: tuple[Any, ...]) -> bool:
-    """Whether `op` of `args` is a bool eagerly."""
+    """Return whether `op` of `args` is a bool in eager mode."""
     keeps = op.view or op.name in ("mul", "maximum", "minimum")
     return op.name in COMPARISONS or (keeps and all(map(is_condition, args)))
 
 
 def _apply(name: str, *args: Any) -> Any:
-    """Apply the op of this name, unless its arguments are conditions for which NumPy's op gives another result."""
+    """Apply the op of this name; GraphError if all arguments are conditions, for which NumPy's op differs."""
     if all(map(is_condition, args)):
         op = DIFFERENT[name]
         raise GraphError(
             f"{op} was applied to conditions, which are bools in eager mode, where NumPy's {op} does not give numbers; "
-            f"make numbers of them with ab.where(condition, 1.0, 0.0), or write a * b for 'and', ab.where(a, 1.0, b) "
-            f"for 'or'."
+            f"convert them to numbers with ab.where(condition, 1.0, 0.0), or write a * b for 'and', "
+            f"ab.where(a, 1.0, b) for 'or'."
         )
     return OPS[name](*args)
 
 
 class Logic(Symbol):
-    """Mixin: `~`, `&`, `|` and `^` of values that are 0 or 1."""
+    """Mixin with `~`, `&`, `|` and `^` for values that are 0 or 1."""
 
     __slots__ = ()
 
@@ -62,12 +62,12 @@ class Logic(Symbol):
 
     def _combine(self, symbol: str, name: str, other: Any) -> Any:
         if not (isinstance(other, Logic) or is_condition(other)):
-            raise GraphError(f"{symbol} combines two conditions, such as x > 0.0, and not one with {other!r}.")
+            raise GraphError(f"operands of {symbol} must be conditions, such as x > 0.0, got {other!r}.")
         return OPS[name](self, other)
 
 
 class Condition(Logic):
-    """Mixin: a value that is 0 or 1, made by a comparison."""
+    """Mixin for a value that is 0 or 1, the result of a comparison."""
 
     __slots__ = ()
 

@@ -1,11 +1,11 @@
-"""One statement defines an op: shape rule, kernel, pullback and, if it is element-wise, a scalar expression.
+"""The definition of ops: shape rule, kernel, pullback and, for element-wise ops, a scalar expression in one statement.
 
-Shapes are those of ONE node. A kernel's arrays have one more axis in front: the rows of a batch, or a single row for
+Shapes are those of ONE node. A kernel's arrays have an extra leading axis: the rows of a batch, or a single row for
 values that all nodes share (parameters, constants), which NumPy broadcasts. The kernel writes into `out`. The same
-kernel text runs on NumPy and CuPy, which it receives as `xp`.
+kernel code runs on NumPy and CuPy, which it receives as `xp`.
 
-A pullback receives the gradient of the result, the result and the arguments, all symbolic, and returns one gradient
-per argument (None: there is none), written in ops. Tracing it therefore gives the backward cell.
+A pullback receives the gradient of the result, the result and the arguments, all symbolic. It returns one gradient per
+argument (None for an argument without a gradient), written in ops. Tracing it therefore gives the backward cell.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ Array: TypeAlias = Any  # a NumPy or CuPy array
 
 
 A_LIST, OPERANDS, REVERSED, AN_OP, ARGUMENTS = range(5)  # as in `native/record/shortcut.cpp`
-GIVEN = ("xp", "out", "random", "segments")  # arguments of kernels that callers of an op do not see
-WIDER = dict.fromkeys("?bBhHiI", np.int64) | {"e": np.float32}  # results are never as narrow as these arguments
+GIVEN = ("xp", "out", "random", "segments")  # kernel arguments that callers of an op do not pass
+WIDER = dict.fromkeys("?bBhHiI", np.int64) | {"e": np.float32}  # arguments of these dtypes are widened first
 OPTIONS = ("Axis", "int", "int | None", "bool")  # annotations of arguments that are options, not operands
-MOST_INTS = 2**24  # ints that float32 tells apart: those that cells compute lie among floats
+MOST_INTS = 2**24  # float32 represents ints below this exactly; ints that cells compute are stored as floats
 
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def shortcut(inner: Callable[..., Any] | None, takes: int) -> Callable[[F], F]:
-    """Let the core record calls of a function as calls of `inner`, an op or a `composite`, where their form is known.
+    """Let the core record common forms of calls of a function directly, as calls of `inner`, an op or a `composite`.
 
-    The function itself takes all other calls.
+    All other calls go to the function itself.
 
     Args:
-        inner: None if it is the first argument.
-        takes: A_LIST of values; OPERANDS, which are values, numbers, arrays and parameters; these REVERSED; AN_OP and
-            operands; or any ARGUMENTS.
+        inner: the op or composite to record; None if it is the first argument.
+        takes: A_LIST of values; OPERANDS (values, numbers, arrays and parameters); these REVERSED; AN_OP and operands;
+            or any ARGUMENTS.
     """
 
     def wrap(function: F) -> F:
@@ -66,12 +66,12 @@ def shortcut(inner: Callable[..., Any] | None, takes: int) -> Callable[[F], F]:
 class Op:
     """A primitive tensor operation.
 
-    To help(), doctest and editors it is a function: it has a name, a module, a docstring and a signature, whose static
-    arguments are given by keyword.
+    To help(), doctest and editors it looks like a function: it has a name, a module, a docstring and a signature, whose
+    static arguments are keyword-only.
 
     Attributes:
-        name: as programs print it.
-        shape: per-node shapes of the arguments (and the static arguments) to the shape of the result.
+        name: the name in printed programs.
+        shape: maps the per-node shapes of the arguments (and the static arguments) to the shape of the result.
         kernel: `kernel(xp, *arrays, out=out, **static)`; arrays and out are `(rows, *shape)`, and `out` has at least
             one element. A view op returns its result instead and takes no `out`.
         pullback: `pullback(g, y, *args, **static)`, one gradient per argument; None for ops without a derivative.
@@ -80,26 +80,27 @@ class Op:
         copies: the kernel only moves bytes.
         row_sum: `row_sum(xp, *arrays, out=out, **static)` adds the sums of the result over the rows of S segments to
             out `(S, *shape)`; arrays are `(S, rows, *shape)`, or `(1, 1, *shape)` if all rows share one.
-        singular: the result, or what a gradient is multiplied by, may be infinite though all arguments are finite.
-        random: the kernel draws; it receives `random=`, a `Randomness`.
-        like: of the arguments from this one on, the op needs no more than how many rows each node has.
-        index_axis: the second argument is an int below the size of this axis of the first; it is range-checked once,
-            when graphs are merged (at once in eager mode), so the kernel need not. Ints that a cell computed lie among
-            floats, and are in range because the op that makes them says what they stay below. Where the op has a static
-            argument `ignore`, that number is in range, too.
-        below: the result is ints; `below(*shapes, **static)`, of the per-node shapes, is what they stay below.
+        singular: the result, or a factor of a gradient, may be infinite although all arguments are finite.
+        random: the kernel draws random numbers; it receives `random=`, a `Randomness`.
+        like: from this argument on, the op uses only the number of rows of each node, not the values.
+        index_axis: the second argument is an int below the size of this axis of the first. It is range-checked once,
+            when graphs are merged (immediately in eager mode), so the kernel need not check it. Ints that a cell
+            computed are stored as floats; the `below` of the op that made them keeps them in range. If the op has a
+            static argument `ignore`, that number is valid too.
+        below: for ops whose result is ints, `below(*shapes, **static)` is their exclusive upper bound, from the
+            per-node shapes.
         sums_rows: the result has one row per segment, such as the whole mini-batch, and the kernel is a `row_sum`.
-        segments: "reduce" takes values per edge to one per node, "spread" the other way, "edge" needs both; such
-            kernels receive `segments=`, the edges of each row. "move" goes from edges to those of other groups
-            (`autobatch.ops.rows`) and receives the segments of each argument. "choose" (`autobatch.ops.choosing`)
-            receives them too, with None for per-node arguments. "pairs" goes to or from pairs of rows
-            (`autobatch.ops.pairs`) and receives the segments of both groups of rows.
-        domain: for ops that go between groups, `domain(domains, **static)` maps the arguments' domains to the result's.
+        segments: the kind of an op on edges or rows. "reduce" maps one value per edge to one per node, "spread" maps
+            the other way, "edge" needs both; such kernels receive `segments=`, the edges of each row. "move" maps rows
+            of some groups to rows of others (`autobatch.ops.rows`) and receives the segments of each argument. "choose"
+            (`autobatch.ops.choosing`) receives them too, with None for per-node arguments. "pairs" maps to or from
+            pairs of rows (`autobatch.ops.pairs`) and receives the segments of both groups of rows.
+        domain: for ops between groups, `domain(domains, **static)` maps the arguments' domains to the result's.
         least: `least(**static)` is the least number of rows per node in the first argument; by default 0.
-        whole: a call of the kernel costs much, so that batches of cells that apply the op are not cut into pieces.
-        doc: the docstring: what the op computes, the shapes, the gradient, an example.
-        note: of the static arguments, what `explain` says of a cell that applies the op.
-        once: why there is no gradient of the op inside programs, if there is none: but that of the mini-batch.
+        whole: kernel calls are expensive, so batches of cells that apply the op are not split.
+        doc: the docstring: the result, the shapes, the gradient, an example.
+        note: maps the static arguments to the remark that `explain` makes on cells that apply the op.
+        once: for an op whose gradient is available for the mini-batch but not inside programs, the reason; else "".
     """
 
     name: str
@@ -133,12 +134,12 @@ class Op:
         vars(self).update(__signature__=Signature(shown), __doc__=self.doc and cleandoc(self.doc))
 
     def __get__(self, instance: object, owner: type | None = None) -> Op:
-        """The op itself: it is a routine, which help() and doctest know by this method, and binds no `self`."""
+        """Return the op itself, without binding `self`; help() and doctest recognize a routine by this method."""
         return self
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The names of the arguments that are not static; none if it takes any number."""
+        """Return the names of the arguments that are not static; () if the op takes any number of arguments."""
         return tuple(p.name for p in signature(self).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD)
 
     @shortcut(None, AN_OP)
@@ -163,23 +164,23 @@ class Op:
             raise
 
     def limit(self, shapes: Iterable[Shape], static: dict[str, Any]) -> int:
-        """What the ints that the op computes stay below; 0 if its result is floats.
+        """Return the exclusive upper bound of the op's int results; 0 if its results are floats.
 
         Raises:
-            ShapeError: they are more than a float tells apart.
+            ShapeError: the bound exceeds the ints that float32 represents exactly.
         """
         if self.below is None:
             return 0
         size = self.below(*shapes, **static)
         if size > MOST_INTS:
             raise ShapeError(
-                f"{self.name} chooses one of {size} elements, but ints that cells compute are kept as floats, which "
-                f"tell only {MOST_INTS} apart; choose among fewer."
+                f"{self.name} must choose among at most {MOST_INTS} elements, got {size}; ints that cells compute are "
+                f"stored as floats, which are exact only up to there."
             )
         return size
 
     def eager(self, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
-        """Compute at once, on plain arrays without a row axis."""
+        """Compute immediately, on plain arrays without a row axis."""
         if any(type(arg) in (list, tuple) and not arg for arg in args):
             raise ShapeError(f"{self.name} must be given arrays, got an empty list, which has no shape.")
         arrays = [plain_array(_read(a) if isinstance(a, Operators) else a) for a in args]
@@ -187,7 +188,7 @@ class Op:
         if self.index_axis is not None:
             arrays[1] = check_index(self.name, arrays[1], arrays[0].shape[self.index_axis], static.get("ignore"))
         if self.view:
-            own = arrays[0].copy() if isinstance(args[0], Operators) else arrays[0]  # parameters change later
+            own = arrays[0].copy() if isinstance(args[0], Operators) else arrays[0]  # optimizers change parameters
             seen = freeze(self.kernel(np, own[None], **static)[0])
             return seen.view(type(args[0])) if isinstance(args[0], EagerArray) else seen
         arrays = [a.astype(WIDER[a.dtype.char]) if a.dtype.char in WIDER else a for a in arrays]
@@ -234,32 +235,37 @@ def define_elementwise(
 
 
 def check_index(what: str, ids: Array, size: int, ignore: int | None = None) -> Array:
-    """The ids or labels as ints, bools as 0 and 1; a DataError refuses those outside 0..size-1, except `ignore`."""
+    """Return ids or labels as ints (bools as 0 and 1).
+
+    Raises:
+        DataError: an id is not an int, or is outside 0..size-1 and not `ignore`.
+    """
     if ids.dtype.kind not in "iub":
-        raise DataError(f"{what} takes integers, not {ids.dtype}.")
+        raise DataError(f"the indices of {what} must be integers, got dtype {ids.dtype}.")
     checked = ids if ignore is None else ids[ids != ignore]
     if checked.size and not 0 <= checked.min() <= checked.max() < size:
         wrong = checked.min() if checked.min() < 0 else checked.max()
-        raise DataError(f"{what} of {wrong}, which is not in 0..{size - 1}.")
+        raise DataError(f"the indices of {what} must be in 0..{size - 1}, got {wrong}.")
     return ids.astype(np.int8) if ids.dtype.kind == "b" else ids
 
 
 def broadcast(what: str, *shapes: Shape) -> Shape:
-    """The shape that `shapes` broadcast to by NumPy's rule; ShapeError names the op, `what`."""
+    """Return the shape that `shapes` broadcast to by NumPy's rule; ShapeError, naming the op `what`, if they do not."""
     try:
         return np.broadcast_shapes(*shapes)
     except ValueError:
         raise ShapeError(
-            f"{what} combines values of shapes {' and '.join(map(str, shapes))}, which do not broadcast; "
+            f"the values of {what} must have shapes that broadcast, got {' and '.join(map(str, shapes))}; "
             f"shapes are per node, without a batch axis."
         ) from None
 
 
 def run_kernel(op: Op, xp: Any, arrays: list[Array], out: Array, static: dict[str, Any]) -> None:
-    """Run `op` on arrays with a row axis; lower-rank arguments of element-wise ops get axes of length one behind it.
+    """Run `op` on arrays with a row axis.
 
-    The kernel is not called if there is nothing to compute: a list may be empty in the whole batch, and an axis may
-    have length zero. A sum over no rows adds nothing.
+    Arguments of element-wise ops that have fewer axes than `out` get axes of length one after the row axis. The kernel
+    is not called without elements to compute: a list may be empty in the whole batch, and an axis may have length zero.
+    A sum over no rows leaves `out` unchanged.
     """
     if not out.size or (op.sums_rows and any(array.shape[1] == 0 for array in arrays)):
         return
@@ -269,17 +275,17 @@ def run_kernel(op: Op, xp: Any, arrays: list[Array], out: Array, static: dict[st
 
 
 def _read(value: Any) -> Any:
-    """The array of a parameter; a GraphError refuses one on a device, where nothing runs op by op."""
+    """Return the array of a parameter; GraphError if it is on a device, because eager mode runs on the CPU only."""
     if getattr(value, "store", HOST) is not HOST:
         raise GraphError(
-            f"an op is called directly, on the processor, with a parameter of shape {value.shape} that is on "
+            f"parameters of ops called directly must be on the CPU, got one of shape {value.shape} on "
             f'{value.store.kind}: call to("cpu") on the module, or run the function by ab.batched(..., backend="cuda").'
         )
     return getattr(value, "data", value)
 
 
 def shape_of(x: Any) -> Shape:
-    """The shape of a symbol, parameter, array or number."""
+    """Return the shape of a symbol, parameter, array or number."""
     try:
         shape: Shape = x.shape
     except AttributeError:
@@ -288,18 +294,18 @@ def shape_of(x: Any) -> Shape:
 
 
 def known_shape(x: Any, what: str) -> Shape:
-    """The shape of a value; ShapeError, which names `what` is applied, if a cell knows it only when it runs."""
+    """Return the shape of a value; ShapeError, naming the op `what`, if a size is known only at run time."""
     shape = shape_of(x)
     if not all(isinstance(size, (int, np.integer)) for size in shape):
         raise ShapeError(
-            f"{what} takes values whose sizes are known, and this one has n rows, where n differs between nodes; apply "
-            f"it to each row, by ab.each(lambda row: ..., x), or use @ and ab.sum."
+            f"{what} needs values of known sizes, got one with n rows, where n differs between nodes; apply it to each "
+            f"row, by ab.each(lambda row: ..., x), or use @ and ab.sum."
         )
     return shape
 
 
 def align(array: Array, ndim: int) -> Array:
-    """`array` (rows, *shape) with axes of length one behind its rows, up to `ndim` axes; Python numbers unchanged."""
+    """Insert axes of length one after the row axis of `array`, up to `ndim` axes; return Python numbers unchanged."""
     missing = ndim - getattr(array, "ndim", ndim)
     if missing == 0:
         return array
@@ -307,7 +313,7 @@ def align(array: Array, ndim: int) -> Array:
 
 
 def float_dtype(args: tuple[Any, ...], arrays: list[Array]) -> np.dtype[Any]:
-    """The float type of eager results: that of the float arrays; Python's numbers and arrays of ints do not count."""
+    """Return the float dtype of eager results: that of the float arrays; Python numbers and int arrays do not count."""
     pairs = zip(args, arrays, strict=True)
     floats: set[np.dtype[Any]] = {a.dtype for x, a in pairs if a.dtype.kind == "f" and not isinstance(x, (int, float))}
     if len(floats) == 1 and (dtype := floats.pop()).isnative:  # the usual case; np.result_type is slower
@@ -316,7 +322,7 @@ def float_dtype(args: tuple[Any, ...], arrays: list[Array]) -> np.dtype[Any]:
 
 
 def composite(function: F) -> F:
-    """Make a function of ops record one node, instead of one per op, when it is applied to recorded values."""
+    """Make a function built from ops record one node, instead of one per op, when it is applied to recorded values."""
     given = enumerate(signature(function).parameters.items())
     options = {name: k for k, (name, x) in given if name == "shape" or x.annotation in OPTIONS}
 
@@ -375,16 +381,16 @@ def refused_call(
         return TypeError(str(error) if str(error).startswith(f"{name}()") else f"{name}(): {unbound}")
     given = ", ".join([*map(show, args), *(f"{name}={show(x)}" for name, x in kwargs.items())])
     return DataError(
-        f"the arguments of {function.__name__} must be values that it can be applied to, got {given} "
+        f"the arguments of {function.__name__} must be values of suitable kinds, got {given} "
         f"({type(error).__name__}: {str(error).rstrip('.')})."
     )
 
 
 def first_symbol(arg: Any) -> Symbol | None:
-    """The first symbol in `arg`, looking into tuples and lists."""
+    """Return the first symbol in `arg`, also inside tuples and lists; None without any."""
     if isinstance(arg, Symbol):
         return arg
-    if issubclass(type(arg), (tuple, list)):  # no traced list, whose `__class__` is list
+    if issubclass(type(arg), (tuple, list)):  # excludes traced lists, whose `__class__` is list
         for part in arg:
             if (symbol := part if isinstance(part, Symbol) else first_symbol(part)) is not None:
                 return symbol

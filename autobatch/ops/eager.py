@@ -1,9 +1,9 @@
-"""Eager arrays: how users' arrays are read, and the class of eager results.
+"""Eager arrays: the reader of users' arrays, and the class of eager results.
 
 A value of a recorded or traced program never changes: `t += 1.0` makes a new value, and other names of the old one are
-unaffected. Eager mode must give the same results, so its arrays have a class of their own with the same behaviour. A
-read-only array of NumPy's own class does not have it: it refuses `t += 1.0`, which a batched program accepts, and the
-results of operators such as `h * 2.0` could still be changed in place.
+unaffected. Eager mode must give the same results, so its arrays have a class of their own with the same behavior. A
+read-only NumPy array would behave differently: it rejects `t += 1.0`, which a batched program accepts, and results of
+operators such as `h * 2.0` could still be changed in place.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ NUMBERS = "?bBhHiIlLqQefd"  # the dtypes that ops accept, as NumPy's letters
 
 
 class EagerArray(Plain):  # type: ignore[misc]
-    """An array whose operators `+=`, `*=`, ... make a new one, as those of recorded and traced values do.
+    """An array whose operators `+=`, `*=`, ... make a new array, as those of recorded and traced values do.
 
-    Results of ops and cells are read-only as well. `np.array(x)` and `x.copy()` are plain arrays, which can be changed.
+    Results of ops and cells are also read-only. `np.array(x)` and `x.copy()` are plain, writable arrays.
 
     >>> import autobatch as ab
     >>> h = ab.relu(np.ones(2))
@@ -40,14 +40,14 @@ class EagerArray(Plain):  # type: ignore[misc]
     __ilshift__, __irshift__ = Plain.__lshift__, Plain.__rshift__
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
-        """Give the results of NumPy's functions this class too, except scalars."""
+        """Return the results of NumPy's functions in this class too, except scalars."""
         return array[()] if return_scalar else array.view(EagerArray)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if not self.flags.writeable:
             raise GraphError(
-                "an eager result, or an input of a cell, cannot be changed in place; make a new one, with "
-                "t = t + 1.0, ab.concat or ab.where for example, or change a copy, np.array(t)."
+                "an eager result, or an input of a cell, cannot be changed in place; make a new one, for example with "
+                "t = t + 1.0, ab.concat or ab.where, or change a copy, np.array(t)."
             )
         super().__setitem__(index, value)
 
@@ -69,7 +69,7 @@ class EagerArray(Plain):  # type: ignore[misc]
 
 
 def freeze(x: Any) -> Any:
-    """`x` as a read-only `EagerArray`; NumPy's scalars, which are immutable, as they are."""
+    """Return an array as a read-only `EagerArray`, and NumPy's scalars, which are immutable, unchanged."""
     if isinstance(x, np.ndarray) and not (type(x) is EagerArray and not x.flags.writeable):
         x = (x if type(x) is np.ndarray else unwrap(x)).view(EagerArray)
         x.setflags(write=False)
@@ -77,19 +77,19 @@ def freeze(x: Any) -> Any:
 
 
 def plain_array(x: Any) -> NDArray[Any]:
-    """Read `x` as a plain array of floats, ints or bools; floats longer than float64 become float64.
+    """Read `x` as a plain array of floats, ints or bools; floats wider than float64 become float64.
 
     Raises:
-        DataError: it holds something else, or has a mask.
+        DataError: `x` holds values of another kind, or has a mask.
     """
     return to_numbers(x if type(x) is np.ndarray else unwrap(to_number(x)))
 
 
 def unwrap(x: Any) -> NDArray[Any]:
-    """`x`, such as an np.memmap or np.matrix, as a view of NumPy's own array class."""
+    """Return `x`, such as an np.memmap or np.matrix, as a view of NumPy's own array class."""
     if isinstance(x, np.ndarray) and not isinstance(x, EagerArray) and isinstance(x, np.ma.MaskedArray):
         raise DataError(
-            f"an array of shape {x.shape} has a mask, which autobatch does not read; give x.filled(number), and the "
+            f"an array must not have a mask, got a masked array of shape {x.shape}; give x.filled(number), and the "
             f"mask as an argument of its own."
         )
     try:
@@ -99,7 +99,11 @@ def unwrap(x: Any) -> NDArray[Any]:
 
 
 def to_number(x: Any) -> Any:
-    """`x`, but an int of Python that no int of NumPy holds as a float; DataError if it is too large for that, too."""
+    """Convert a Python int that no NumPy int can hold to a float; return other values unchanged.
+
+    Raises:
+        DataError: the int is too large for a float64 too.
+    """
     if not isinstance(x, int) or -(2**63) <= x < 2**64:
         return x
     try:
@@ -109,12 +113,11 @@ def to_number(x: Any) -> Any:
 
 
 def to_numbers(array: NDArray[Any]) -> NDArray[Any]:
-    """An array, of NumPy or of a device, of floats, ints or bools; see `plain_array`."""
+    """Return an array, on the host or a device, as one of floats, ints or bools; see `plain_array`."""
     if array.dtype.char in NUMBERS:
         return array
     if array.dtype.kind == "f":
         return array.astype(np.float64)
     raise DataError(
-        f"an array of shape {array.shape} and dtype {array.dtype} holds no numbers to compute with, which are floats, "
-        f"ints and bools; convert it first."
+        f"an array must hold floats, ints or bools, got dtype {array.dtype} (shape {array.shape}); convert it first."
     )

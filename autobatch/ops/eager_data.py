@@ -1,7 +1,7 @@
-"""Int and bool data of a cell in eager mode, which compute with floats as in a batch.
+"""Int and bool data of a cell in eager mode, whose arithmetic gives floats as in a batch.
 
-NumPy computes with small ints in their own type, where 200 + 100 can be 44, and `+` of bools is a logical `or`. In a
-batch, ints and bools are ordinary numbers, so eager mode routes the same operators through the same ops.
+NumPy computes small ints in their own dtype, where 200 + 100 can be 44, and `+` of bools is a logical `or`. In a batch,
+ints and bools are ordinary numbers, so eager mode routes the same operators through the same ops.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from autobatch.ops.operators import FUNCTIONS, OPS, REDUCTIONS, UFUNCS, Operator
 PRODUCTS = frozenset((
     np.dot, np.inner, np.vdot, np.outer, np.tensordot, np.einsum, np.kron, np.cross, np.convolve, np.correlate,
 ))  # fmt: skip
-"""NumPy's functions that multiply and add without its ufuncs, in the type of their arguments."""
+"""NumPy's functions that compute products without its ufuncs, in the dtype of their arguments."""
 
 
 class EagerData(EagerArray):
@@ -34,7 +34,7 @@ class EagerData(EagerArray):
         name = UFUNCS.get(ufunc)
         plain = [np.asarray(x) if isinstance(x, EagerArray) else x for x in inputs]
         if name is not None and name not in COMPARISONS and method == "__call__" and not kwargs:
-            numbers = [float(x) if isinstance(x, np.floating) else x for x in plain]  # no say in the float type
+            numbers = [float(x) if isinstance(x, np.floating) else x for x in plain]  # must not decide the dtype
             return (FUNCTIONS if name == "matmul" else OPS)[name](*numbers)
         if any(isinstance(x, Operators) for x in inputs):
             return NotImplemented

@@ -13,7 +13,9 @@ from autobatch.ops.expression import call
 
 
 def negate(xp: Any, x: Array, out: Array) -> Array:
-    """-x, as a product: np.negative of NumPy 2.4 skips elements where x has a stride of 64 bytes (float64) or 16."""
+    """Return -x, computed as a product: np.negative of NumPy 2.4 skips elements if x has a stride of 64 bytes (float64)
+    or 16.
+    """
     return xp.multiply(x, -1, out=out, dtype=out.dtype)
 
 
@@ -22,9 +24,9 @@ add = define_elementwise(
     lambda x, y: x + y,
     kernel=lambda xp, x, y, out: xp.add(x, y, out=out, dtype=out.dtype),
     pullback=lambda g, out, x, y: (g, g),
-    doc="""x + y for each element; `+` calls it.
+    doc="""Compute x + y for each element; `+` calls it.
 
-    Shapes: any that broadcast to one; the result has it.
+    Shapes: any that broadcast together; the result has the broadcast shape.
     Gradient: 1 for both.
 
     >>> ab.add(np.array([1.0, 2.0]), 0.5)
@@ -36,9 +38,9 @@ sub = define_elementwise(
     lambda x, y: x - y,
     kernel=lambda xp, x, y, out: xp.subtract(x, y, out=out, dtype=out.dtype),
     pullback=lambda g, out, x, y: (g, -g),
-    doc="""x - y for each element; `-` calls it.
+    doc="""Compute x - y for each element; `-` calls it.
 
-    Shapes: any that broadcast to one; the result has it.
+    Shapes: any that broadcast together; the result has the broadcast shape.
     Gradient: 1 for x, -1 for y.
 
     >>> ab.sub(np.array([1.0, 2.0]), 0.5)
@@ -50,9 +52,9 @@ mul = define_elementwise(
     lambda x, y: x * y,
     kernel=lambda xp, x, y, out: xp.multiply(x, y, out=out, dtype=out.dtype),
     pullback=lambda g, out, x, y: (g * y, g * x),
-    doc="""x * y for each element; `*` calls it.
+    doc="""Compute x * y for each element; `*` calls it.
 
-    Shapes: any that broadcast to one; the result has it.
+    Shapes: any that broadcast together; the result has the broadcast shape.
     Gradient: y for x, x for y.
 
     >>> ab.mul(np.array([1.0, 2.0]), 3.0)
@@ -64,9 +66,9 @@ div = define_elementwise(
     kernel=lambda xp, x, y, out: xp.true_divide(x, y, out=out),
     pullback=lambda g, out, x, y: (g / y, -(g * out) / y),
     singular=True,
-    doc="""x / y for each element; `/` calls it.
+    doc="""Compute x / y for each element; `/` calls it.
 
-    Shapes: any that broadcast to one; the result has it.
+    Shapes: any that broadcast together; the result has the broadcast shape.
     Gradient: 1 / y for x, -x / y**2 for y.
 
     >>> ab.div(np.array([1.0, 2.0]), 4.0)
@@ -76,7 +78,10 @@ div = define_elementwise(
 
 
 def _pow_pullback(g: Any, out: Any, x: Any, y: Any) -> tuple[Any, Any]:
-    """x ** 0 and 0 ** y are flat; what is not taken there is finite, so that no derivative has 0 times infinity."""
+    """Return the gradients of x ** y; x ** 0 and 0 ** y are flat.
+
+    The branches not taken are kept finite, so that no derivative multiplies 0 by infinity.
+    """
     is_one = equal(y, 0.0)
     slope = where(is_one, 0.0, y * x ** where(is_one, 0.0, y - 1.0))
     base = where(equal(x, 0.0), where(greater_equal(y, 0.0), 1.0, x), x)
@@ -88,11 +93,11 @@ pow = define_elementwise(
     kernel=lambda xp, x, y, out: xp.power(x, y, out=out, dtype=out.dtype),
     pullback=_pow_pullback,
     singular=True,
-    doc="""x to the power of y for each element; `**` calls it.
+    doc="""Raise x to the power of y for each element; `**` calls it.
 
-    Shapes: any that broadcast to one; the result has it.
-    Gradient: y * x ** (y - 1) for x, which is 0 where y is 0; log(x) * x ** y for y, which counts as 0 where x is 0 and
-        y is not below. Second derivatives take a gradient that is 0 for one of these reasons for constant.
+    Shapes: any that broadcast together; the result has the broadcast shape.
+    Gradient: y * x ** (y - 1) for x, which is 0 where y is 0; log(x) * x ** y for y, taken as 0 where x is 0 and y is
+        at least 0. Second derivatives treat a gradient that is 0 for one of these reasons as constant.
 
     >>> ab.pow(np.array([2.0, 3.0]), 2.0)
     array([4., 9.])
@@ -103,9 +108,9 @@ neg = define_elementwise(
     lambda x: -x,
     kernel=negate,
     pullback=lambda g, out, x: (-g,),
-    doc="""-x for each element; unary `-` calls it.
+    doc="""Compute -x for each element; unary `-` calls it.
 
-    Shapes: x any, the result alike.
+    Shapes: any x; the result has the same shape.
     Gradient: -1.
 
     >>> ab.neg(np.array([1.0, -2.0]))
@@ -118,9 +123,9 @@ exp = define_elementwise(
     kernel=lambda xp, x, out: xp.exp(x, out=out),
     pullback=lambda g, out, x: (g * out,),
     singular=True,
-    doc="""The exponential of each element.
+    doc="""Compute the exponential of each element.
 
-    Shapes: x any, the result alike.
+    Shapes: any x; the result has the same shape.
     Gradient: exp(x).
 
     >>> ab.exp(np.array([0.0, 1.0])).round(4)
@@ -133,9 +138,9 @@ log: Op = define_elementwise(
     kernel=lambda xp, x, out: xp.log(x, out=out),
     pullback=lambda g, out, x: (g / x,),
     singular=True,
-    doc="""The natural logarithm of each element.
+    doc="""Compute the natural logarithm of each element.
 
-    Shapes: x any, the result alike.
+    Shapes: any x; the result has the same shape.
     Gradient: 1 / x, which is infinite at 0.
 
     >>> ab.log(np.array([1.0, 10.0])).round(4)
@@ -148,9 +153,9 @@ sqrt = define_elementwise(
     kernel=lambda xp, x, out: xp.sqrt(x, out=out),
     pullback=lambda g, out, x: (0.5 * g / out,),
     singular=True,
-    doc="""The square root of each element.
+    doc="""Compute the square root of each element.
 
-    Shapes: x any, the result alike.
+    Shapes: any x; the result has the same shape.
     Gradient: 0.5 / sqrt(x), which is infinite at 0.
 
     >>> ab.sqrt(np.array([4.0, 9.0]))
@@ -162,9 +167,9 @@ tanh = define_elementwise(
     lambda x: call("tanh", x),
     kernel=lambda xp, x, out: xp.tanh(x, out=out),
     pullback=lambda g, out, x: (g * (1.0 - out * out),),
-    doc="""The hyperbolic tangent of each element.
+    doc="""Compute the hyperbolic tangent of each element.
 
-    Shapes: x any, the result alike.
+    Shapes: any x; the result has the same shape.
     Gradient: 1 - tanh(x) ** 2.
 
     >>> ab.tanh(np.array([0.0, 1.0])).round(4)
@@ -176,9 +181,9 @@ sin: Op = define_elementwise(
     lambda x: call("sin", x),
     kernel=lambda xp, x, out: xp.sin(x, out=out),
     pullback=lambda g, out, x: (g * cos(x),),
-    doc="""The sine of each element, an angle in radians.
+    doc="""Compute the sine of each element, in radians.
 
-    Shapes: x any, the result alike.
+    Shapes: any x; the result has the same shape.
     Gradient: cos(x).
 
     >>> ab.sin(np.array([0.0, 1.0])).round(4)
@@ -190,9 +195,9 @@ cos: Op = define_elementwise(
     lambda x: call("cos", x),
     kernel=lambda xp, x, out: xp.cos(x, out=out),
     pullback=lambda g, out, x: (-g * sin(x),),
-    doc="""The cosine of each element, an angle in radians.
+    doc="""Compute the cosine of each element, in radians.
 
-    Shapes: x any, the result alike.
+    Shapes: any x; the result has the same shape.
     Gradient: -sin(x).
 
     >>> ab.cos(np.array([0.0, 1.0])).round(4)
@@ -204,11 +209,10 @@ relu = define_elementwise(
     lambda x: call("max", x, 0.0),
     kernel=lambda xp, x, out: xp.maximum(x, 0, out=out),
     pullback=lambda g, out, x: (g * (out > 0.0),),
-    doc="""The larger of x and 0 for each element.
+    doc="""Return the larger of x and 0 for each element.
 
-    Shapes: x any, the result alike.
-    Gradient: 1 where x is positive, else 0, at 0 too. The second derivative is 0; at 0, where there is none, it counts
-        as 0.
+    Shapes: any x; the result has the same shape.
+    Gradient: 1 where x is positive, else 0. The second derivative is 0, also at 0, where it is undefined.
 
     >>> ab.relu(np.array([-1.0, 2.0]))
     array([0., 2.])
@@ -218,9 +222,9 @@ softplus = define_elementwise(
     "softplus", lambda x: call("softplus", x),
     kernel=lambda xp, x, out: xp.logaddexp(x, 0, out=out),
     pullback=lambda g, out, x: (g * sigmoid(x),),
-    doc="""log(1 + exp(x)) for each element; nothing overflows.
+    doc="""Compute log(1 + exp(x)) for each element, without overflow.
 
-    Shapes: x any, the result alike.
+    Shapes: any x; the result has the same shape.
     Gradient: sigmoid(x).
 
     >>> ab.softplus(np.array([0.0, 1000.0])).round(4)
@@ -231,9 +235,9 @@ squared_error = define_elementwise(
     "squared_error", lambda x, y: (x - y) * (x - y),
     kernel=lambda xp, x, y, out: xp.square(xp.subtract(x, y, out=out, dtype=out.dtype), out=out),
     pullback=lambda g, out, x, y: (2.0 * g * (x - y), 2.0 * g * (y - x)),
-    doc="""(x - y) ** 2 for each element; `ab.sum` or `ab.mean` of it makes a loss.
+    doc="""Compute (x - y) ** 2 for each element; `ab.sum` or `ab.mean` of it is a loss.
 
-    Shapes: any that broadcast to one; the result has it.
+    Shapes: any that broadcast together; the result has the broadcast shape.
     Gradient: 2 (x - y) for x, 2 (y - x) for y.
 
     >>> ab.squared_error(np.array([1.0, 2.0]), np.array([3.0, 2.0]))
@@ -243,7 +247,7 @@ squared_error = define_elementwise(
 
 
 def _sigmoid(xp: Any, x: Array, out: Array) -> None:
-    """1 / (1 + exp(-x)), as exp(min(x, 0)) / (1 + exp(-|x|)): no overflow, exact tails, NaN passes."""
+    """Compute 1 / (1 + exp(-x)) as exp(min(x, 0)) / (1 + exp(-|x|)): no overflow, exact tails, NaN is propagated."""
     xp.exp(negate(xp, xp.abs(x, out=out, dtype=out.dtype), out), out=out)
     numerator = xp.where(x < 0, out, 1)
     xp.true_divide(numerator, xp.add(out, 1, out=out), out=out)
@@ -254,9 +258,9 @@ sigmoid: Op = define_elementwise(
     lambda x: call("sigmoid", x),
     kernel=_sigmoid,
     pullback=lambda g, out, x: (g * (out * (1.0 - out)),),
-    doc="""1 / (1 + exp(-x)) for each element; nothing overflows.
+    doc="""Compute 1 / (1 + exp(-x)) for each element, without overflow.
 
-    Shapes: x any, the result alike.
+    Shapes: any x; the result has the same shape.
     Gradient: sigmoid(x) * (1 - sigmoid(x)).
 
     >>> ab.sigmoid(np.array([0.0, 1.0])).round(4)
@@ -266,10 +270,10 @@ sigmoid: Op = define_elementwise(
 
 
 def _define_comparison(name: str, operator: str, kernel: Any, example: str) -> Op:
-    """Define an op that gives 0 or 1 in the model's float type, so that every value of a program is a float."""
-    doc = f"""Whether x {operator} y for each element: 1 or 0; `{operator}` calls it.
+    """Define an op that returns 0 or 1 in the model's float type, so that every value of a program is a float."""
+    doc = f"""Return 1 where x {operator} y, else 0; `{operator}` calls it.
 
-    Shapes: any that broadcast to one; the result has it.
+    Shapes: any that broadcast together; the result has the broadcast shape.
     Gradient: none.
 
     >>> ab.{name}(np.array([1.0, 2.0, 3.0]), 2.0)
@@ -296,11 +300,11 @@ where: Op = define_elementwise(
     "where", lambda condition, x, y: call("select", call("not_equal", condition, 0.0), x, y),
     kernel=_where,
     pullback=lambda g, out, condition, x, y: (None, where(condition, g, 0.0), where(condition, 0.0, g)),
-    doc="""x where the condition is true (not 0), else y, for each element; both are computed.
+    doc="""Choose x where the condition is true (not 0), else y, for each element; both are computed.
 
-    Shapes: any that broadcast to one; the result has it.
-    Gradient: 1 for the one that is taken, 0 for the other; the condition has none, so that a jump between x and y has
-        no gradient. Second derivatives are 0.
+    Shapes: any that broadcast together; the result has the broadcast shape.
+    Gradient: 1 for the chosen one, 0 for the other; the condition has none, so a jump between x and y has no gradient.
+        Second derivatives are 0.
 
     >>> x = np.array([-1.0, 2.0])
     >>> ab.where(x > 0.0, x, 0.1 * x)
@@ -310,7 +314,7 @@ where: Op = define_elementwise(
 
 
 def _share(g: Any, is_other: Any, is_equal: Any) -> Any:
-    """The gradient of an argument unless the other one is chosen: half where both are equal."""
+    """Return the gradient of one of two arguments: `g` where it is chosen, half where both are equal, else 0."""
     return where(is_equal, 0.5 * g, where(is_other, 0.0, g))
 
 
@@ -318,11 +322,11 @@ abs: Op = define_elementwise(
     "abs", lambda x: call("max", x, -x),
     kernel=lambda xp, x, out: xp.abs(x, out=out, dtype=out.dtype),
     pullback=lambda g, out, x: (where(equal(x, 0.0), 0.0, where(less(x, 0.0), -g, g)),),
-    doc="""The absolute value of each element; Python's `abs` calls it.
+    doc="""Compute the absolute value of each element; Python's `abs` calls it.
 
-    Shapes: x any, the result alike.
-    Gradient: 1 where x is positive, -1 where it is negative, 0 where it is 0. The second derivative is 0; at 0, where
-        there is none, it counts as 0.
+    Shapes: any x; the result has the same shape.
+    Gradient: 1 where x is positive, -1 where it is negative, 0 where it is 0. The second derivative is 0, also at 0,
+        where it is undefined.
 
     >>> ab.abs(np.array([-1.0, 2.0]))
     array([1., 2.])
@@ -332,11 +336,11 @@ maximum: Op = define_elementwise(
     "maximum", lambda x, y: call("max", x, y),
     kernel=lambda xp, x, y, out: xp.maximum(x, y, out=out),
     pullback=lambda g, out, x, y: (_share(g, less(x, y), equal(x, y)), _share(g, greater(x, y), equal(x, y))),
-    doc="""The larger of x and y for each element.
+    doc="""Return the larger of x and y for each element.
 
-    Shapes: any that broadcast to one; the result has it.
-    Gradient: 1 for the larger one, 0 for the other, one half for both where they are equal. Second derivatives are 0;
-        where x and y are equal, and there are none, they count as 0.
+    Shapes: any that broadcast together; the result has the broadcast shape.
+    Gradient: 1 for the larger one, 0 for the other, 1/2 for both where they are equal. Second derivatives are 0, also
+        where x and y are equal and they are undefined.
 
     >>> ab.maximum(np.array([-1.0, 2.0]), 0.5)
     array([0.5, 2. ])
@@ -346,11 +350,11 @@ minimum: Op = define_elementwise(
     "minimum", lambda x, y: -call("max", -x, -y),
     kernel=lambda xp, x, y, out: xp.minimum(x, y, out=out),
     pullback=lambda g, out, x, y: (_share(g, greater(x, y), equal(x, y)), _share(g, less(x, y), equal(x, y))),
-    doc="""The smaller of x and y for each element.
+    doc="""Return the smaller of x and y for each element.
 
-    Shapes: any that broadcast to one; the result has it.
-    Gradient: 1 for the smaller one, 0 for the other, one half for both where they are equal. Second derivatives are 0;
-        where x and y are equal, and there are none, they count as 0.
+    Shapes: any that broadcast together; the result has the broadcast shape.
+    Gradient: 1 for the smaller one, 0 for the other, 1/2 for both where they are equal. Second derivatives are 0, also
+        where x and y are equal and they are undefined.
 
     >>> ab.minimum(np.array([-1.0, 2.0]), 0.5)
     array([-1. ,  0.5])
@@ -360,11 +364,11 @@ minimum: Op = define_elementwise(
 
 @composite
 def clip(x: Any, low: Any = None, high: Any = None) -> Any:
-    """`x`, but `low` where it is smaller and `high` where it is larger; None does not limit.
+    """Limit each element of `x` to at least `low` and at most `high`; None means no limit.
 
-    Shapes: any that broadcast to one; the result has it.
-    Gradient: 1 for x where `low <= x <= high`, else 0; 1 for the limit that is taken. Second derivatives are 0; at a
-        limit, where there are none, they count as 0.
+    Shapes: any that broadcast together; the result has the broadcast shape.
+    Gradient: 1 for x where `low <= x <= high`, else 0; 1 for a limit where it is the result. Second derivatives are 0,
+        also at a limit, where they are undefined.
 
     >>> ab.clip(np.array([-2.0, 0.5, 3.0]), -1.0, 1.0)
     array([-1. ,  0.5,  1. ])
@@ -375,11 +379,10 @@ def clip(x: Any, low: Any = None, high: Any = None) -> Any:
 
 @composite
 def leaky_relu(x: Any, slope: float = 0.01) -> Any:
-    """`x` where it is positive, else `slope * x`.
+    """Return `x` where it is positive, else `slope * x`.
 
-    Shapes: x any, the result alike.
-    Gradient: 1 where x is positive, else `slope`, at 0 too. The second derivative is 0; at 0, where there is none, it
-        counts as 0.
+    Shapes: any x; the result has the same shape.
+    Gradient: 1 where x is positive, else `slope`. The second derivative is 0, also at 0, where it is undefined.
 
     >>> ab.leaky_relu(np.array([-1.0, 2.0]))
     array([-0.01,  2.  ])
@@ -396,27 +399,28 @@ instead = define_elementwise(
     lambda x, y: y,
     kernel=_second,
     pullback=lambda g, out, x, y: (g, None),
-    doc="""y, with the gradient of x.
+    doc="""Return y, with the gradient of x.
 
-    Shapes: x and y any, of one shape, as is the result.
-    Gradient: that of the result for x; y has none. Second derivatives are those of x, too.
+    Shapes: x and y of one shape; the result has the same shape.
+    Gradient: that of the result for x; none for y. Second derivatives are those of x too.
     """,
 )
 
 
 @composite
 def elu(x: Any, alpha: float = 1.0) -> Any:
-    """`x` where it is positive, else `alpha * (exp(x) - 1)`, without cancellation near 0.
+    """Return `x` where it is positive, else `alpha * (exp(x) - 1)`, without cancellation near 0.
 
-    Shapes: x any, the result alike.
+    Shapes: any x; the result has the same shape.
     Gradient: 1 where x is positive, else `alpha * exp(x)`, which is `alpha` at 0. The second derivative is 0 where x is
-        positive, else `alpha * exp(x)`; at 0, where there is none, it counts as `alpha`.
+        positive, else `alpha * exp(x)`, which is `alpha` at 0, where it is undefined.
 
     >>> ab.elu(np.array([-1.0, 2.0])).round(4)
     array([-0.6321,  2.    ])
     """
-    below = where(greater(x, 0.0), 0.0, x)  # so that nothing overflows
+    below = where(greater(x, 0.0), 0.0, x)  # so that exp does not overflow
     power = exp(below)
+    # exp(x) - 1 = tanh(x / 2) * (exp(x) + 1) does not cancel near 0; its gradient is taken from exp(x) alone
     return where(greater(x, 0.0), x, alpha * instead(power, tanh(0.5 * below) * (power + 1.0)))
 
 
@@ -425,10 +429,10 @@ stop_gradient = define_op(
     shape=lambda x: x,
     kernel=lambda xp, x: x,
     view=True,
-    doc="""x, as a constant to differentiation.
+    doc="""Return x as a constant, through which no gradient flows.
 
-    Shapes: x any, the result alike.
-    Gradient: none, which is what it is for.
+    Shapes: any x; the result has the same shape.
+    Gradient: none, on purpose.
 
     >>> ab.stop_gradient(np.array([1.0, 2.0]))
     array([1., 2.])

@@ -1,8 +1,8 @@
 """The error function, the normal distribution function, and gelu, which is computed from it.
 
-The kernels compute in float64 whatever the dtype: a tail of the distribution is exp(-m**2 / 2) times a ratio of
-polynomials, and near 0 the error function is x times a polynomial (`tools/fit_erf.py`); compiled kernels do the same in
-`autobatch.compiler.llvm.vectormath.normal`. Nothing cancels in a tail, and no infinity meets a zero.
+The kernels compute in float64 for every dtype. A tail of the distribution is exp(-m**2 / 2) times a ratio of
+polynomials, and near 0 the error function is x times a polynomial (`tools/fit_erf.py`). Compiled kernels do the same in
+`autobatch.compiler.llvm.vectormath.normal`. Tails have no cancellation, and infinity is never multiplied by zero.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from autobatch.ops.expression import call
 GELU_SCALE, GELU_CUBE = math.sqrt(2.0 / math.pi), 0.044715  # Hendrycks and Gimpel 2016, the tanh form
 FORMS = ("none", "tanh")
 ROOT_2 = math.sqrt(2.0)
-ERF_IS_ONE, NDTR_IS_ZERO, TANH_IS_ONE = 6.0, 39.0, 22.0  # for x above these, or below minus these
-FLAT = 40.0**2  # of x * x: beyond, the slope of gelu is 0 or 1
+ERF_IS_ONE, NDTR_IS_ZERO, TANH_IS_ONE = 6.0, 39.0, 22.0  # bounds of |x|: beyond, the functions are constant
+FLAT = 40.0**2  # a bound of x * x: beyond, the slope of gelu is 0 or 1
 
 # coefficients from tools/fit_erf.py, lowest power first
 ABOVE = (
@@ -47,41 +47,42 @@ def _polynomial(x: Array, coefficients: Sequence[float]) -> Array:
 
 
 def _bounded(xp: Any, x: Array, bound: float) -> Array:
-    """The magnitudes of numbers as float64, cut off at `bound`; NaN stays."""
+    """Return the magnitudes of numbers as float64, at most `bound`; NaN stays."""
     magnitude = xp.abs(x).astype("float64")
     return xp.where(magnitude > bound, bound, magnitude)
 
 
 def _tail(xp: Any, m: Array, factor: float, times: Any) -> Array:
-    """`times` erfc(sqrt(factor) * m) for m that is not negative; factor is 1 or 1/2."""
+    """Compute `times` * erfc(sqrt(factor) * m) for m >= 0, where factor is 1 or 1/2."""
     x = m * ROOT_2 if factor == 1.0 else m
+    # m**2 = high**2 + (m - high) * (m + high): rounding m**2 itself would lose digits of exp(-m**2) in the tail
     high = m.astype("float32").astype("float64")  # its square is exact
     power = xp.exp(high * high * -factor) * xp.exp((m - high) * (m + high) * -factor)
     return _polynomial(x, ABOVE) / _polynomial(x, BELOW) * times * power
 
 
 def erf_of(xp: Any, x: Array) -> Array:
-    """The error function, in float64."""
+    """Compute the error function, in float64."""
     z = _bounded(xp, x, ERF_IS_ONE)
     result = xp.where(z < 1.0, z * _polynomial(z * z, NEAR), 1.0 - _tail(xp, z, 1.0, 1.0))
     return xp.where(x < 0.0, -result, xp.where(z == 0.0, x, result))
 
 
 def ndtr_of(xp: Any, x: Array) -> Array:
-    """The normal distribution function of x, in float64."""
+    """Compute the normal distribution function of x, in float64."""
     lower = _tail(xp, _bounded(xp, x, NDTR_IS_ZERO), 0.5, 0.5)
     return xp.where(x < 0.0, lower, 1.0 - lower)
 
 
 def gelu_of(xp: Any, x: Array) -> Array:
-    """x times the normal distribution function of x, in float64; the limit at -infinity is 0."""
+    """Compute x times the normal distribution function of x, in float64; the result at -infinity is the limit, 0."""
     m, is_lower = _bounded(xp, x, NDTR_IS_ZERO), x < 0.0
     lower = _tail(xp, m, 0.5, xp.where(is_lower, 0.5 * m, 0.5))
     return xp.where(is_lower, -lower, x * (1.0 - lower))
 
 
 def gelu_tanh_of(xp: Any, x: Array) -> Array:
-    """x * sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x**3), which is 0.5 x (1 + tanh(u)); in float64."""
+    """Compute 0.5 x (1 + tanh(u)) with u = sqrt(2 / pi) (x + 0.044715 x**3), as x * sigmoid(2 u), in float64."""
     m, is_lower = _bounded(xp, x, TANH_IS_ONE), x < 0.0
     power = xp.exp((m + GELU_CUBE * m * m * m) * (-2.0 * GELU_SCALE))
     return xp.where(is_lower, m * power, x) / xp.where(is_lower, -1.0 - power, 1.0 + power)
@@ -122,9 +123,9 @@ erf: Op = define_elementwise(
     lambda x: call("erf", x),
     kernel=_erf,
     pullback=lambda g, out, x: (g * (2.0 / math.sqrt(math.pi)) * exp(-(x * x)),),
-    doc="""The error function of each element.
+    doc="""Compute the error function of each element.
 
-    Shapes: x any, the result alike.
+    Shapes: any x; the result has the same shape.
     Gradient: 2 / sqrt(pi) * exp(-x ** 2).
 
     >>> ab.erf(np.array([0.0, 1.0])).round(4)
@@ -145,22 +146,22 @@ _gelu_tanh_op = define_elementwise(
 
 @of_values
 def gelu(x: Any, approximate: str = "none") -> Any:
-    """x times the normal distribution function of x (Hendrycks and Gimpel 2016), as torch's gelu.
+    """Compute x times the normal distribution function of x (Hendrycks and Gimpel 2016), as torch's gelu does.
 
     Args:
         x: a value.
         approximate: "none", or "tanh" for 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x**3))), which differs by at most
             0.0005.
 
-    Shapes: x any, the result alike.
-    Gradient: that of the form chosen.
+    Shapes: any x; the result has the same shape.
+    Gradient: that of the chosen form.
 
     Raises:
-        DataError: there is no such form.
+        DataError: `approximate` is neither "none" nor "tanh".
 
     >>> ab.gelu(np.array([-1.0, 0.0, 1.0])).round(4)
     array([-0.1587,  0.    ,  0.8413])
     """
     if approximate not in FORMS:
-        raise DataError(f"gelu with approximate={approximate!r}: choose one of {', '.join(map(repr, FORMS))}.")
+        raise DataError(f"approximate of gelu must be one of {', '.join(map(repr, FORMS))}, got {approximate!r}.")
     return _gelu_op(x) if approximate == "none" else _gelu_tanh_op(x)

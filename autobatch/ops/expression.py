@@ -1,9 +1,9 @@
 """Scalar expressions as trees: the computation of an element-wise op, or of a loop of the compiler, at one index.
 
 An op is defined by a function such as `lambda x, y: (x - y) * (x - y)`. Applied to `Read(0)` and `Read(1)`, it returns
-the tree that the compiler matches and that every target prints in its own language. Arithmetic of expressions and
-numbers gives expressions. Functions without an operator in Python are applied by `call`; `FUNCTIONS` lists all
-functions that a target must implement.
+the tree that the compiler matches and that every target prints in its own language. Arithmetic on expressions and
+numbers gives expressions. Functions without a Python operator are applied by `call`. `FUNCTIONS` lists all functions
+that a target must implement.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MATHEMATICS = {"power": 2, "max": 2} | dict.fromkeys(
     ("exp", "log", "sqrt", "sin", "cos", "tanh", "sigmoid", "softplus", "erf", "ndtr", "gelu", "gelu_tanh"), 1
 )
 FUNCTIONS = OPERATORS | COMPARISONS | MATHEMATICS | {"select": 3}
-"""The number of arguments of each; a comparison may only be the first argument of `select`."""
+"""The number of arguments of each function; a comparison may only be the first argument of `select`."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,11 @@ class Call(Expression):
 
     def __post_init__(self) -> None:
         if self.name not in FUNCTIONS:
-            raise ValueError(f"an expression calls {self.name!r}; there are {', '.join(FUNCTIONS)}.")
+            raise ValueError(f"the function of an expression must be one of {', '.join(FUNCTIONS)}, got {self.name!r}.")
         if len(self.args) != FUNCTIONS[self.name]:
             raise ValueError(f"an expression calls {self.name!r} with {len(self.args)} arguments.")
         if (self.name == "select") != is_condition(self.args[0]) or any(map(is_condition, self.args[1:])):
-            raise ValueError("a comparison is the first argument of 'select', and nothing else is.")
+            raise ValueError("the first argument of 'select', and no other argument, must be a comparison.")
 
 
 def call(name: str, *args: Term) -> Call:
@@ -97,12 +97,12 @@ def call(name: str, *args: Term) -> Call:
 
 
 def is_condition(tree: Expression) -> bool:
-    """Whether an expression is a comparison, which gives true or false instead of a number."""
+    """Return whether an expression is a comparison, which is true or false instead of a number."""
     return isinstance(tree, Call) and tree.name in COMPARISONS
 
 
 def trace_scalar(scalar: Callable[..., Expression]) -> Expression:
-    """The tree of a function of numbers.
+    """Trace a function of numbers into a tree.
 
     >>> trace_scalar(lambda x: x * 2.0)
     Call(name='multiply', args=(Read(number=0), Number(data=2.0)))
@@ -111,7 +111,7 @@ def trace_scalar(scalar: Callable[..., Expression]) -> Expression:
 
 
 def leaves(tree: Expression) -> Iterator[Expression]:
-    """The leaves of an expression, from left to right: numbers and reads."""
+    """Yield the leaves of an expression, from left to right: numbers and reads."""
     if isinstance(tree, Call):
         for arg in tree.args:
             yield from leaves(arg)
@@ -120,7 +120,7 @@ def leaves(tree: Expression) -> Iterator[Expression]:
 
 
 def replace_leaves(tree: Expression, change: Callable[[Expression], Expression]) -> Expression:
-    """The expression with each leaf replaced by `change(leaf)`."""
+    """Return the expression with each leaf replaced by `change(leaf)`."""
     if isinstance(tree, Call):
         return Call(tree.name, tuple(replace_leaves(arg, change) for arg in tree.args))
     return change(tree)

@@ -1,6 +1,7 @@
-"""Ops indexed by ints, of the data or computed by cells: rows of a table, the cross-entropy of a label, the k largest.
+"""Ops indexed by ints: rows of a table, the cross-entropy of a label, the k largest elements.
 
-Ids and labels are in range before a kernel sees them (`Op.index_axis`). Those that cells compute lie among floats.
+The ints are data, or are computed by cells. Their range is checked before a kernel sees them (`Op.index_axis`). Ints
+that cells compute are stored as floats.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from autobatch.ops.define import Array, Op, Shape, composite, define_op
 from autobatch.ops.elementwise import equal, where
 from autobatch.ops.reduction import softmax
 
-TAKE = {"numpy": {"mode": "clip"}}  # straight into `out`, 2.6 times faster than the default; CuPy has no modes
+TAKE = {"numpy": {"mode": "clip"}}  # writes directly to `out`, 2.6 times faster than the default; CuPy has no modes
 
 
 def to_ids(ids: Array) -> Array:
-    """Ids as ints, also those that a cell computed, which lie among floats."""
+    """Return ids as ints; ids that a cell computed are stored as floats."""
     return ids.astype(np.int64) if ids.dtype.kind == "f" else ids
 
 
@@ -35,7 +36,7 @@ def _lookup(xp: Any, table: Array, ids: Array, out: Array) -> None:
 
 def _lookup_shape(table: Shape, ids: Shape) -> Shape:
     if not table:
-        raise ShapeError("lookup takes a table with rows, not a scalar.")
+        raise ShapeError("the table of lookup must have rows, got a scalar.")
     return ids + table[1:]
 
 
@@ -55,7 +56,10 @@ def _add_scattered(xp: Any, g: Array, ids: Array, out: Array, size: int) -> None
 
 
 def sum_by_id(xp: Any, ids: Array, rows: Array) -> tuple[Array, Array]:
-    """Where each id comes first, and the sum of its rows: in the order in which they come, also on a GPU."""
+    """Return the first position of each distinct id, and the sum of its rows.
+
+    Rows are added in their order, on a GPU too, so that sums are reproducible.
+    """
     order = xp.argsort(ids, kind="stable")
     if not ids.size:
         return order, rows
@@ -65,7 +69,7 @@ def sum_by_id(xp: Any, ids: Array, rows: Array) -> tuple[Array, Array]:
 
 
 def sum_runs(xp: Any, values: Array, starts: Array) -> Array:
-    """The sums of values[starts[k]:starts[k + 1]]; the last run goes to the end; no run is empty."""
+    """Sum values[starts[k]:starts[k + 1]] for each k; the last run ends with the values; runs must not be empty."""
     return xp.add.reduceat(values, starts, axis=0)
 
 
@@ -74,20 +78,20 @@ scatter: Op = define_op(
     shape=lambda g, ids, size: (size, *g[len(ids) :]),
     kernel=_scatter,
     pullback=lambda g, out, x, ids, size: (lookup(g, ids), None),
-    row_sum=_add_scattered,  # the rows of a segment are an axis of ids like any other
+    row_sum=_add_scattered,  # the rows of a segment are just another axis of ids
 )
 
 
 lookup: Op = define_op(
     "lookup", shape=_lookup_shape, kernel=_lookup, index_axis=0,
     pullback=lambda g, out, table, ids: (scatter(g, ids, size=table.shape[0]), None),
-    doc="""The rows of a table with the given numbers, such as the vectors of words.
+    doc="""Look up rows of a table by number, such as the vectors of words.
 
     The ids are data, or computed by `ab.argmax`, `ab.top_k` or `ab.categorical`. In a cell, the table may have any
     number of rows, and `x[k]` is a lookup too.
 
-    Shapes: table (N, ...), ids any shape, of ints in 0..N-1; the result ids.shape + (...).
-    Gradient: that of the rows read, for the table; for a parameter that only lookups read it is an `ab.Rows`.
+    Shapes: table (N, ...), ids of any shape, ints in 0..N-1; the result ids.shape + (...).
+    Gradient: for the table, that of the rows read; it is an `ab.Rows` for a parameter that only lookups read.
 
     >>> ab.lookup(np.array([[0.0, 1.0], [2.0, 3.0]]), 1)
     array([2., 3.])
@@ -97,7 +101,9 @@ lookup: Op = define_op(
 
 def _cross_entropy_shape(logits: Shape, label: Shape) -> Shape:
     if not logits or logits[:-1] != label:
-        raise ShapeError(f"cross_entropy of logits of shape {logits} takes labels of shape {logits[:-1]}, not {label}.")
+        raise ShapeError(
+            f"labels of cross_entropy must have shape {logits[:-1]} for logits of shape {logits}, got {label}."
+        )
     return label
 
 
@@ -125,11 +131,11 @@ cross_entropy = define_op(
     kernel=_cross_entropy,
     pullback=_cross_entropy_pullback,
     index_axis=-1,
-    doc="""Minus the logarithm of the probability that the softmax of logits gives to a label.
+    doc="""Compute the negative log-probability of a label under the softmax of logits.
 
-    Shapes: logits (..., C), label (...) of ints in 0..C-1; the result has that of label, () for one label. In a
+    Shapes: logits (..., C), label (...) of ints in 0..C-1; the result has the shape of label, () for one label. In a
         cell, C may be any number of rows.
-    Gradient: softmax(logits) - 1 at the label, softmax(logits) elsewhere; the label has none.
+    Gradient: softmax(logits) - 1 at the label, softmax(logits) elsewhere; none for the label.
 
     >>> float(ab.cross_entropy(np.array([0.0, 0.0, 0.0, 0.0]), 2).round(4))
     1.3863
@@ -155,23 +161,26 @@ pick = define_op(
     kernel=_pick,
     pullback=_pick_pullback,
     index_axis=-1,
-    doc="""The elements of x at the labels, 0 where a label is the number `ignore`, which need not be in range.
+    doc="""Return the elements of x at the labels, and 0 where a label equals `ignore`, which may be out of range.
 
-    Shapes: x (..., C), label (...) of ints in 0..C-1, or `ignore`; the result has that of label.
-    Gradient: that of the result at the label, 0 elsewhere; the label has none.
+    Shapes: x (..., C), label (...) of ints in 0..C-1, or `ignore`; the result has the shape of label.
+    Gradient: that of the result at the label, 0 elsewhere; none for the label.
     """,
 )
 
 
 def _top_k_shape(x: Shape, k: int) -> Shape:
     if len(x) != 1 or not 0 < k <= x[0]:
-        raise ShapeError(f"top_k of {k} elements of a value of shape {x}: it takes a vector of at least {max(k, 1)}.")
+        raise ShapeError(f"top_k must be given a vector of at least {max(k, 1)} elements for k={k}, got shape {x}.")
     return (k,)
 
 
 def _top_k(xp: Any, x: Array, out: Array, k: int) -> None:
-    """Find the elements above the k-th largest and the first ones equal to it, and sort these few: 9 times faster than
-    sorting all of 10,000. Sorts put NaN last; one of the reversed elements, read from its end, keeps ties in order.
+    """Write the positions of the k largest elements, the largest first.
+
+    Select the elements above the k-th largest and the first ones equal to it, and sort only these: 9 times faster than
+    sorting all of 10,000. Sorts put NaN last. Sorting the reversed elements stably and reading the result from its end
+    keeps ties in order.
     """
     n = x.shape[1]
     least = xp.partition(x, n - k, axis=1)[:, n - k : n - k + 1]
@@ -189,13 +198,13 @@ _top_k_op = define_op("top_k", shape=_top_k_shape, kernel=_top_k, below=lambda x
 
 @composite
 def top_k(x: Any, k: int) -> tuple[Any, Any]:
-    """The `k` largest elements of a vector and their positions, the largest first, of equal ones the first first.
+    """Return the `k` largest elements of a vector, the largest first, and their positions; ties keep their order.
 
     The positions are ints, which `ab.lookup` takes. NaN counts as larger than any number, as in torch.
 
     Shapes: x (n,) with n >= k; both results (k,).
-    Gradient: that of the values, for the elements chosen; of equal ones, for the first. Second derivatives are 0; where
-        the choice is between equal elements, and there are none, they count as 0.
+    Gradient: that of the values, for the chosen elements; of equal ones, for the first. Second derivatives are 0, also
+        where the choice is between equal elements and they are undefined.
 
     >>> ab.top_k(np.array([0.5, 2.0, 1.0]), 2)
     (array([2., 1.]), array([1, 2]))

@@ -2,7 +2,7 @@
 
 A weight that all nodes share has a single row, and multiplying all rows of a batch by it is one matrix product. A
 weight per node (MV-RNN) gives a stack of small products. Weight gradients are `outer` products summed over rows, which
-again is one matrix product: `row_sum`.
+is also one matrix product: `row_sum`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from autobatch.ops.shaping import transpose
 
 def _matmul_shape(x: Shape, y: Shape) -> Shape:
     if not (1 <= len(x) <= 2 and 1 <= len(y) <= 2):
-        raise ShapeError(f"matmul takes vectors and matrices, not shapes {x} and {y}.")
+        raise ShapeError(f"operands of matmul must be vectors or matrices, got shapes {x} and {y}.")
     if x[-1] != y[0]:
-        raise ShapeError(f"matmul of shapes {x} and {y}: the inner sizes {x[-1]} and {y[0]} differ.")
+        raise ShapeError(
+            f"the inner sizes of matmul must be equal, got {x[-1]} and {y[0]} for operands of shapes {x} and {y}."
+        )
     return x[:-1] + y[1:]
 
 
@@ -62,7 +64,7 @@ def factors(x: Array, y: Array) -> tuple[Array, Array]:
 
     Args:
         x, y: rows of vectors, (S, rows, m) and (S, rows, k), or of matrices, (S, rows, m, i) and (S, rows, i, k), whose
-            inner axis counts as rows, too.
+            inner axis counts as rows too.
     """
     if x.ndim == 3:
         return x, y
@@ -87,7 +89,7 @@ matmul = define_op(
 
 def _dot_shape(x: Shape, y: Shape) -> Shape:
     if len(x) != 1 or x != y:
-        raise ShapeError(f"dot takes two vectors of one length, not shapes {x} and {y}.")
+        raise ShapeError(f"operands of dot must be vectors of one length, got shapes {x} and {y}.")
     return ()
 
 
@@ -96,7 +98,7 @@ dot = define_op(
     shape=_dot_shape,
     kernel=_matmul,
     pullback=lambda g, out, x, y: (g * y, g * x),
-    doc="""The sum of the products of the elements of two vectors.
+    doc="""Compute the dot product of two vectors.
 
     Shapes: x (n,), y (n,), the result ().
     Gradient: y for x, x for y.
@@ -109,7 +111,7 @@ dot = define_op(
 
 def _outer_shape(x: Shape, y: Shape) -> Shape:
     if len(x) != 1 or len(y) != 1:
-        raise ShapeError(f"outer takes two vectors, not shapes {x} and {y}.")
+        raise ShapeError(f"operands of outer must be vectors, got shapes {x} and {y}.")
     return x + y
 
 
@@ -127,7 +129,7 @@ outer = define_op(
     kernel=lambda xp, x, y, out: xp.multiply(x[:, :, None], y[:, None, :], out=out, dtype=out.dtype),
     pullback=lambda g, out, x, y: (matmul(g, y), matmul(x, g)),
     row_sum=_outer_row_sum,
-    doc="""The products of each element of x with each element of y.
+    doc="""Multiply each element of x by each element of y.
 
     Shapes: x (m,), y (n,), the result (m, n).
     Gradient: g @ y for x, x @ g for y, where g is that of the result.
@@ -141,14 +143,16 @@ outer = define_op(
 
 def _affine_shape(weight: Shape, x: Shape, bias: Shape) -> Shape:
     if len(weight) != 2 or len(x) != 1 or weight[1:] != x:
-        raise ShapeError(f"affine takes a weight (n_out, n_in) and a vector (n_in,), not shapes {weight} and {x}.")
+        raise ShapeError(
+            f"affine must be given a weight (n_out, n_in) and a vector (n_in,), got shapes {weight} and {x}."
+        )
     if bias != weight[:1]:
-        raise ShapeError(f"affine of a weight of shape {weight} takes a bias of shape {weight[:1]}, not {bias}.")
+        raise ShapeError(f"the bias of affine must have shape {weight[:1]} for a weight of {weight}, got {bias}.")
     return bias
 
 
 def _affine(xp: Any, weight: Array, x: Array, bias: Array, out: Array) -> None:
-    rows = max(weight.shape[0], x.shape[0])  # fewer than in out where only the bias differs between nodes
+    rows = max(weight.shape[0], x.shape[0])  # fewer than in `out` if only the bias differs between nodes
     product = out if rows == out.shape[0] else xp.empty((rows, *out.shape[1:]), out.dtype)
     _matmul(xp, weight, x, product)
     xp.add(product, bias, out=out)
@@ -159,7 +163,7 @@ affine = define_op(
     shape=_affine_shape,
     kernel=_affine,
     pullback=lambda g, out, weight, x, bias: (outer(g, x), matmul(g, weight), g),
-    doc="""weight @ x + bias, as `ab.Linear` computes it.
+    doc="""Compute weight @ x + bias, as `ab.Linear` does.
 
     Shapes: weight (m, n), x (n,), bias (m,), the result (m,).
     Gradient: outer(g, x) for weight, g @ weight for x, g for bias, where g is that of the result.

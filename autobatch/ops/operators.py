@@ -1,4 +1,4 @@
-"""Python's operators as ops: `x + y`, `W @ x`, `x[2:5]` or `x < y` of autobatch's values apply the op of that name."""
+"""Python's operators on autobatch's values: `x + y`, `W @ x`, `x[2:5]` and `x < y` apply the corresponding op."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from autobatch._native import Stage
 from autobatch.errors import GraphError
 
 OPS: dict[str, Any] = {}  # each an `autobatch.ops.define.Op`
-FUNCTIONS: dict[str, Callable[..., Any]] = {}  # functions of ops that operators and methods apply, by name
+FUNCTIONS: dict[str, Callable[..., Any]] = {}  # functions built from ops that operators and methods apply, by name
 
 
 STAGE = Stage()
 """The stage of this thread: `current` traces a cell's body, records a program, or is None in eager mode.
 
-Cells, ops of parameters alone and lists of values use it; symbols hold their own stage.
+Cells, lists of values, and ops whose only values are parameters use it; symbols hold their own stage.
 """
 
 
@@ -57,13 +57,13 @@ COMPOSED = (
     "min",
     "split",
     "stack",
-)  # public functions that are several ops
+)  # public functions built from several ops
 INTERNAL = (
     "argmax_n", "assemble", "choose_rows", "count_n", "expand", "gelu_tanh", "instead", "ndtr", "one_hot",
     "perturb", "pick", "put_chosen", "put_rows", "scatter", "slice", "softmax_n", "spread", "take_part",
     "take_rows", "top_k_n",
 )  # fmt: skip
-"""Internal ops, of which public ones are made."""
+"""Internal ops, from which public ones are built."""
 WITHOUT = "compute with plain numbers, and pass the result to the cell"
 CONDITIONS = "it takes two conditions, such as x > 0.0"
 NO_OPS = {
@@ -76,17 +76,17 @@ NO_OPS = {
     "divmod": ("divmod()", WITHOUT),
     "round": ("round()", WITHOUT),
 }
-"""Python's operators that are not ops, as they are written, and what to write instead."""
+"""Python's operators that are not ops: their symbols, and the advice in error messages."""
 
 
 def is_zero(x: object) -> bool:
-    """Whether `x` is Python's number 0, with which `sum` starts."""
-    kind = type(x)  # isinstance would also ask a recorded value for its `__class__`
+    """Return whether `x` is Python's number 0, the start value of `sum`."""
+    kind = type(x)  # isinstance would also read `__class__` of a recorded value
     return issubclass(kind, (int, float)) and kind is not bool and x == 0
 
 
 class Operators:
-    """Mixin: every operator calls the op of its name, whose `Op.__call__` depends on the subclass."""
+    """Mixin whose operators call the corresponding ops; `Op.__call__` dispatches on the subclass."""
 
     __slots__ = ()
     __hash__ = object.__hash__
@@ -104,7 +104,7 @@ class Operators:
         return self.again() if is_zero(other) else OPS["add"](other, self)
 
     def again(self) -> Any:
-        """An equal value that is another one for derivatives, as `0 + array` is another array."""
+        """Return an equal value that is distinct for derivatives, just as `0 + array` is a new array."""
         return self
 
     def __sub__(self, other: Any) -> Any:
@@ -175,12 +175,12 @@ class Operators:
 
     @property
     def ndim(self) -> int:
-        """Number of axes of one node's value."""
+        """Return the number of axes of one node's value."""
         return len(self.shape)
 
     @property
     def T(self) -> Any:
-        """The value with its axes reversed."""
+        """Reverse the axes."""
         return FUNCTIONS["transpose"](self)
 
     def sum(self, axis: Any = None, keepdims: bool = False) -> Any:
@@ -200,11 +200,11 @@ class Operators:
         return FUNCTIONS["min"](self, axis, keepdims)
 
     def reshape(self, *shape: Any) -> Any:
-        """Apply `ab.reshape`; the sizes may be one argument, or an argument each."""
+        """Apply `ab.reshape`; give the sizes as one argument, or as an argument each."""
         return FUNCTIONS["reshape"](self, shape[0] if len(shape) == 1 else shape)
 
     def transpose(self, *axes: Any) -> Any:
-        """Apply `ab.transpose`; the axes may be one argument, or an argument each."""
+        """Apply `ab.transpose`; give the axes as one argument, or as an argument each."""
         return FUNCTIONS["transpose"](self, axes[0] if len(axes) == 1 else axes or None)
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -222,17 +222,17 @@ class Operators:
 
 
 def _refusal(x: object, what: str, advice: str) -> GraphError:
-    return GraphError(f"{what} was applied to a {type(x).__name__}, which it cannot record; {advice}.")
+    return GraphError(f"{what} was applied to a {type(x).__name__}, which it does not support; {advice}.")
 
 
 def _advice(name: str) -> str:
-    """Advice, for messages, on replacing NumPy's or Python's function of this name."""
+    """Return the advice for error messages on replacing NumPy's or Python's function of this name."""
     op = op_like(name)
     return f"use ab.{op} instead" if op else "build it from the ops of autobatch (see ab.ops) instead"
 
 
 def op_like(name: str) -> str | None:
-    """The public op that is equivalent to NumPy's function or method of this name."""
+    """Return the name of the public op that is equivalent to NumPy's function or method `name`; None without one."""
     name = NAMES.get(name, name)
     return name if name in COMPOSED or (name in OPS and name not in INTERNAL) else None
 
@@ -253,7 +253,7 @@ LISTS = "A list of values becomes one value by ab.stack; ab.sum_n, mean_n, max_n
 
 
 class Symbol(Operators):
-    """A value that stands for a later computation: inside a cell being traced, or between cells being recorded.
+    """A placeholder for the result of a later computation, in a cell being traced or a program being recorded.
 
     Subclasses implement `apply`, which an op calls when one of its arguments is a symbol.
     """
@@ -262,10 +262,10 @@ class Symbol(Operators):
 
     def apply(self, op: Any, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
         """Add `op` of `args` to the trace or recording that this symbol belongs to."""
-        raise GraphError(f"{type(self).__name__} has no trace to add {op.name!r} to.")
+        raise GraphError(f"{type(self).__name__} belongs to no trace that can record {op.name!r}.")
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Apply a function made of ops; a trace runs it, a recording records it as one node."""
+        """Apply a function built from ops; a trace runs it, a recording records it as one node."""
         return function(*args, **kwargs)
 
     def __copy__(self) -> Self:
@@ -276,23 +276,23 @@ class Symbol(Operators):
 
     def _refuse(self, what: str) -> Exception:
         return GraphError(
-            f"{what} needs the number that a {self._stage} value will have, but it is only computed when the "
-            f"mini-batch runs. An async function waits for it outside of cells: `await ab.value(x)`; for a choice "
-            f"between values use ab.where; to see the number, call the function directly on one instance (eager mode)."
+            f"{what} needs the number of a {self._stage} value, which is only computed when the mini-batch runs. "
+            f"Outside cells, an async function can wait for it by `await ab.value(x)`. To choose between values, use "
+            f"ab.where. To see the number, call the function directly on one instance (eager mode)."
         )
 
     _stage = "recorded"
 
     def lacks(self, name: str) -> str:
-        """The message for a program that reads an attribute that does not exist."""
+        """Return the error message for reading a missing attribute."""
         return (
-            f"a {self._stage} value has no attribute {name!r}; it has a shape, Python's operators and a few methods; "
-            f"the rest are ops, such as ab.{op_like(name) or 'sum'}(x) (see ab.ops)."
+            f"a {self._stage} value has no attribute {name!r}. It has a shape, Python's operators and a few methods; "
+            f"for the rest use ops, such as ab.{op_like(name) or 'sum'}(x) (see ab.ops)."
         )
 
     def __setitem__(self, index: Any, value: Any) -> None:
         raise GraphError(
-            f"a {self._stage} value cannot be changed in place; make a new one, with ab.concat or ab.where for example."
+            f"a {self._stage} value cannot be changed in place; make a new one, for example with ab.concat or ab.where."
         )
 
     def __bool__(self) -> bool:

@@ -1,9 +1,9 @@
-"""Ops of values with an element for each pair of rows, such as `x @ y.T` of n and m rows: the scores of self-attention.
+"""Ops on values with an element per pair of rows, such as `x @ y.T` of n and m rows: the scores of self-attention.
 
-In a batch, the pairs of a node are the n * m rows of a derived group, ordered by the row of x, without
-padding. Each op has the static arguments `group`, the number of that group, and `of`, the two paired groups; its kernel
-receives the segments of both. `axis` 1 runs over the pairs of each row of the first group, `axis` 0 over those of each
-row of the second.
+In a batch, the pairs of a node are the n * m rows of a derived group, ordered by the row of x, without padding. Each op
+has the static arguments `group`, the number of that group, and `of`, the two paired groups. Its kernel receives the
+segments of both. `axis` 1 runs over the pairs of each row of the first group, `axis` 0 over those of each row of the
+second.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _reduced(xp: Any, pairs: Array, segments: Both, axis: int) -> tuple[Array, S
 
 
 def _blocks(segments: Both) -> Iterator[tuple[slice, slice, slice, tuple[int, int]]]:
-    """Yield for each node its rows of both groups, its pairs, and the numbers of rows."""
+    """Yield, for each node, its rows of both groups, its pairs, and the numbers of rows."""
     first, second, at = *segments, 0
     for node in range(first.lengths.size):
         shape = int(first.lengths[node]), int(second.lengths[node])
@@ -191,6 +191,6 @@ def _turn_pullback(g: Any, out: Any, x: Any, group: int, of: Any) -> tuple[Any]:
 
 
 turn_pairs: Op = define_op(
-    "turn_pairs",  # the pairs of the second and the first: `of` says what they become
+    "turn_pairs",  # swap the two paired groups; `of` names them in the new order
     shape=lambda x, **how: x, kernel=_turn, segments="pairs", domain=_at_pairs, pullback=_turn_pullback,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Products of tensors with any number of axes, made of the products of matrices and vectors in `ops.linear`."""
+"""Products of tensors with any number of axes, built from the products of matrices and vectors in `ops.linear`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from autobatch.ops.shaping import expand, reshape, slice_, stack, transpose
 
 
 def matmul(x: Any, y: Any) -> Any:
-    """The matrix product, by NumPy's rule for values with any number of axes; `@` calls it.
+    """Compute the matrix product, by NumPy's rule for values with any number of axes; `@` calls it.
 
     The last axis of `x` and the last but one of `y` (the only one of a vector) are summed over. Axes before the last
-    two count stacks of matrices, which broadcast.
+    two index stacks of matrices, which broadcast.
 
     Args:
         x: (..., M, K) or (K,).
@@ -35,7 +35,7 @@ def matmul(x: Any, y: Any) -> Any:
     try:
         left, right = shape_of(x), shape_of(y)
         if len(right) <= 2 and (len(left) <= 2 or not all(isinstance(size, (int, np.integer)) for size in left)):
-            return linear.matmul(x, y)  # matrices; or rows, whose number is known only at run time
+            return linear.matmul(x, y)  # matrices, or rows whose number is known only at run time
         return _stacked(x, y)
     except RAW as error:
         raise refused_call(matmul, (x, y), {}, error) from error
@@ -43,10 +43,10 @@ def matmul(x: Any, y: Any) -> Any:
 
 @composite
 def _stacked(x: Any, y: Any) -> Any:
-    """A matrix product with stacks; one product of matrices if only one argument is a stack."""
+    """Multiply stacks of matrices; by one product of matrices if only one argument is a stack."""
     left, right = known_shape(x, "matmul of stacks"), known_shape(y, "matmul of stacks")
     if not left or not right or left[-1] != right[-2:][0]:
-        raise ShapeError(f"matmul of shapes {left} and {right}: the sizes that are summed over differ.")
+        raise ShapeError(f"the summed axes of matmul must have equal sizes, got shapes {left} and {right}.")
     if len(right) <= 2:
         return reshape(linear.matmul(reshape(x, (math.prod(left[:-1]), left[-1])), y), left[:-1] + right[1:])
     if len(left) <= 2:
@@ -58,38 +58,38 @@ def _stacked(x: Any, y: Any) -> Any:
         for part, shape in ((x, left), (y, right))
     ]
     if not math.prod(lead):
-        raise ShapeError(f"matmul of shapes {left} and {right}: a stack of no matrices.")
+        raise ShapeError(f"the stacks of matmul must have at least one matrix, got shapes {left} and {right}.")
     products = [linear.matmul(*(slice_(part, index=i) for part in stacks)) for i in range(math.prod(lead))]
     return reshape(stack(products), (*lead, left[-2], right[-1]))
 
 
 def _matrix(y: Any, axis: int) -> Any:
-    """A stack of matrices (..., K, N) as one matrix (K, ...N)."""
+    """Join a stack of matrices (..., K, N) into one matrix (K, ...N)."""
     others = [a for a in range(len(shape_of(y))) if a != axis]
     size = math.prod(shape_of(y)[a] for a in others)
     return reshape(transpose(y, (axis, *others)), (shape_of(y)[axis], size))
 
 
 def _moved(x: Any, n: int) -> Any:
-    """The first `n` axes, of at most one matrix's rows, behind those of the stack."""
+    """Move the first `n` axes, the rows of a matrix (at most one), behind those of the stack."""
     axes = tuple(range(len(shape_of(x))))
     return x if n == 0 else transpose(x, (*axes[n:-1], *axes[:n], axes[-1]))
 
 
 @composite
 def einsum(subscripts: str, x: Any, y: Any = None) -> Any:
-    """The sum of products of one or two values by Einstein's notation: `einsum("ij,jk->ik", x, y)` is `x @ y`.
+    """Sum products of one or two values in Einstein notation: `einsum("ij,jk->ik", x, y)` is `x @ y`.
 
     Args:
-        subscripts: a letter per axis of each value, then `->` and the letters of the result. A letter that the result
-            lacks is summed over. No letter occurs twice in one value, or in the result.
-        x, y: the values; one, or two.
+        subscripts: a letter per axis of each value, then `->` and the letters of the result. Letters missing in the
+            result are summed over. A letter must not occur twice in one value, or in the result.
+        x, y: one or two values.
 
     Raises:
         ShapeError: the subscripts do not fit the values.
 
-    Shapes: the axes of x and y, and the result's, as the subscripts say.
-    Gradient: for x and y, the product of the result's with the other one.
+    Shapes: the axes of x, y and the result as the subscripts name them.
+    Gradient: for each value, the product of the gradient of the result with the other value.
 
     Source: numpy.einsum.
 
@@ -117,7 +117,7 @@ def einsum(subscripts: str, x: Any, y: Any = None) -> Any:
 
 
 def _parse(subscripts: str, shapes: Sequence[Shape]) -> tuple[list[str], str, dict[str, int]]:
-    """The letters of the values and of the result, and the size of the axis that each letter stands for."""
+    """Return the letters of the values and of the result, and the size of the axis of each letter."""
     text = subscripts.replace(" ", "")
     inputs, arrow, out = text.partition("->")
     given = inputs.split(",")
@@ -125,25 +125,29 @@ def _parse(subscripts: str, shapes: Sequence[Shape]) -> tuple[list[str], str, di
     letters = "".join(given)
     if not arrow or not fitting or not (f"{letters}{out}a").isalpha() or not {*out} <= {*letters}:
         raise ShapeError(
-            f"einsum of {subscripts!r} and values of shapes {' and '.join(map(str, shapes))}: give a letter for each "
-            f"axis of each value, '->', and letters of the result that the values have."
+            f"subscripts of einsum must fit values of shapes {' and '.join(map(str, shapes))}, got {subscripts!r}: "
+            f"a letter for each axis of each value, '->', and letters of the result that the values have."
         )
     if any(len({*part}) < len(part) for part in (*given, out)):
-        raise ShapeError(f"einsum of {subscripts!r}: a letter occurs twice in one value, which is not supported.")
+        raise ShapeError(
+            f"subscripts of einsum must not repeat a letter in one value or in the result, got {subscripts!r}."
+        )
     sizes: dict[str, int] = {}
     for letter, size in zip(letters, (size for shape in shapes for size in shape), strict=True):
         if sizes.setdefault(letter, size) != size:
-            raise ShapeError(f"einsum of {subscripts!r}: the axes {letter!r} have sizes {sizes[letter]} and {size}.")
+            raise ShapeError(
+                f"axes {letter!r} of einsum {subscripts!r} must have one size, got {sizes[letter]} and {size}."
+            )
     return given, out, sizes
 
 
 def _ordered(x: Any, letters: str, wanted: str) -> Any:
-    """The axes of `x`, which have these letters, in the wanted order."""
+    """Transpose `x`, whose axes have these letters, to the wanted order."""
     return x if letters == wanted else transpose(x, tuple(letters.index(letter) for letter in wanted))
 
 
 def _product(x: Any, y: Any, batch: Shape, rows: Shape, inner: Shape, columns: Shape) -> Any:
-    """The products of x (*batch, *rows, *inner) and y (*batch, *inner, *columns), summed over the inner axes."""
+    """Multiply x (*batch, *rows, *inner) by y (*batch, *inner, *columns), summed over the inner axes."""
     n, m, k = math.prod(batch), math.prod(rows), math.prod(inner)
     if not inner:
         return reshape(x, (n, m, 1)) * reshape(y, (n, 1, math.prod(columns)))

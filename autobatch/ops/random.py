@@ -1,4 +1,7 @@
-"""The random ops. What they draw depends on their place in the program, not on when they run; see `ops.randomness`."""
+"""The random ops, whose draws depend on their place in the program, not on the time of the run; see `ops.randomness`.
+
+A draw number comes from the program (`_next_draw`); the kernels hash it together with the site and the element.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from autobatch.ops.operators import STAGE
 from autobatch.ops.randomness import BITS, Randomness, next_site
 from autobatch.ops.reduction import argmax
 
-MOST_SITES = 2**16  # of a cell; a place that needs several random numbers counts on from here
+MOST_SITES = 2**16  # per cell; a place that needs several random numbers uses site, site + MOST_SITES, ...
 
 
 def _dropout_shape(x: Shape, draw: Shape, rate: float, site: int) -> Shape:
@@ -42,13 +45,13 @@ _dropout_op: Op = define_op(
 def dropout(x: Any, rate: float) -> Any:
     """Zero each element with probability `rate`, and scale the others by 1 / (1 - rate) (Srivastava et al. 2014).
 
-    It acts in training only: `Module.eval()` turns it off in the cells of a module and `Module.train()` on, for
+    It is active in training only: `Module.eval()` turns it off in the cells of a module and `Module.train()` on, for
     recorded graphs too. Outside cells eager mode has no module; there `ab.randomness(training=False)` turns it off. The
     mask is a function of the seed, the step, the instance's key and the place in its program, so it is the same in
     eager mode and batched (see `ab.randomness`).
 
-    Shapes: x any, the result alike.
-    Gradient: 1 / (1 - rate) for the elements that were kept, 0 for the others; all derivatives have the same mask.
+    Shapes: any x; the result has the same shape.
+    Gradient: 1 / (1 - rate) for the kept elements, 0 for the others; all derivatives use the same mask.
 
     Raises:
         DataError: `rate` is not in 0 <= rate < 1.
@@ -58,13 +61,13 @@ def dropout(x: Any, rate: float) -> Any:
     array([2., 2., 0., 2.])
     """
     if not 0 <= rate < 1:
-        raise DataError(f"dropout of rate {rate}: a rate is at least 0 and below 1.")
+        raise DataError(f"rate of dropout must be at least 0 and below 1, got {rate}.")
     draw, site = _next_draw()
     return _dropout_op(x, draw, rate=float(rate), site=site)
 
 
 def _normal(xp: Any, draw: Array, out: Array, shape: Shape, site: int, random: Randomness) -> None:
-    """Two uniform numbers each (Box and Muller 1958), which are never 0."""
+    """Draw each number from two uniform numbers (Box and Muller 1958), which are never 0."""
     first, second = (random.uniform(xp, draw, site + k * MOST_SITES, shape) for k in range(2))
     radius = xp.sqrt(-2.0 * xp.log((first + 0.5) * 2.0**-BITS))
     out[...] = radius * xp.cos((second + 0.5) * (2.0**-BITS * 2.0 * math.pi))
@@ -75,16 +78,16 @@ _normal_op = define_op("normal", shape=lambda draw, shape, site: shape, kernel=_
 
 @of_values
 def normal(shape: int | Sequence[int] = ()) -> Any:
-    """Draw independent numbers of the standard normal distribution, inside a cell: the noise of a VAE, for example.
+    """Draw independent numbers from the standard normal distribution, such as the noise of a VAE.
 
-    They depend on the seed, the step, the instance's key and the place in its program, as `dropout` does; they are
+    They depend on the seed, the step, the instance's key and the place in its program, as `dropout` does. They are
     drawn in training and in evaluation.
 
     Args:
-        shape: of the result, per node.
+        shape: the shape of the result, per node.
 
     Shapes: the result `shape`.
-    Gradient: none, for nothing goes in.
+    Gradient: none, because there are no inputs.
 
     >>> @ab.cell
     ... def sample(mean, log_scale):
@@ -112,9 +115,10 @@ def categorical(logits: Any) -> Any:
     """Draw a class from the softmax of logits: an int, which `ab.lookup` takes.
 
     It depends on the seed, the step, the instance's key and the place in its program, as `dropout` does, and is drawn
-    in training and in evaluation: the largest of the logits after a random number of the Gumbel distribution was added
-    to each. Rounding, in which backends differ, decides only where the two largest are nearly equal, however many
-    classes there are; if the draw inverted sums of probabilities, it would count at every class.
+    in training and in evaluation. It is the position of the largest logit after a random number of the Gumbel
+    distribution is added to each. Rounding, in which backends differ, then matters only if the two largest sums are
+    nearly equal, however many classes there are. Inverting cumulative probabilities would make it matter at every
+    class.
 
     Shapes: logits (..., C), the result (...), ints in 0..C-1.
     Gradient: none.
@@ -128,5 +132,5 @@ def categorical(logits: Any) -> Any:
 
 
 def _next_draw() -> tuple[Any, int]:
-    """The draw of the present call, and the next site in it."""
+    """Return the draw of the current call, and the next site in it."""
     return next_site() if STAGE.current is None else STAGE.current.next_draw()

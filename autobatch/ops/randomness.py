@@ -1,11 +1,11 @@
-"""Random numbers that depend on their place in the program, not on when they are drawn.
+"""Random numbers that depend on their place in the program, not on the time of the draw.
 
-A mask depends on (seed, step, key of the instance, draw, site, element): `draw` numbers the calls of an instance's
-program that draw at all, in the order of the program, and `site` the places within one call. A mask is therefore the
-same in eager mode and batched, under every policy and backend, and in every composition of mini-batches.
+A mask depends on (seed, step, key of the instance, draw, site, element). `draw` numbers the calls in an instance's
+program that draw random numbers, in program order, and `site` numbers the places within one call. A mask is therefore
+the same in eager mode and batched, under every policy and backend, and in every composition of mini-batches.
 
-The function is SplitMix64's finaliser (Steele, Lea, Flood 2014) over a running combination of the numbers. It works on
-unsigned 64-bit integers, which NumPy and CuPy wrap around.
+The function is SplitMix64's finalizer (Steele, Lea, Flood 2014) over a running combination of the numbers. It works on
+unsigned 64-bit integers, which wrap around in NumPy and CuPy.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, odd
 MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # the multipliers of SplitMix64
 MASK = 2**64 - 1
 BITS = 32  # of a random number
-FIRST_FORK = 2**24  # the draws before belong to what no branch draws
+FIRST_FORK = 2**24  # smaller draws belong to code outside branches
 
 
 class DrawCount:
-    """Numbers the draws of a program, or of one branch of it.
+    """A counter of the draws of a program, or of one branch of it.
 
-    Branches that run side by side count from starts that depend on their place in the program alone. The starts are
-    spread over all ints of 31 bits, and two branches of an instance are as likely to overlap as that is long.
+    Concurrent branches count from starts that depend only on their place in the program. The starts are hashed over all
+    31-bit ints, so two branches of an instance overlap with a probability of about their length / 2**31.
     """
 
     __slots__ = ("_forks", "_next", "_start")
 
     def __init__(self, start: int = 0) -> None:
-        self._start = self._next = start  # not of itertools, whose counts cannot be copied from Python 3.14 on
+        self._start = self._next = start  # no itertools.count, which cannot be copied from Python 3.14 on
         self._forks = 0
 
     def __next__(self) -> int:
@@ -50,7 +50,7 @@ class DrawCount:
         return self._next - 1
 
     def fork(self, n: int) -> list[DrawCount]:
-        """The draws of n branches."""
+        """Return a counter for each of n branches."""
         self._forks += 1
         place = _mix_int(self._start + (self._forks << 32))
         return [DrawCount(FIRST_FORK + _mix_int(place + k & MASK) % (2**31 - 2 * FIRST_FORK)) for k in range(n)]
@@ -58,13 +58,13 @@ class DrawCount:
 
 @dataclass
 class Randomness:
-    """The source of random numbers: the numbers that the caller sets, and a count of an instance's draws.
+    """The source of random numbers: the numbers that the caller sets, and the counter of an instance's draws.
 
     Attributes:
-        seed, step, key: any ints; the key may be an array of any device, one for each row of a batch.
+        seed, step, key: any ints; the key may be an array on any device, one per row of a batch.
         training: whether dropout is on.
-        edges: the edges of each row (`autobatch.ops.variadic.Segments`), if what is drawn has a row per edge: those of
-            a node together are one array, as in eager mode.
+        edges: the edges of each row (`autobatch.ops.variadic.Segments`), if the result has a row per edge. The edges of
+            a node then count as one array, as in eager mode.
     """
 
     seed: int = 0
@@ -81,7 +81,7 @@ class Randomness:
 
     @cached_property
     def draws(self) -> DrawCount:
-        """The numbers of the next draws."""
+        """Return the counter of draws."""
         return DrawCount()
 
     def uniform(self, xp: Any, draw: Any, site: int, shape: tuple[int, ...]) -> Any:
@@ -100,22 +100,22 @@ class Randomness:
 
 
 def _to_int(name: str, x: Any) -> int:
-    """Any kind of int as Python's int, which does not wrap around."""
+    """Convert any kind of int to a Python int, which does not wrap around; DataError for other values."""
     try:
         return operator.index(x)
     except TypeError:
-        raise DataError(f"{name} of random numbers must be an int, got {show(x)}.") from None
+        raise DataError(f"the {name} of random numbers must be an int, got {show(x)}.") from None
 
 
 def mix(xp: Any, x: Any) -> Any:
-    """Spread the bits of each element, one to one; wraps around at 64 bits."""
+    """Mix the bits of each element bijectively; arithmetic wraps around at 64 bits."""
     x = (x ^ (x >> xp.uint64(30))) * xp.uint64(MIX[0])
     x = (x ^ (x >> xp.uint64(27))) * xp.uint64(MIX[1])
     return x ^ (x >> xp.uint64(31))
 
 
 def _mix_int(x: int) -> int:
-    """`mix` of one Python int."""
+    """Mix the bits of one Python int."""
     x = (x + GOLDEN) & MASK
     x = ((x ^ (x >> 30)) * MIX[0]) & MASK
     x = ((x ^ (x >> 27)) * MIX[1]) & MASK
@@ -123,7 +123,7 @@ def _mix_int(x: int) -> int:
 
 
 class _Eager(threading.local):
-    """The source of eager mode's random numbers in this thread, and the draw and sites of the present cell call."""
+    """The source of eager mode's random numbers in this thread, and the draw and sites of the current cell call."""
 
     def __init__(self) -> None:
         self.source = Randomness()
@@ -138,13 +138,13 @@ EAGER = _Eager()
 @checked(seed=None, step=None, key=None)
 @contextmanager
 def randomness(seed: int = 0, step: int = 0, key: int = 0, training: bool = True) -> Iterator[None]:
-    """Within the context, give eager mode the random numbers that an instance gets batched.
+    """Give eager mode, within the context, the random numbers that an instance gets when batched.
 
     Args:
-        seed: that of `ab.batched`.
+        seed: the seed of `ab.batched`.
         step: the number of the training step, from 0.
-        key: that of the instance, by default its position in the mini-batch.
-        training: turns dropout on or off outside cells, where eager mode has no module.
+        key: the key of the instance; batched, it is by default the position in the mini-batch.
+        training: whether dropout is on outside cells, where eager mode has no module.
 
     >>> import autobatch as ab
     >>> with randomness(seed=1):
@@ -162,14 +162,18 @@ def randomness(seed: int = 0, step: int = 0, key: int = 0, training: bool = True
 
 
 def check_generator(rng: Any) -> None:
-    """Refuse what is no generator of random numbers; DataError."""
+    """Raise a DataError unless `rng` is a random number generator of NumPy."""
     if not isinstance(rng, np.random.Generator | np.random.RandomState):
-        raise DataError(f"rng={rng!r} is no generator of random numbers; give np.random.default_rng(seed).")
+        raise DataError(f"rng must be a NumPy random generator, got {rng!r}; give np.random.default_rng(seed).")
 
 
 @contextmanager
 def cell_call(training: bool | None) -> Iterator[None]:
-    """Within the context, all sites share a draw, as in one call of a cell. A call inside a call is part of it."""
+    """Make all sites within the context share a draw, as in one call of a cell; nested calls belong to the outer one.
+
+    Args:
+        training: whether dropout is on; None for the current setting.
+    """
     if EAGER.depth:
         yield
         return
@@ -184,7 +188,7 @@ def cell_call(training: bool | None) -> Iterator[None]:
 
 
 def next_site() -> tuple[int, int]:
-    """The draw and the next site of the present call in an eager program."""
+    """Return the draw and the next site of the current call in an eager program."""
     if EAGER.depth == 0:
         return next(EAGER.source.draws), 0
     if EAGER.draw is None:

@@ -1,4 +1,4 @@
-"""Reductions over the axes of one node's value, and the normalisations built on them."""
+"""Reductions over the axes of one node's value, and the normalizations built on them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Axis = int | tuple[int, ...] | None
 
 
 def axes_of(ndim: int, axis: Axis) -> tuple[int, ...]:
-    """The numbers of the axes that a reduction is over, in order; ShapeError if there is no such axis."""
+    """Return the non-negative numbers of the reduced axes, in order; ShapeError for an invalid or repeated axis."""
     if axis is None:
         return tuple(range(ndim))
     axis = to_plain(axis)
     axes = axis if isinstance(axis, (tuple, list)) else (axis,)
     if any(not is_int(a) or not -ndim <= a < ndim for a in axes):
-        raise ShapeError(f"a reduction over axis {show(axis)} of a value with {ndim} axes.")
+        raise ShapeError(f"the axis of a reduction must be one of the {ndim} axes of the value, got {show(axis)}.")
     chosen = {a % ndim for a in axes}
     if len(chosen) < len(axes):
-        raise ShapeError(f"a reduction over the axes {axis} of a value with {ndim} axes, one of them twice.")
+        raise ShapeError(f"the axes of a reduction must differ, got {axis} for a value with {ndim} axes.")
     return tuple(sorted(chosen))
 
 
@@ -44,7 +44,7 @@ def _reduced(x: Shape, axis: Axis, keepdims: bool) -> Shape:
 def _reduced_to_max(x: Shape, axis: Axis, keepdims: bool) -> Shape:
     reduced = _reduced(x, axis, keepdims)
     if 0 in (x[a] for a in axes_of(len(x), axis)) and 0 not in reduced:
-        raise ShapeError(f"max over axis {axis} of a value of shape {x}: no elements have no largest.")
+        raise ShapeError(f"max must be given at least 1 element, got axis {axis} of a value of shape {x}.")
     return reduced
 
 
@@ -57,7 +57,7 @@ def _define_reduction(name: str, reduce: Callable[..., Any], pullback: Callable[
 
 
 def _restore(g: Any, x: Any, axis: Axis) -> Any:
-    """`g`, the gradient of a reduction of `x`, with the reduced axes restored as axes of length one."""
+    """Return `g`, the gradient of a reduction of `x`, with the reduced axes restored as axes of length one."""
     return reshape(g, _reduced(x.shape, axis, keepdims=True))
 
 
@@ -74,9 +74,9 @@ _max_op = _define_reduction("max", lambda xp: xp.amax, _max_pullback, _reduced_t
 
 @of_values
 def sum(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
-    """The sum over `axis` (all axes by default).
+    """Sum over `axis` (all axes by default).
 
-    Shapes: x any; the result without the axes, with `keepdims` of length 1 there.
+    Shapes: any x; the result lacks these axes, or with `keepdims` has length 1 there.
     Gradient: 1 for each element.
 
     >>> ab.sum(np.array([[1.0, 2.0], [3.0, 4.0]]), axis=0)
@@ -87,9 +87,9 @@ def sum(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
 
 @composite
 def mean(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
-    """The mean over `axis` (all axes by default).
+    """Average over `axis` (all axes by default).
 
-    Shapes: x any; the result without the axes, with `keepdims` of length 1 there.
+    Shapes: any x; the result lacks these axes, or with `keepdims` has length 1 there.
     Gradient: 1 / n for each of n elements.
 
     >>> ab.mean(np.array([[1.0, 2.0], [3.0, 4.0]]), axis=0)
@@ -102,11 +102,11 @@ def mean(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
 
 @of_values
 def max(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
-    """The largest element over `axis` (all axes by default).
+    """Return the largest element over `axis` (all axes by default).
 
-    Shapes: x any; the result without the axes, with `keepdims` of length 1 there.
+    Shapes: any x; the result lacks these axes, or with `keepdims` has length 1 there.
     Gradient: 1 for the largest element, 0 for the others; equal largest elements share it evenly. Second derivatives
-        are 0; where the largest elements are equal, and there are none, they count as 0.
+        are 0, also where the largest elements are equal and they are undefined.
 
     >>> ab.max(np.array([[1.0, 4.0], [3.0, 2.0]]), axis=0)
     array([3., 4.])
@@ -116,11 +116,11 @@ def max(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
 
 @composite
 def min(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
-    """The smallest element over `axis` (all axes by default).
+    """Return the smallest element over `axis` (all axes by default).
 
-    Shapes: x any; the result without the axes, with `keepdims` of length 1 there.
+    Shapes: any x; the result lacks these axes, or with `keepdims` has length 1 there.
     Gradient: 1 for the smallest element, 0 for the others; equal smallest elements share it evenly. Second derivatives
-        are 0; where the smallest elements are equal, and there are none, they count as 0.
+        are 0, also where the smallest elements are equal and they are undefined.
 
     >>> ab.min(np.array([[1.0, 4.0], [3.0, 2.0]]), axis=0)
     array([1., 2.])
@@ -146,12 +146,12 @@ _argmax_op = define_op("argmax", shape=_argmax_shape, kernel=_argmax, below=_n_c
 
 @composite
 def argmax(x: Any, axis: int | None = None) -> Any:
-    """The position of the largest element along `axis` (in the flattened value by default), the first of equal ones.
+    """Return the position of the largest element along `axis` (in the flattened value by default), the first of ties.
 
-    It is an int, which `ab.lookup` takes in the same cell or in another one; in arithmetic it is a number of the
-    model's float type, as ints of the data are. NaN counts as larger than any number, as in NumPy and torch.
+    It is an int, which `ab.lookup` takes in the same cell or in another one. Arithmetic converts it to the model's
+    float type, like ints of the data. NaN counts as larger than any number, as in NumPy and torch.
 
-    Shapes: x any; the result without the axis, () by default.
+    Shapes: any x; the result lacks the axis, () by default.
     Gradient: none.
 
     >>> ab.argmax(np.array([[0.5, 2.0], [1.0, 0.0]]), axis=1)
@@ -164,9 +164,9 @@ def argmax(x: Any, axis: int | None = None) -> Any:
 
 @composite
 def logsumexp(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
-    """The logarithm of the sum of exp(x) over `axis` (all axes by default); nothing overflows.
+    """Compute the logarithm of the sum of exp(x) over `axis` (all axes by default), without overflow.
 
-    Shapes: x any; the result without the axes, with `keepdims` of length 1 there.
+    Shapes: any x; the result lacks these axes, or with `keepdims` has length 1 there.
     Gradient: softmax(x) over these axes.
 
     >>> float(ab.logsumexp(np.array([1000.0, 1000.0])).round(4))
@@ -213,9 +213,9 @@ _log_softmax_op = define_op(
 
 @of_values
 def softmax(x: Any, axis: int = -1) -> Any:
-    """exp(x), scaled to sum to one along `axis`; nothing overflows.
+    """Scale exp(x) to sum to one along `axis`, without overflow.
 
-    Shapes: x any with this axis, the result alike.
+    Shapes: any x with this axis; the result has the same shape.
     Gradient: y * (g - sum(g * y)) along the axis, where g is that of the result y.
 
     >>> ab.softmax(np.array([0.0, 0.0, np.log(2.0)])).round(4)
@@ -226,9 +226,9 @@ def softmax(x: Any, axis: int = -1) -> Any:
 
 @of_values
 def log_softmax(x: Any, axis: int = -1) -> Any:
-    """The logarithm of `softmax` along `axis`, computed directly.
+    """Compute the logarithm of `softmax` along `axis` directly.
 
-    Shapes: x any with this axis, the result alike.
+    Shapes: any x with this axis; the result has the same shape.
     Gradient: g - softmax(x) * sum(g) along the axis, where g is that of the result.
 
     >>> ab.log_softmax(np.array([0.0, 0.0])).round(4)
@@ -242,14 +242,14 @@ def _layer_norm_shape(x: Shape, gain: Shape, bias: Shape, eps: float) -> Shape:
         raise refusal("eps of layer_norm", "a number", eps)
     if not x or gain != x[-1:] or bias != x[-1:]:
         raise ShapeError(
-            f"layer_norm of a value of shape {x} takes gain and bias of shape {x[-1:]}, not {gain}, {bias}."
+            f"gain and bias of layer_norm must have shape {x[-1:]} for a value of shape {x}, got {gain} and {bias}."
         )
     return x
 
 
 def _layer_norm(xp: Any, x: Array, gain: Array, bias: Array, out: Array, eps: float) -> None:
     xp.subtract(x, x.mean(axis=-1, keepdims=True), out=out)
-    xp.subtract(out, out.mean(axis=-1, keepdims=True), out=out)  # the rounding error of a large mean
+    xp.subtract(out, out.mean(axis=-1, keepdims=True), out=out)  # removes the rounding error of a large mean
     scale = 1 / xp.sqrt((out * out).mean(axis=-1, keepdims=True) + eps)
     lead = (-1,) + (1,) * (x.ndim - 2)
     xp.multiply(out, scale, out=out)
@@ -273,9 +273,9 @@ _layer_norm_op = define_op(
 
 @of_values
 def layer_norm(x: Any, gain: Any, bias: Any, eps: float = 1e-5) -> Any:
-    """`x` with mean 0 and variance 1 along the last axis, times gain, plus bias (Ba, Kiros, Hinton 2016).
+    """Normalize `x` to mean 0 and variance 1 along the last axis, times gain, plus bias (Ba, Kiros, Hinton 2016).
 
-    Shapes: x (..., n), gain (n,), bias (n,), the result as x; `eps` is added to the variance.
+    Shapes: x (..., n), gain (n,), bias (n,), the result like x. `eps` is added to the variance.
     Gradient: for x, gain and bias.
 
     >>> ab.layer_norm(np.array([1.0, 3.0]), np.ones(2), np.zeros(2)).round(4)
@@ -285,7 +285,7 @@ def layer_norm(x: Any, gain: Any, bias: Any, eps: float = 1e-5) -> Any:
 
 
 def unbroadcast(x: Any, shape: Shape) -> Any:
-    """Sum `x` over the axes that `shape` lacks or has with length one: the transpose of broadcasting to x's shape."""
+    """Sum `x` over the axes that `shape` lacks or has at length one: the transpose of broadcasting to x's shape."""
     sizes = shape_of(x)
     extra = len(sizes) - len(shape)
     wide = tuple(a for a, size in enumerate(sizes) if a < extra or (shape[a - extra] == 1 and size != 1))

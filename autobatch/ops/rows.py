@@ -1,10 +1,10 @@
-"""Ops that move rows of any number: slices along the rows of each node, joins of them, and their transposes.
+"""Ops that move any number of rows: slices along the rows of each node, joins of slices, and their transposes.
 
 In a batch, the rows of a node are a range of the rows of a variadic group, its *segment*. `take_rows` joins slices of
-the segments of its arguments; the result has segments of its own, a *derived* group. A slice is (start, stop, step), as
-Python has it, with `END` for an end that is left out. An argument of the node, or one that all nodes share, has as many
-rows as its first axis is long. `put_rows` moves rows of a derived group back, and `take_part` moves those there again:
-both are given the arguments of `take_rows` behind the one that is moved, for their segments.
+the segments of its arguments; the result has segments of its own, a *derived* group. A slice is (start, stop, step) as
+in Python, with `END` for an omitted end. For a per-node or shared argument (`fixed`), the rows are its first axis.
+`put_rows` moves rows of a derived group back, and `take_part` moves them there again. Both take the arguments of
+`take_rows` after the moved one, for their segments.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ END = 2**30  # beyond any row; -END is before any
 
 
 class Picked(NamedTuple):
-    """The rows of each node that a slice gives: `counts` of them, from `first` on, `step` apart."""
+    """The rows of each node in a slice: `counts` of them, from `first` on, `step` apart."""
 
     first: NDArray[np.int64]
     counts: NDArray[np.int64]
@@ -32,14 +32,14 @@ class Picked(NamedTuple):
 
 
 def as_cut(index: slice) -> Cut:
-    """A slice as three ints."""
+    """Return a slice as three ints."""
     step = 1 if index.step is None else int(index.step)
     start, stop = (0, END) if step > 0 else (END, -END)
     return start if index.start is None else int(index.start), stop if index.stop is None else int(index.stop), step
 
 
 def pick(lengths: NDArray[np.int64], cut: Cut) -> Picked:
-    """The rows that a slice gives of values of these lengths.
+    """Return the rows that a slice selects from values of these lengths.
 
     >>> pick(np.array([0, 2, 5]), as_cut(slice(1, None))).counts
     array([0, 1, 4])
@@ -52,12 +52,12 @@ def pick(lengths: NDArray[np.int64], cut: Cut) -> Picked:
 
 
 def count_rows(n: int, cut: Cut) -> int:
-    """How many rows a slice gives of `n`."""
+    """Count the rows that a slice selects from `n`."""
     return len(range(n)[slice(*cut)])
 
 
 def _moves(segments: Sequence[Segments], cuts: Sequence[Cut]) -> Iterator[tuple[Array, Array]]:
-    """For each argument, the numbers of the rows that are taken, and of the rows that they become."""
+    """Yield, for each argument, the numbers of the selected rows, and of the rows that they become."""
     picked = [pick(own.lengths, cut) for own, cut in zip(segments, cuts, strict=True)]
     total = np.sum([part.counts for part in picked], axis=0)
     before = np.cumsum(total) - total
@@ -69,12 +69,12 @@ def _moves(segments: Sequence[Segments], cuts: Sequence[Cut]) -> Iterator[tuple[
 
 
 def _moves_of(segments: Sequence[Segments], cuts: Sequence[Cut], number: int) -> tuple[Array, Array]:
-    """Those of the argument `number`, which stands behind the one that is moved."""
+    """Return the moves of the argument `number`, counted after the moved one."""
     return next(islice(_moves(segments[1:], cuts), number, None))
 
 
 def _rows_of(xp: Any, part: Array, own: Segments, is_fixed: bool) -> Array:
-    """The rows of an argument, those of all nodes one after the other."""
+    """Return the rows of an argument, concatenated over all nodes."""
     if not is_fixed:
         return part
     return xp.broadcast_to(part, (own.lengths.size, *part.shape[1:])).reshape(-1, *part.shape[2:])
@@ -116,12 +116,12 @@ take_rows: Op = define_op(
     pullback=lambda g, out, *parts, **how: tuple(put_rows(g, *parts, **how, number=n) for n in range(len(parts))),
 )  # fmt: skip
 take_part: Op = define_op(
-    "take_part",  # of take_rows(*parts) the rows of one part, but of the first argument; zeros for the other parts
+    "take_part",  # take_rows(*parts), but rows of part `number` come from the first argument, the others are zeros
     shape=_shape, kernel=_take_part, segments="move", domain=_group, like=1,
     pullback=lambda g, out, x, *parts, **how: (put_rows(g, *parts, **how), *(None for _ in parts)),
 )  # fmt: skip
 put_rows: Op = define_op(
-    "put_rows",  # the transpose of take_part: each row where it is from, zeros elsewhere
+    "put_rows",  # the transpose of take_part: each row at its origin, zeros elsewhere
     shape=lambda g, *parts, number, **how: parts[number], kernel=_put, segments="move", like=1,
     domain=lambda domains, number, **how: max(domains[1 + number], -1),  # per node, if shared
     pullback=lambda g, out, x, *parts, **how: (take_part(g, *parts, **how), *(None for _ in parts)),

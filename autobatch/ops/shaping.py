@@ -1,4 +1,4 @@
-"""Ops that move elements or change shapes: slice, reshape and transpose are views; concat and assemble copy."""
+"""Ops that move elements or change shapes: slice, reshape and transpose are views, concat and assemble copy."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def index_parts(index: Any) -> Index:
         plain = part is None or part is Ellipsis or isinstance(part, (slice, int, np.integer))
         if not plain or isinstance(part, bool):
             raise ShapeError(
-                f"an index takes ints, slices, None and ..., not {show(part)}; for rows of a table use ab.lookup."
+                f"an index must consist of ints, slices, None and ..., got {show(part)}; for rows of a table use "
+                f"ab.lookup."
             )
     return parts
 
@@ -53,9 +54,9 @@ slice_ = define_op(
     kernel=lambda xp, x, index: x[(slice(None), *index_parts(index))],
     pullback=lambda g, out, x, index: (assemble(g, indices=(index,), shape=x.shape),),
     view=True,
-    doc="""Elements of x, as `x[index]` gives them, without a copy.
+    doc="""Return the view `x[index]`, without a copy.
 
-    Shapes: those of NumPy's indexing by ints, slices, None and `...`.
+    Shapes: as in NumPy's indexing by ints, slices, None and `...`.
     Gradient: that of the result at the index, 0 elsewhere.
 
     >>> ab.ops.slice_(np.array([1.0, 2.0, 3.0]), index=slice(1, None))
@@ -82,7 +83,10 @@ assemble: Op = define_op(
 
 def _reshape_shape(x: Shape, shape: Shape) -> Shape:
     if math.prod(x) != math.prod(shape):
-        raise ShapeError(f"reshape of a value of shape {x} to {shape}: {math.prod(x)} and {math.prod(shape)} elements.")
+        raise ShapeError(
+            f"reshape must keep the number of elements, got shapes {x} and {shape} with {math.prod(x)} and "
+            f"{math.prod(shape)} elements."
+        )
     return tuple(shape)
 
 
@@ -100,9 +104,9 @@ _reshape_op = define_op(
 
 
 def reshape(x: Any, shape: int | Sequence[int]) -> Any:
-    """The elements of `x` in a new shape; one size may be -1, which is what the others leave.
+    """Return the elements of `x` in a new shape; a size of -1, at most one, is inferred from the others.
 
-    Shapes: x any, the result `shape`, with as many elements.
+    Shapes: any x; the result has shape `shape`, with as many elements.
     Gradient: that of the result, in the shape of x.
 
     >>> ab.reshape(np.array([1.0, 2.0, 3.0, 4.0]), (2, -1))
@@ -112,7 +116,7 @@ def reshape(x: Any, shape: int | Sequence[int]) -> Any:
     try:
         shape = to_plain(shape)
         sizes = (shape,) if isinstance(shape, int) else to_plain(tuple(shape))
-        is_known = all(isinstance(s, int) for s in (*shape_of(x), *sizes))  # an axis may have any length in a node
+        is_known = all(isinstance(s, int) for s in (*shape_of(x), *sizes))  # sizes may be known only at run time
         if is_known and -1 in sizes:
             known = -math.prod(sizes) or 1
             sizes = tuple(math.prod(shape_of(x)) // known if s == -1 else s for s in sizes)
@@ -123,7 +127,7 @@ def reshape(x: Any, shape: int | Sequence[int]) -> Any:
 
 def _expand_shape(x: Shape, shape: Shape) -> Shape:
     if broadcast("expand", x, shape) != shape:
-        raise ShapeError(f"expand of a value of shape {x} to {shape}, which is smaller.")
+        raise ShapeError(f"the shape of expand must be at least that of the value, {x}, got {shape}.")
     return shape
 
 
@@ -137,12 +141,12 @@ _expand_op = define_op(
 
 
 def expand(x: Any, shape: Shape) -> Any:
-    """`x` broadcast to `shape`, without a copy."""
+    """Broadcast `x` to `shape`, without a copy."""
     return x if shape_of(x) == shape else _expand_op(x, shape=shape)
 
 
 def again(x: Any) -> Any:
-    """An equal value that is another one for derivatives."""
+    """Return an equal value that is distinct for derivatives."""
     return _expand_op(x, shape=shape_of(x))
 
 
@@ -152,9 +156,11 @@ stand_for = define_op(
     kernel=lambda xp, x, dtype: x,
     pullback=lambda g, out, x, dtype: (g,),
     view=True,
-    doc="""x, whose numbers stand for those of another dtype, by its name: that is part of the type of what reads them.
+    doc="""Return x, marked as numbers of another dtype.
 
-    Shapes: x any, the result of its shape.
+    The name of the dtype is part of the type of each node that reads the result.
+
+    Shapes: any x; the result has the same shape.
     Gradient: that of the result.
     """,
 )
@@ -163,7 +169,7 @@ stand_for = define_op(
 def _axes(ndim: int, axes: Sequence[int] | None) -> tuple[int, ...]:
     order = tuple(range(ndim))[::-1] if axes is None else tuple(a % ndim for a in axes)
     if sorted(order) != list(range(ndim)):
-        raise ShapeError(f"transpose of a value with {ndim} axes cannot order them as {axes}.")
+        raise ShapeError(f"axes of transpose must be a permutation of the {ndim} axes of the value, got {axes}.")
     return order
 
 
@@ -178,9 +184,9 @@ _transpose_op = define_op(
 
 @of_values
 def transpose(x: Any, axes: Sequence[int] | None = None) -> Any:
-    """`x` with its axes in another order (reversed by default).
+    """Reorder the axes of `x` (reversed by default).
 
-    Shapes: x any, the result with the sizes of x in the order `axes`.
+    Shapes: any x; the result has the sizes of x in the order `axes`.
     Gradient: that of the result, with its axes in the order of x.
 
     >>> ab.transpose(np.array([[1.0, 2.0], [3.0, 4.0]]))
@@ -197,12 +203,12 @@ def _transpose_back(g: Any, x: Any, axes: Sequence[int] | None) -> Any:
 def _concat_shape(*parts: Shape, axis: int) -> Shape:
     first = parts[0]
     if not first or not -len(first) <= axis < len(first):
-        raise ShapeError(f"concat along axis {axis} of values of shape {first}.")
+        raise ShapeError(f"axis of concat must be an axis of values of shape {first}, got {axis}.")
     axis %= len(first)
     for part in parts:
         if len(part) != len(first) or part[:axis] + part[axis + 1 :] != first[:axis] + first[axis + 1 :]:
             raise ShapeError(
-                f"concat along axis {axis} of values of shapes {first} and {part}, which differ elsewhere too."
+                f"values of concat along axis {axis} must agree in all other axes, got shapes {first} and {part}."
             )
     return (*first[:axis], sum(part[axis] for part in parts), *first[axis + 1 :])
 
@@ -233,13 +239,13 @@ def concat(parts: Sequence[Any], axis: int = -1) -> Any:
     """Join values along one axis.
 
     Shapes: parts that differ in this axis only; its sizes add up in the result.
-    Gradient: for each part, the piece of the result's that it became.
+    Gradient: for each part, its slice of the gradient of the result.
 
     >>> ab.concat([np.array([1.0, 2.0]), np.array([3.0])])
     array([1., 2., 3.])
     """
     if not len(parts):
-        raise ShapeError("concat of no values has no shape; give it at least one.")
+        raise ShapeError("concat must be given at least one value, got none.")
     return _concat_op(*parts, axis=axis)
 
 
@@ -249,8 +255,8 @@ def stack(parts: Sequence[Any], axis: int = 0) -> Any:
 
     Inside a cell, a list argument of any length becomes a value with a row per element, of one type for all lengths.
 
-    Shapes: n parts of one shape, the result with one more axis of length n.
-    Gradient: for each part, the piece of the result's that it became.
+    Shapes: n parts of one shape; the result has an additional axis of length n.
+    Gradient: for each part, its slice of the gradient of the result.
 
     >>> ab.stack([np.zeros(2), np.ones(2)]).shape
     (2, 2)
@@ -259,10 +265,10 @@ def stack(parts: Sequence[Any], axis: int = 0) -> Any:
     if isinstance(parts, VariadicPort) and axis == 0:
         return parts.stacked()
     if not len(parts):
-        raise ShapeError("stack of no values has no shape; give it at least one.")
+        raise ShapeError("stack must be given at least one value, got none.")
     shape = shape_of(parts[0])
     if not is_int(axis) or not -len(shape) - 1 <= axis <= len(shape):
-        raise ShapeError(f"stack along axis {show(axis)} of values of shape {shape}.")
+        raise ShapeError(f"axis of stack must be a place among the axes of values of shape {shape}, got {show(axis)}.")
     at = axis % (len(shape) + 1)
     return concat([reshape(part, (*shape_of(part)[:at], 1, *shape_of(part)[at:])) for part in parts], at)
 
@@ -272,7 +278,7 @@ def split(x: Any, n: int) -> tuple[Any, ...]:
     """Cut the last axis into `n` equal parts.
 
     Shapes: x (..., n * k), each part (..., k).
-    Gradient: those of the parts, joined.
+    Gradient: the joined gradients of the parts.
 
     >>> ab.split(np.arange(6.0), 3)
     (array([0., 1.]), array([2., 3.]), array([4., 5.]))
@@ -283,7 +289,7 @@ def split(x: Any, n: int) -> tuple[Any, ...]:
             "n of split", "the number of equal parts", n, ShapeError, "for parts of other sizes write x[..., a:b]"
         )
     if n < 1 or size % n:
-        raise ShapeError(f"split of a value of shape {shape_of(x)} into {n} parts: {size} is not a multiple of {n}.")
+        raise ShapeError(f"split into {n} parts: n must divide the last axis of shape {shape_of(x)}, {size}, got {n}.")
     width = size // n
     return tuple(slice_(x, index=(..., slice(k * width, (k + 1) * width))) for k in range(n))
 

@@ -1,10 +1,10 @@
-"""The tape of eager mode: computes each op at once, and keeps what the pullback of the op needs.
+"""The tape of eager mode: computes each op immediately, and keeps the inputs of its pullback.
 
 While a function is differentiated in eager mode, its variables and all values that depend on them are `Taped`. An op on
-them computes on the arrays inside and adds an entry to the tape. Reading the entries backwards gives the gradients. A
-derivative inside another one has a tape of its own; in place of arrays it holds `Taped` values of the outer tape.
+them computes on the wrapped arrays and adds an entry to the tape. Reading the entries backwards gives the gradients. A
+nested derivative has a tape of its own, which holds `Taped` values of the outer tape in place of arrays.
 
-The pullbacks are those that `autobatch.ir.passes.autodiff` traces; here they are applied to numbers, which is twice as
+The pullbacks are those that `autobatch.ir.passes.autodiff` traces. Here they are applied to numbers, which is twice as
 fast (docs/decisions/a-gradient-is-a-type.md).
 """
 
@@ -28,10 +28,10 @@ COMPARISONS = (np.less, np.less_equal, np.greater, np.greater_equal, np.equal, n
 
 
 class Taped(Concrete):
-    """A value on a tape: a function is differentiated with respect to it, or it depends on such a value.
+    """A value on a tape: a variable of the differentiated function, or a value that depends on one.
 
     Attributes:
-        value: what the outer tape has in its place: an array, or a `Taped` of an outer tape.
+        value: the same value on the outer tape: an array, or a `Taped` of an outer tape.
         tape: its tape.
         entry: its number on the tape.
     """
@@ -74,10 +74,10 @@ class EagerTape:
     """The stage of a function that is differentiated in eager mode.
 
     Args:
-        outer: the tape of the derivative around it; None if there is none.
+        outer: the tape of the enclosing derivative, if any.
 
     Attributes:
-        parameters: the stand-ins of parameters, by the `id` of the parameter.
+        parameters: the taped values that replace parameters, by the `id` of the parameter.
     """
 
     def __init__(self, outer: EagerTape | None) -> None:
@@ -89,7 +89,7 @@ class EagerTape:
         """Add a value.
 
         Args:
-            args: the values that it is computed from, whether they are on this tape or not.
+            args: the values that it is computed from, on this tape or not.
             pull: computes their gradients from the gradient of the value.
             value: the value itself.
         """
@@ -97,7 +97,7 @@ class EagerTape:
         return Taped(value, self, len(self._entries) - 1)
 
     def leaf(self, x: Any) -> Taped:
-        """Add a value to differentiate with respect to."""
+        """Add a variable of the differentiated function."""
         return self.add((), lambda g: (), value_on(self.outer, x))
 
     def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
@@ -120,7 +120,7 @@ class EagerTape:
         return self.add(args, pull, value)
 
     def apply_function(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Apply a function made of ops."""
+        """Apply a function built from ops."""
         return function(*args, **kwargs)
 
     def call_cell(self, cell: Any, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -136,13 +136,13 @@ class EagerTape:
         return list(values)
 
     def strip(self, x: Any) -> Any:
-        """Return a value as the outer tape has it."""
+        """Return the value of the outer tape for `x` if `x` is on this tape, else `x`."""
         return x.value if self._holds(x) else x
 
     def gradients(
         self, seeds: Iterable[tuple[Any, Any]], wanted: Sequence[Taped], within: EagerTape | None = None
     ) -> list[Any]:
-        """Compute the gradients of some values; None for one that no seed depends on.
+        """Compute the gradients of values; None for a value that no seed depends on.
 
         Args:
             seeds: pairs of a result and its gradient.
@@ -156,7 +156,7 @@ class EagerTape:
         with (
             stage(within or STAGE.current),
             np.errstate(all="ignore"),
-        ):  # gradients that nobody asks for are computed too
+        ):  # unwanted gradients are computed too, and must not warn
             for number in range(max(parts, default=-1), -1, -1):
                 args, pull = self._entries[number]
                 if not args or number not in parts:
@@ -170,14 +170,14 @@ class EagerTape:
         return isinstance(x, Taped) and x.tape is self
 
     def _read(self, x: Any) -> Any:
-        """Return the value of an argument of an op: of an input, or of a parameter that has a stand-in on this tape."""
+        """Return the value of an op's argument; for a parameter, the taped value that replaces it, if any."""
         if isinstance(x, Concrete):
             return x.read()
         return self.parameters.get(id(x), x) if isinstance(x, Operators) else x
 
 
 def value_on(tape: EagerTape | None, x: Any) -> Any:
-    """Return the value of an array, a parameter or a symbol on a tape or its outer tapes; None is no tape."""
+    """Return the value of an array, parameter or symbol on a tape or its outer tapes; without a tape (None), plain."""
     if isinstance(x, Concrete):
         with stage(tape):
             return x.read()
@@ -189,14 +189,14 @@ def value_on(tape: EagerTape | None, x: Any) -> Any:
 
 
 def cast(x: Any, dtype: Any) -> Any:
-    """Return a value in a float type, as an object of its own."""
+    """Return a value in a float type, always as a new object."""
     if isinstance(x, Taped):
         return Taped(x.value, x.tape, x.entry) if x.dtype == dtype else x.astype(dtype)
     return freeze(np.asarray(x, dtype).view())
 
 
 def _data(x: Any) -> Any:
-    """Return the numbers of a value of any tape, and any other value itself."""
+    """Return the numbers of a value on any tape; return other values unchanged."""
     return x.data if isinstance(x, Taped) else x
 
 

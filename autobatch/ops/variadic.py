@@ -2,8 +2,8 @@
 
 Inside a cell a list argument is a *variadic port*: an array with one row per edge, in the order of the nodes of
 the batch, and `Segments`, which assigns edges to nodes. The primitives reduce edges to nodes (`sum_n`, `max_n`), spread
-nodes to edges, or work along the edges of each node (softmax); the other functions are built from them. Applied to a
-plain sequence the same functions work on its stacked values.
+nodes to edges, or work along the edges of each node (softmax). The other functions are built from them. Applied to a
+plain sequence, the same functions work on its stacked values.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from autobatch.ops.shaping import again, concat, reshape
 
 
 class Segments:
-    """The edges of each row: those of row r are ptr[r]:ptr[r + 1] (rows may have none).
+    """The edges of each row: row r has the edges ptr[r]:ptr[r + 1] (possibly none).
 
-    The host knows them, and nothing waits for a device.
+    They are known on the host, so reading them never waits for a device.
 
     Args:
-        ptr: an array of NumPy.
-        put: gives an array of NumPy as one of the device.
+        ptr: a NumPy array.
+        put: copies a NumPy array to the device.
 
     Attributes:
-        lengths: edges per row, an array of NumPy, as `ptr` is.
+        lengths: edges per row, a NumPy array like `ptr`.
         n_filled: the number of rows that have edges.
     """
 
@@ -59,27 +59,27 @@ class Segments:
 
     @cached_property
     def counts(self) -> Array:
-        """Edges per row."""
+        """Return the number of edges of each row, on the device."""
         return self.put(self.lengths)
 
     @cached_property
     def rows(self) -> Array:
-        """The row of each edge."""
+        """Return the row of each edge."""
         return self.put(np.repeat(np.arange(self.lengths.size), self.lengths))
 
     @cached_property
     def places(self) -> Array:
-        """The number of each edge among those of its row."""
+        """Return the position of each edge among those of its row."""
         return self.put(np.arange(self.ptr[-1]) - np.repeat(self.ptr[:-1], self.lengths))
 
     @cached_property
     def filled(self) -> Array:
-        """The rows that have edges."""
+        """Return the rows that have edges."""
         return self.put(np.flatnonzero(self.lengths))
 
     @cached_property
     def starts(self) -> Array:
-        """The first edge of each row that has edges."""
+        """Return the first edge of each row that has edges."""
         return self.put(self.ptr[:-1][self.lengths > 0])
 
 
@@ -92,7 +92,7 @@ def segment_sum(xp: Any, x: Array, out: Array, segments: Segments) -> None:
 
 
 def segment_max(xp: Any, x: Array, out: Array, segments: Segments) -> None:
-    """Find the largest edge of each row, element by element; a row without edges gets zero."""
+    """Find the maximum over the edges of each row, element by element; a row without edges gets zero."""
     out[...] = 0
     if not segments.n_filled:
         return
@@ -122,7 +122,7 @@ def _count_n(xp: Any, x: Array, out: Array, segments: Segments) -> None:
 
 def _max_n_pullback(g: Any, out: Any, x: Any) -> tuple[Any]:
     hit = equal(x, _spread_edges(out, x))
-    count = _spread_edges(_sum_edges(hit), x)  # divides at edges, because at a row without edges it is zero
+    count = _spread_edges(_sum_edges(hit), x)  # divide at edges: the count of a row without edges is zero
     return (_spread_edges(g, x) * hit / count,)
 
 
@@ -143,32 +143,32 @@ _softmax_edges = define_op(
 
 
 def _over(values: Any, variadic: Any, stacked: Any) -> Any:
-    """Apply a reduction to a variadic port or a non-empty sequence; tuples are reduced part by part."""
+    """Apply a reduction to a variadic port or a non-empty sequence, part by part to tuples."""
     values = as_port(values)
     if isinstance(values, VariadicPort):
         return _map(variadic, values.values(None))
     if isinstance(values[0], tuple):
         if {len(v) if isinstance(v, tuple) else -1 for v in values} != {len(values[0])}:
-            raise ShapeError("the elements of a list are values, or tuples of one length, not a mixture.")
+            raise ShapeError("the elements of a list must be values, or tuples of one length, got a mixture.")
         return tuple(_over(part, variadic, stacked) for part in zip(*values, strict=True))
     check_equal_shapes(values)
     return stacked(list(values))
 
 
 def _reduce(values: Any, shape: Any, variadic: Any, over: Any) -> Any:
-    """The public form of a reduction: `over` for a sequence, zeros of the given shape if it is empty."""
+    """Apply a reduction to a port, or `over` to a sequence; return zeros of the given shape if it is empty."""
     values = as_port(values)
     is_list = not isinstance(values, VariadicPort)
     if is_list and not values:
         return _zeros(element_shape(shape))
     element = values[0] if is_list else values.values(element_shape(shape))
     if shape is not None and (found := _map(_known_shape, element)) != element_shape(shape):
-        raise ShapeError(f"shape={shape!r} is that of one element, and the elements have shape {found}.")
+        raise ShapeError(f"shape must be that of one element, {found}, got {shape!r}.")
     return over(values) if is_list else _map(variadic, element)
 
 
 def element_shape(shape: Any) -> Any:
-    """`shape=` as a shape, or as a tuple of the shapes of a tuple's parts; None stays."""
+    """Return the argument `shape=` as a shape, as a tuple of the shapes of a tuple's parts, or as None."""
     if shape is None:
         return None
     shape = to_plain(shape)
@@ -188,11 +188,11 @@ def _is_size(x: Any) -> bool:
 def _zeros(shape: Any) -> Any:
     if shape is None:
         raise ShapeError(
-            "the list is empty, so the shape of the result is not known; give the shape of one element, as in "
+            "the list is empty, so the shape of the result is unknown; give the shape of one element, as in "
             "ab.sum_n(values, shape=(8,))."
         )
     if all(isinstance(s, int) for s in shape):
-        return np.zeros(shape)  # of float32 zeros alone, results would be rounded in a float64 model
+        return np.zeros(shape)  # float64: float32 zeros would round the results of a float64 model
     return tuple(_zeros(s) for s in shape)
 
 
@@ -201,12 +201,10 @@ def _map(function: Any, tree: Any) -> Any:
 
 
 def check_equal_shapes(values: Sequence[Any]) -> None:
-    """Refuse elements of different shapes in one list, and of n rows, where n differs between nodes."""
+    """Raise a ShapeError if the elements of a list differ in shape, or if a size is known only at run time."""
     shapes = {_known_shape(v) for v in values if not isinstance(v, tuple)}
     if len(shapes) > 1:
-        raise ShapeError(
-            f"the elements of a list are values of one shape, not {' and '.join(map(str, sorted(shapes)))}."
-        )
+        raise ShapeError(f"the elements of a list must have one shape, got {' and '.join(map(str, sorted(shapes)))}.")
 
 
 def _known_shape(x: Any) -> Shape:
@@ -218,7 +216,7 @@ def _stack(values: list[Any]) -> Any:
 
 
 def _add_up(parts: list[Any]) -> Any:
-    """The sum of some values; of one, a value that is another one for derivatives."""
+    """Sum values; return a single value as a new one, with a derivative of its own."""
     return reduce(add, parts) if len(parts) > 1 else again(parts[0])
 
 
@@ -271,14 +269,14 @@ SUM_N = inspect.unwrap(_sum_n)  # rewriting may turn `x + y` of recorded values 
 @shortcut(_sum_n, A_LIST)
 @of_values
 def sum_n(values: Any, shape: Any = None) -> Any:
-    """The sum of any number of values, or of equal tuples of values, element by element.
+    """Sum any number of values, or of equal tuples of values, element by element.
 
     Args:
         values: values of one shape, or tuples of values; their number is not part of the type.
-        shape: the shape of one element (a tuple of shapes for tuples); needed only if there may be no values. The sum
-            is then zero.
+        shape: the shape of one element (a tuple of shapes for tuples); needed only if the list may be empty. The sum is
+            then zero.
 
-    Shapes: values of one shape, the result alike.
+    Shapes: values of one shape; the result has the same shape.
     Gradient: that of the sum, for each value.
 
     >>> ab.sum_n([np.ones(2), np.ones(2), np.ones(2)])
@@ -290,9 +288,9 @@ def sum_n(values: Any, shape: Any = None) -> Any:
 @shortcut(_mean_n, A_LIST)
 @of_values
 def mean_n(values: Any, shape: Any = None) -> Any:
-    """The mean of any number of values; zero if there are none (see `sum_n`).
+    """Average any number of values; zero if there are none (see `sum_n`).
 
-    Shapes: values of one shape, the result alike.
+    Shapes: values of one shape; the result has the same shape.
     Gradient: that of the mean, divided by their number, for each value.
 
     >>> ab.mean_n([np.array([1.0, 2.0]), np.array([3.0, 6.0])])
@@ -304,11 +302,11 @@ def mean_n(values: Any, shape: Any = None) -> Any:
 @shortcut(_max_n, A_LIST)
 @of_values
 def max_n(values: Any, shape: Any = None) -> Any:
-    """The largest of any number of values, element by element; zero if there are none (see `sum_n`).
+    """Return the largest of any number of values, element by element; zero if there are none (see `sum_n`).
 
-    Shapes: values of one shape, the result alike.
-    Gradient: for the largest value of each element; equal largest values share it evenly. Second derivatives are 0;
-        where the largest values are equal, and there are none, they count as 0.
+    Shapes: values of one shape; the result has the same shape.
+    Gradient: for the largest value of each element; equal largest values share it evenly. Second derivatives are 0,
+        also where the largest values are equal and they are undefined.
 
     >>> ab.max_n([np.array([1.0, 6.0]), np.array([3.0, 2.0])])
     array([3., 6.])
@@ -317,18 +315,18 @@ def max_n(values: Any, shape: Any = None) -> Any:
 
 
 def each(function: Callable[..., Any], *lists: Any) -> Any:
-    """Apply a function to each element of a list, or to the elements of several lists that stand in one place.
+    """Apply a function to each element of a list, or to the elements at one position of several lists.
 
-    Inside a cell that takes the lists as arguments the result is a list of any length too, and the cell has one type
-    for all lengths. There `[f(h) for h in children]` does the same; it takes longer to trace, once for each length.
+    Inside a cell that takes the lists as arguments, the result is a list of any length too, and the cell has one type
+    for all lengths. There `[f(h) for h in children]` does the same, but it takes longer to trace, once per length.
 
     Args:
-        function: of one element of each list; it may read other values, too. It returns a value, or a tuple of values,
-            and changes nothing else: in such a cell it is called once for all elements.
-        lists: equally long.
+        function: takes one element of each list, and may read other values too. It returns a value or a tuple of
+            values, and must have no side effects: in such a cell it is called once for all elements.
+        lists: lists of equal length.
 
     Raises:
-        ShapeError: the lists are not equally long.
+        ShapeError: the lists differ in length.
 
     Shapes: those of the function.
     Gradient: that of the function, element by element.
@@ -346,15 +344,17 @@ def each(function: Callable[..., Any], *lists: Any) -> Any:
         if isinstance(values, VariadicPort):
             return values.each(function, lists)
     if len(set(map(len, lists))) > 1:
-        raise ShapeError(f"ab.each takes lists of one length, not of {' and '.join(str(len(x)) for x in lists)}.")
+        raise ShapeError(
+            f"the lists of ab.each must have one length, got lengths {' and '.join(str(len(x)) for x in lists)}."
+        )
     return [function(*elements) for elements in zip(*lists, strict=True)]
 
 
 @of_values
 def softmax_n(scores: Any) -> Any:
-    """The softmax over the values of a list, element by element: a list of weights that sum to one.
+    """Compute the softmax over the values of a list, element by element: a list of weights that sum to one.
 
-    Shapes: any number of scores of one shape, the weights alike.
+    Shapes: any number of scores of one shape; the weights have the same shape.
     Gradient: as for `softmax`, across the list.
 
     >>> [float(w) for w in ab.softmax_n([0.0, 0.0])]
@@ -368,12 +368,12 @@ def softmax_n(scores: Any) -> Any:
 
 @of_values
 def logsumexp_n(values: Any) -> Any:
-    """The logarithm of the sum of exponentials over one or more values of one shape, element by element.
+    """Compute the logarithm of the sum of exponentials over one or more values, element by element.
 
-    The largest value is subtracted first, so nothing overflows. A list without values is refused: the result would be
-    minus infinity.
+    The largest value is subtracted first, so nothing overflows. An empty list raises a ShapeError, because the result
+    would be minus infinity.
 
-    Shapes: values of one shape, the result alike.
+    Shapes: values of one shape; the result has the same shape.
     Gradient: the softmax over the values.
 
     >>> float(ab.logsumexp_n([1000.0, 1000.0]).round(4))
@@ -381,20 +381,20 @@ def logsumexp_n(values: Any) -> Any:
     """
     values = as_port(values)
     if not isinstance(values, VariadicPort) and not values:
-        raise ShapeError("logsumexp_n of no value is minus infinity; give at least one.")
+        raise ShapeError("logsumexp_n must be given at least one value, got none; the result would be minus infinity.")
     return _logsumexp_n(values)
 
 
 @of_values
 def dot_n(weights: Any, values: Any, shape: Any = None) -> Any:
-    """The sum of the values, each multiplied by its weight.
+    """Sum the values, each multiplied by its weight.
 
     Args:
-        weights: as many as values: scalars, or arrays that multiply values element by element.
+        weights: one per value: scalars, or arrays that multiply values element by element.
         values: any number of values of one shape.
-        shape: the shape of one value; needed only if there may be none. The sum is then zero.
+        shape: the shape of one value; needed only if the list may be empty. The sum is then zero.
 
-    Shapes: weights () or broadcasting to one value's; values of one shape, the result alike.
+    Shapes: weights () or broadcasting to one value's shape; values of one shape; the result has the same shape.
     Gradient: the values for the weights, the weights for the values.
 
     >>> float(ab.dot_n([0.5, 2.0], [4.0, 3.0]))
@@ -408,16 +408,16 @@ def dot_n(weights: Any, values: Any, shape: Any = None) -> Any:
 
 @composite
 def attend(query: Any, keys: Any, values: Any, scale: float = 1.0, shape: Any = None) -> Any:
-    """The sum of `values`, weighted by the softmax of scale * (query . key): dot-product attention without padding.
+    """Sum `values`, weighted by the softmax of scale * (query . key): dot-product attention without padding.
 
     Args:
         query: a vector (D,).
         keys: any number of vectors (D,).
-        values: as many values of one shape.
+        values: one value per key, of one shape.
         scale: factor of the scores; 1/sqrt(D) gives the scaled form (Vaswani et al. 2017).
-        shape: the shape of one value, needed when there may be none; the result is then zero.
+        shape: the shape of one value; needed only if the lists may be empty. The result is then zero.
 
-    Shapes: query (D,), keys (D,) each, values of one shape, the result alike.
+    Shapes: query (D,), keys (D,) each, values of one shape; the result has the shape of one value.
     Gradient: for query, keys and values.
 
     >>> ab.attend(np.array([1.0, 0.0]), [np.zeros(2), np.zeros(2)], [np.array([1.0]), np.array([3.0])])
@@ -431,7 +431,7 @@ def attend(query: Any, keys: Any, values: Any, scale: float = 1.0, shape: Any = 
         weights = _softmax_edges(reduction.sum(_spread_edges(query, k) * k, axis=-1) * scale)
         return _sum_edges(reshape(weights, (1,) * v.ndim) * v)
     if len(keys) != len(values):
-        raise ShapeError(f"attend takes as many keys as values, not {len(keys)} and {len(values)}.")
+        raise ShapeError(f"attend must be given as many keys as values, got {len(keys)} and {len(values)}.")
     if not len(keys):
         return _zeros(element_shape(shape))
     check_equal_shapes(keys)
@@ -443,8 +443,8 @@ def attend(query: Any, keys: Any, values: Any, scale: float = 1.0, shape: Any = 
 
 def _check_attention(query: Any, key: Any, value: Any) -> None:
     if isinstance(key, tuple) or isinstance(value, tuple):
-        raise ShapeError("attend takes lists of single values, not of tuples; join what belongs together by ab.concat.")
+        raise ShapeError("keys and values of attend must be single values, got tuples; join their parts by ab.concat.")
     if len(shape_of(query)) != 1 or shape_of(query) != shape_of(key):
         raise ShapeError(
-            f"attend compares a query with keys of its shape (D,), not {shape_of(query)} with {shape_of(key)}."
+            f"query and keys of attend must have one shape (D,), got {shape_of(query)} and {shape_of(key)}."
         )

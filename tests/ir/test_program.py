@@ -203,7 +203,7 @@ BREAKS: tuple[tuple[str, Callable[[CellProgram], CellProgram], str], ...] = (
     (
         "misfit",
         lambda p: with_source(p, "matmul", args=(find(p, "tanh"), find(p, "slice"))),
-        r"arguments do not fit: matmul",
+        r"arguments do not fit: .*matmul",
     ),
     (
         "domain",
@@ -312,8 +312,8 @@ def leak(given: Any) -> Any:
         (lambda x: x + LEAKED[0], "uses a value traced in other; pass it as an argument"),
         (lambda x: None, "returns None; a cell returns at least one value"),
         (lambda x: (), r"returns \(\); a cell returns at least one value"),
-        (lambda x: 1.0 if x[0] > 0.0 else x, "An async function waits for it outside of cells"),
-        (lambda x: x * float(x[0]), r"float\(...\) needs the number that a traced value will have"),
+        (lambda x: 1.0 if x[0] > 0.0 else x, "Outside cells, an async function can wait for it"),
+        (lambda x: x * float(x[0]), r"float\(...\) needs the number of a traced value"),
         (lambda x: x * int(x[0]), r"int\(...\) needs the number"),
         (lambda x: x * range(4)[x[0]], "an index needs the number"),
         (lambda x: np.asarray(x), "a NumPy array needs the number"),

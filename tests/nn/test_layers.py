@@ -198,7 +198,7 @@ def test_an_embedding_reads_arrays_of_ids() -> None:
 
 
 def test_an_id_beyond_the_table_is_refused() -> None:
-    with pytest.raises(DataError, match=rf"lookup of {N_ROWS}, which is not in 0\.\.{N_ROWS - 1}"):
+    with pytest.raises(DataError, match=rf"lookup must be in 0\.\.{N_ROWS - 1}, got {N_ROWS}\."):
         Embedding(N_ROWS, N_IN, rng=np.random.default_rng(0))(N_ROWS)
 
 

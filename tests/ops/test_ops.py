@@ -216,7 +216,7 @@ def test_gelu_has_the_two_forms_of_torch() -> None:
     exact, near = ab.gelu(x, approximate="none"), ab.gelu(x, approximate="tanh")
     np.testing.assert_array_equal(exact, ab.gelu(x))
     assert 1e-5 < np.abs(exact - near).max() < 5e-4
-    with pytest.raises(DataError, match=r"gelu with approximate='erf': choose one of 'none', 'tanh'\."):
+    with pytest.raises(DataError, match=r"approximate of gelu .* 'none', 'tanh', got 'erf'\."):
         ab.gelu(x, approximate="erf")
 
 
@@ -271,7 +271,7 @@ def test_ints_and_floats_of_a_node_are_numbers_like_any(
     ],
 )
 def test_ids_out_of_range_are_refused(compute: Any, argument: Any) -> None:
-    with pytest.raises(DataError, match=r"which is not in 0\.\.2\."):
+    with pytest.raises(DataError, match=r"must be in 0\.\.2, got "):
         compute(np.zeros(3), argument)
     with pytest.raises(DataError, match=r"argument 'ids'.*(0\.\.2|3)"):
         batched_call(compute, [(np.zeros(3), argument)])
@@ -284,7 +284,7 @@ def test_ids_beside_the_one_that_is_read_may_be_anything() -> None:
 
 @each("label", [3, -1, np.array(3)])
 def test_constant_ids_are_checked_too(label: Any) -> None:
-    with pytest.raises(DataError, match=r"cross_entropy of -?\d, which is not in 0\.\.2\."):
+    with pytest.raises(DataError, match=r"cross_entropy must be in 0\.\.2, got -?\d\."):
         batched_call(lambda x: ops.cross_entropy(x, label), [(np.zeros(3),)])
 
 
@@ -326,50 +326,44 @@ def test_eager_arguments_may_be_lists_and_numpys_ints() -> None:
 # What ops refuse.
 
 REFUSED: tuple[tuple[str, Callable[..., Any], tuple[tuple[int, ...], ...], type[Exception], str], ...] = (
-    ("add", operator.add, ((3,), (4,)), ShapeError, r"add .*\(3,\) and \(4,\), which do not broadcast"),
-    ("where", ops.where, ((2,), (3,), ()), ShapeError, r"where .*do not broadcast"),
-    ("matmul", ops.matmul, ((2, 3), (2,)), ShapeError, "the inner sizes 3 and 2 differ"),
-    ("matmul 3-D", ops.matmul, ((2, 3, 4), (3,)), ShapeError, "the sizes that are summed over differ"),
-    ("matmul stacks", ops.matmul, ((2, 3, 4), (3, 4, 2)), ShapeError, "do not broadcast"),
-    ("einsum axes", partial(ops.einsum, "ij->i"), ((3,),), ShapeError, "give a letter for each axis"),
-    ("einsum sizes", partial(ops.einsum, "i,i->"), ((3,), (2,)), ShapeError, "have sizes 3 and 2"),
-    ("einsum twice", partial(ops.einsum, "ii->i"), ((3, 3),), ShapeError, "occurs twice"),
-    ("stack nothing", lambda x: ops.stack([]), ((2,),), ShapeError, "stack of no values"),
-    ("stack axis", lambda x: ops.stack([x], 2), ((2,),), ShapeError, "stack along axis 2"),
-    ("logsumexp_n", lambda x: ops.logsumexp_n([]), ((2,),), ShapeError, "give at least one"),
-    ("matmul scalar", ops.matmul, ((), (4,)), ShapeError, "matmul takes vectors and matrices"),
-    ("dot", ops.dot, ((3,), (4,)), ShapeError, "dot takes two vectors of one length"),
-    ("outer", ops.outer, ((3, 1), (4,)), ShapeError, "outer takes two vectors"),
-    ("affine weight", ops.affine, ((2, 3), (2,), (2,)), ShapeError, "affine takes a weight"),
-    ("affine bias", ops.affine, ((2, 3), (3,), (3,)), ShapeError, r"takes a bias of shape \(2,\), not \(3,\)"),
-    ("layer_norm", ops.layer_norm, ((4,), (3,), (4,)), ShapeError, r"takes gain and bias of shape \(4,\)"),
-    ("layer_norm scalar", ops.layer_norm, ((), (), ()), ShapeError, "layer_norm of a value of shape"),
-    ("label shape", lambda x: ops.cross_entropy(x, np.array([0, 1])), ((3,),), ShapeError, "takes labels of shape"),
-    ("lookup scalar", lambda x: ops.lookup(x, 0), ((),), ShapeError, "lookup takes a table with rows"),
-    ("concat", lambda x, y: ops.concat((x, y)), ((2, 3), (3, 3)), ShapeError, "concat along axis 1 of values of"),
-    ("concat axis", lambda x: ops.concat((x, x), axis=1), ((2,),), ShapeError, "concat along axis 1"),
-    ("concat nothing", lambda x: ops.concat(()), ((2,),), ShapeError, "concat of no values"),
-    ("split", lambda x: ops.split(x, 2), ((3,),), ShapeError, "3 is not a multiple of 2"),
-    ("split into none", lambda x: ops.split(x, 0), ((3,),), ShapeError, "into 0 parts"),
+    ("add", operator.add, ((3,), (4,)), ShapeError, r"add must .*broadcast, got \(3,\) and \(4,\)"),
+    ("where", ops.where, ((2,), (3,), ()), ShapeError, r"where must .*broadcast, got \(2,\) and \(3,\) and \(\)"),
+    ("matmul", ops.matmul, ((2, 3), (2,)), ShapeError, "matmul must be equal, got 3 and 2"),
+    ("matmul 3-D", ops.matmul, ((2, 3, 4), (3,)), ShapeError, r"sizes, got shapes \(2, 3, 4\) and \(3,\)"),
+    ("matmul stacks", ops.matmul, ((2, 3, 4), (3, 4, 2)), ShapeError, r"broadcast, got \(2,\) and \(3,\)"),
+    ("einsum axes", partial(ops.einsum, "ij->i"), ((3,),), ShapeError, r"einsum .*\(3,\), got 'ij->i'"),
+    ("einsum sizes", partial(ops.einsum, "i,i->"), ((3,), (2,)), ShapeError, "'i' of einsum .* got 3 and 2"),
+    ("einsum twice", partial(ops.einsum, "ii->i"), ((3, 3),), ShapeError, "einsum must not repeat .* got 'ii->i'"),
+    ("stack nothing", lambda x: ops.stack([]), ((2,),), ShapeError, "stack .*at least one value, got none"),
+    ("stack axis", lambda x: ops.stack([x], 2), ((2,),), ShapeError, r"axis of stack .*\(2,\), got 2"),
+    ("logsumexp_n", lambda x: ops.logsumexp_n([]), ((2,),), ShapeError, "logsumexp_n .*at least one value, got none"),
+    ("matmul scalar", ops.matmul, ((), (4,)), ShapeError, r"matmul must be .*, got shapes \(\) and \(4,\)"),
+    ("dot", ops.dot, ((3,), (4,)), ShapeError, r"dot must be vectors .*\(3,\) and \(4,\)"),
+    ("outer", ops.outer, ((3, 1), (4,)), ShapeError, r"outer must be vectors, got shapes \(3, 1\) and \(4,\)"),
+    ("affine weight", ops.affine, ((2, 3), (2,), (2,)), ShapeError, r"affine .*got shapes \(2, 3\) and \(2,\)"),
+    ("affine bias", ops.affine, ((2, 3), (3,), (3,)), ShapeError, r"bias of affine must .*\(2,\) .* got \(3,\)"),
+    ("layer_norm", ops.layer_norm, ((4,), (3,), (4,)), ShapeError, r"layer_norm .*\(4,\) .* got \(3,\) and \(4,\)"),
+    ("layer_norm scalar", ops.layer_norm, ((), (), ()), ShapeError, r"layer_norm must .*shape \(\)"),
+    ("label shape", lambda x: ops.cross_entropy(x, np.array([0, 1])), ((3,),), ShapeError, r"\(3,\), got \(2,\)"),
+    ("lookup scalar", lambda x: ops.lookup(x, 0), ((),), ShapeError, "lookup must have rows, got a scalar"),
+    ("concat", lambda x, y: ops.concat((x, y)), ((2, 3), (3, 3)), ShapeError, r"axis 1 .*\(2, 3\) and \(3, 3\)"),
+    ("concat axis", lambda x: ops.concat((x, x), axis=1), ((2,),), ShapeError, r"axis of concat .*\(2,\), got 1"),
+    ("concat nothing", lambda x: ops.concat(()), ((2,),), ShapeError, "concat .*at least one value, got none"),
+    ("split", lambda x: ops.split(x, 2), ((3,),), ShapeError, r"must divide .*shape \(3,\), 3, got 2"),
+    ("split into none", lambda x: ops.split(x, 0), ((3,),), ShapeError, "split into 0 parts: n must"),
     ("reshape", lambda x: ops.reshape(x, (2, 2)), ((3,),), ShapeError, "3 and 4 elements"),
     ("reshape -1", lambda x: ops.reshape(x, (2, -1)), ((3,),), ShapeError, "elements"),
-    ("transpose", lambda x: ops.transpose(x, (0, 0)), ((3, 2),), ShapeError, "2 axes cannot order them"),
+    ("transpose", lambda x: ops.transpose(x, (0, 0)), ((3, 2),), ShapeError, r"transpose must .*2 axes .*got \(0, 0\)"),
     ("index", lambda x: x + ops.slice_(x, index=5), ((3,),), ShapeError, "slice of a value of shape"),
     ("index by list", lambda x: ops.slice_(x, index=[0]), ((3,),), ShapeError, "use ab.lookup"),
     ("index by bool", lambda x: ops.slice_(x, index=True), ((3,),), ShapeError, "use ab.lookup"),
-    ("sum axis", lambda x: ops.sum(x, 1), ((3,),), ShapeError, "axis 1 of a value with 1 axes"),
-    ("sum twice", lambda x: ops.sum(x, (0, -2)), ((3, 2),), ShapeError, "one of them twice"),
+    ("sum axis", lambda x: ops.sum(x, 1), ((3,),), ShapeError, "one of the 1 axes of the value, got 1"),
+    ("sum twice", lambda x: ops.sum(x, (0, -2)), ((3, 2),), ShapeError, r"must differ, got \(0, -2\) .* 2 axes"),
     ("argmax of nothing", lambda x: ops.argmax(x[1:1]), ((3,),), ShapeError, "max"),
-    (
-        "top_k of few",
-        lambda x: ops.top_k(x, 4)[0],
-        ((3,),),
-        ShapeError,
-        r"top_k of 4 elements of a value of shape \(3,\)",
-    ),
-    ("top_k of rows", lambda x: ops.top_k(x, 1)[0], ((2, 3),), ShapeError, "it takes a vector of at least 1"),
+    ("top_k of few", lambda x: ops.top_k(x, 4)[0], ((3,),), ShapeError, r"4 elements for k=4, got shape \(3,\)"),
+    ("top_k of rows", lambda x: ops.top_k(x, 1)[0], ((2, 3),), ShapeError, r"vector of at least 1 .*shape \(2, 3\)"),
     ("max of nothing", lambda x: ops.max(x[1:1]), ((3,),), ShapeError, "max"),
-    ("softmax axis", lambda x: ops.softmax(x, 2), ((3,),), ShapeError, "axis 2"),
+    ("softmax axis", lambda x: ops.softmax(x, 2), ((3,),), ShapeError, "axis .*1 axes .*got 2"),
 )
 
 
@@ -383,9 +377,9 @@ def test_refused(name: str, compute: Any, shapes: Any, kind: type[Exception], te
 
 @each("use", [np.sinh, np.add.reduce, lambda x: np.exp(x, out=np.zeros(3)), lambda x: np.add(x, x, where=False)])
 def test_numpy_functions_that_are_no_ops_are_refused(use: Any) -> None:
-    with pytest.raises(GraphError, match="which it cannot record"):
+    with pytest.raises(GraphError, match="which it does not support"):
         use(ab.Parameter(np.zeros(3)))
-    with pytest.raises(GraphError, match=r"in cell .*which it cannot record"):
+    with pytest.raises(GraphError, match=r"in cell .*which it does not support"):
         batched_call(lambda x: use(x), [(np.zeros(3),)])
 
 

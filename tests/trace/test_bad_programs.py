@@ -17,7 +17,7 @@ from helpers.checkers.refusals import DIM, Model, refused
 Function = Callable[[Model, Any], Any]
 EAGER = "call the function directly on one instance (eager mode)"
 READING: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "float": (float, "float(...) needs the number that a recorded value will have"),
+    "float": (float, "float(...) needs the number of a recorded value"),
     "int": (int, "int(...) needs the number"),
     "math": (math.exp, "float(...) needs the number"),
     "if": (lambda v: 1 if v > 0 else 2, "a condition (if, while, and, or, not, in, ==) needs the number"),
@@ -34,7 +34,7 @@ READING: dict[str, tuple[Callable[[Any], Any], str]] = {
 @pytest.mark.parametrize("name", READING)
 def test_reading_a_value_while_recording(model: Model, name: str) -> None:
     read, text = READING[name]
-    with refused(ab.GraphError, text, EAGER, "for a choice between values use ab.where"):
+    with refused(ab.GraphError, text, EAGER, "To choose between values, use ab.where"):
         ab.batched(lambda word: read(model.total(model.leaf(word))), module=model)([1])
 
 
@@ -58,27 +58,27 @@ MISUSED: dict[str, tuple[Function, type[Exception], tuple[str, ...]]] = {
     "matmul": (
         lambda m, w: m.weight @ m.choose(m.leaf(w), 0),
         ab.ShapeError,
-        ("matmul takes vectors and matrices, not shapes (2, 3) and ()",),
+        ("matmul must be vectors or matrices, got shapes (2, 3) and ()",),
     ),
     "inner sizes": (
         lambda m, w: m.leaf(w) @ m.weight,
         ab.ShapeError,
-        ("matmul of shapes (3,) and (2, 3): the inner sizes 3 and 2 differ",),
+        ("inner sizes of matmul", "got 3 and 2 for operands of shapes (3,) and (2, 3)"),
     ),
     "broadcast": (
         lambda m, w: m.leaf(w) + np.ones(2),
         ab.ShapeError,
-        ("add combines values of shapes (3,) and (2,)", "shapes are per node, without a batch axis"),
+        ("the values of add must have shapes that broadcast, got (3,) and (2,)", "per node, without a batch axis"),
     ),
     "in a cell": (
         lambda m, w: m.choose(np.ones(4), 0),
         ab.ShapeError,
-        ("in cell 'choose': matmul of shapes (2, 3) and (4,)", "the inner sizes 3 and 4 differ"),
+        ("in cell 'choose': the inner sizes of matmul", "got 3 and 4 for operands of shapes (2, 3) and (4,)"),
     ),
     "sum_n": (
         lambda m, w: ab.sum_n([m.leaf(w), m.total(m.leaf(w))]),
         ab.ShapeError,
-        ("the elements of a list are values of one shape, not () and (3,)",),
+        ("the elements of a list must have one shape, got () and (3,)",),
     ),
     "empty": (
         lambda m, w: ab.sum_n([]),
@@ -103,27 +103,27 @@ MISUSED: dict[str, tuple[Function, type[Exception], tuple[str, ...]]] = {
     "np.sinh": (
         lambda m, w: np.sinh(m.leaf(w)),
         ab.GraphError,
-        ("np.sinh was applied to a Value, which it cannot record", "build it from the ops of autobatch"),
+        ("np.sinh was applied to a Value, which it does not support", "build it from the ops of autobatch"),
     ),
     "np.sum": (
         lambda m, w: np.sum(m.leaf(w)),
         ab.GraphError,
-        ("np.sum was applied to a Value, which it cannot record; use ab.sum instead",),
+        ("np.sum was applied to a Value, which it does not support; use ab.sum instead",),
     ),
     "np.add.reduce": (
         lambda m, w: np.add.reduce(m.leaf(w)),
         ab.GraphError,
-        ("np.add.reduce was applied to a Value, which it cannot record; use ab.sum instead",),
+        ("np.add.reduce was applied to a Value, which it does not support; use ab.sum instead",),
     ),
     "np.mean": (
         lambda m, w: np.mean(m.leaf(w)),
         ab.GraphError,
-        ("np.mean was applied to a Value, which it cannot record; use ab.mean instead",),
+        ("np.mean was applied to a Value, which it does not support; use ab.mean instead",),
     ),
     "np.concatenate": (
         lambda m, w: np.concatenate([m.leaf(w), np.zeros(DIM)]),
         ab.GraphError,
-        ("np.concatenate was applied to a Value, which it cannot record; use ab.concat instead",),
+        ("np.concatenate was applied to a Value, which it does not support; use ab.concat instead",),
     ),
     "np.zeros_like in a cell": (
         lambda m, w: m.body(m.leaf(w), np.zeros_like),
@@ -133,7 +133,7 @@ MISUSED: dict[str, tuple[Function, type[Exception], tuple[str, ...]]] = {
     "round": (
         lambda m, w: round(m.leaf(w)),
         ab.GraphError,
-        ("round() was applied to a Value, which it cannot record; compute with plain numbers",),
+        ("round() was applied to a Value, which it does not support; compute with plain numbers",),
     ),
     "//": (
         lambda m, w: m.body(m.leaf(w), lambda x: 3 // x),
@@ -148,7 +148,7 @@ MISUSED: dict[str, tuple[Function, type[Exception], tuple[str, ...]]] = {
     "& of a condition and numbers": (
         lambda m, w: m.body(m.leaf(w), lambda x: (x > 0) & x),
         ab.GraphError,
-        ("in cell 'body': & combines two conditions, such as x > 0.0, and not one with <traced",),
+        ("in cell 'body': operands of & must be conditions, such as x > 0.0, got <traced",),
     ),
     "an array of numbers": (
         lambda m, w: m.weigh(m.leaf(w), [1.0, 2.0, 3.0]),
@@ -178,12 +178,12 @@ MISUSED: dict[str, tuple[Function, type[Exception], tuple[str, ...]]] = {
     "method": (
         lambda m, w: m.leaf(w).relu(),
         AttributeError,
-        ("a recorded value has no attribute 'relu'", "the rest are ops, such as ab.relu(x)"),
+        ("a recorded value has no attribute 'relu'", "use ops, such as ab.relu(x)"),
     ),
     "method in a cell": (
         lambda m, w: m.body(m.leaf(w), lambda x: x.amax()),
         AttributeError,
-        ("a traced value has no attribute 'amax'", "the rest are ops, such as ab.max(x)"),
+        ("a traced value has no attribute 'amax'", "use ops, such as ab.max(x)"),
     ),
     "in place": (
         lambda m, w: m.leaf(w).__setitem__(0, 1.0),
@@ -231,7 +231,7 @@ MISUSED: dict[str, tuple[Function, type[Exception], tuple[str, ...]]] = {
     "another shape": (
         lambda m, w: ab.sum_n([m.leaf(w)], shape=7),
         ab.ShapeError,
-        ("shape=7 is that of one element, and the elements have shape",),
+        ("shape must be that of one element, (3,), got 7",),
     ),
     "no shape": (
         lambda m, w: ab.sum_n([], shape="4"),
@@ -300,7 +300,7 @@ MISUSED: dict[str, tuple[Function, type[Exception], tuple[str, ...]]] = {
     "constant id": (
         lambda m, w: m.body(m.leaf(w), lambda x: x + ab.lookup(m.table, 9)),
         ab.DataError,
-        ("in cell 'body': lookup of 9, which is not in 0..4",),
+        ("in cell 'body': the indices of lookup must be in 0..4, got 9",),
     ),
     "another model": (
         lambda m, w: m.total(Model().leaf(w)),

@@ -214,7 +214,7 @@ def test_computed_positions_out_of_range_are_refused() -> None:
     for make in [*BACKENDS, *COMPILED]:
         found = ab.batched(loss, module=model, backend=make())
         found([best[::-1].copy()])
-        with pytest.raises(DataError, match=r"lookup of 8 among the rows .* not in 0\.\.1"):
+        with pytest.raises(DataError, match=r"lookup must be in 0\.\.1 .*, got 8; .*computed"):
             found([best[::-1].copy(), best])
 
 

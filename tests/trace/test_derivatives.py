@@ -603,5 +603,5 @@ def test_a_derived_function_is_batched_with_the_module_of_what_it_derives() -> N
 )
 def test_rows_of_any_number_are_refused_where_sizes_are_needed(what: str, function: Callable[[Any], Any]) -> None:
     cell = ab.cell(ragged=("x",))(lambda x: function(x))
-    with pytest.raises(ab.ShapeError, match=f"{what} takes values whose sizes are known, and this one has n rows"):
+    with pytest.raises(ab.ShapeError, match=f"{what} needs values of known sizes, got one with n rows"):
         ab.batched(cell, backend="reference")([np.ones((3, 2))])

@@ -132,7 +132,7 @@ def set_first(x: Any) -> Any:
 
 
 def test_elements_cannot_be_set(model64: Model) -> None:
-    texts = ("cannot be changed in place; make a new one, with", "ab.concat or ab.where for example")
+    texts = ("cannot be changed in place; make a new one, for example with", "ab.concat or ab.where")
     refused_everywhere(lambda x: set_first(model64.square(x)), model64, X, ab.GraphError, *texts)
     refused_everywhere(lambda x: model64.body(x, set_first), model64, X, ab.GraphError, *texts)
     with refused(ab.GraphError, "t = t + 1.0", "or change a copy, np.array(t)"):
@@ -266,7 +266,7 @@ MASKED = np.ma.array([1.0, 2.0, 3.0], mask=[False, True, False])
 
 @pytest.mark.parametrize("x", [MASKED, np.ma.array([1, 2, 3])], ids=["floats", "ints"])
 def test_masks_are_refused(model64: Model, x: Any) -> None:
-    texts = "an array of shape (3,) has a mask", "give x.filled(number), and the mask as an argument of its own"
+    texts = "got a masked array of shape (3,)", "give x.filled(number), and the mask as an argument of its own"
     refused_everywhere(model64.square, model64, x, ab.DataError, *texts)
     refused_everywhere(lambda x: model64.body(X, lambda z: z * x), model64, x, ab.DataError, *texts)
     refused_everywhere(lambda x: ab.tanh(x), model64, x, ab.DataError, *texts)

@@ -350,7 +350,7 @@ def test_a_longer_list_traces_once_more_and_no_type_is_added() -> None:
 
 
 def test_lists_of_different_lengths_are_refused() -> None:
-    with pytest.raises(ShapeError, match="lists of one length, not of 1 and 2"):
+    with pytest.raises(ShapeError, match="must have one length, got lengths 1 and 2"):
         ab.each(lambda x, y: x * y, [1.0], [1.0, 2.0])
 
 

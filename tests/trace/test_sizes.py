@@ -24,5 +24,5 @@ def test_a_value_has_a_size() -> None:
     def of_rows(x: Any) -> Any:
         return ab.sum(x) * x.size
 
-    with pytest.raises(ab.ShapeError, match="sizes are known"):
+    with pytest.raises(ab.ShapeError, match="size needs values of known sizes"):
         ab.batched(of_rows, backend="reference")([np.ones((2, 3))])

@@ -24,7 +24,7 @@ def test_an_id_out_of_range(model: Model, word: int) -> None:
         loss([0, word])
     with refused(ab.DataError, "argument 'word'", str(word)):
         loss.record_all([word])
-    with refused(ab.DataError, f"lookup of {word}, which is not in 0..{N_WORDS - 1}"):
+    with refused(ab.DataError, f"lookup must be in 0..{N_WORDS - 1}, got {word}."):
         model.loss(word)
 
 

@@ -310,7 +310,7 @@ def test_indices_of_rows_are_refused_in_a_sentence() -> None:
         return ab.batched(lambda x: ab.sum(tanh(x)[index]), backend="reference")([np.ones((2, 3))])
 
     for index in ([0, 0], [[0]], 1.5, "a", (slice(None), [0])):
-        with pytest.raises(ab.AutobatchError, match="an index takes ints, slices, None and"):
+        with pytest.raises(ab.AutobatchError, match="an index must consist of ints, slices, None and"):
             taken(index)
 
 

@@ -17,7 +17,7 @@ from fuzzing.shrinking import shrink
 
 N_SHRUNK = 3  # failures of one signature that are made small; the others are counted
 
-REFUSED = ("n differs between nodes", "a stack of no matrices")
+REFUSED = ("n differs between nodes", "must have at least one matrix")
 """What is said of gradients of arrays that were read row by row, which are rows, and of empty stacks."""
 
 
