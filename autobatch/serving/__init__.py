@@ -1,4 +1,4 @@
-"""Serving: requests of any shape join a running mini-batch; from Python (`serve`), or over HTTP (`app`)."""
+"""Serving, in which requests of any shape join a running mini-batch: from Python (`serve`), or over HTTP (`app`)."""
 
 from autobatch.serving.asgi import app
 from autobatch.serving.counts import Counts

@@ -1,4 +1,4 @@
-"""Answer HTTP requests: instances are read and results written in threads, a few at a time.
+"""Answers to HTTP requests: threads read instances and write results, a few at a time.
 
 A large request therefore delays neither small requests nor the event loop, which answers health checks.
 """
@@ -23,7 +23,7 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 N_THREADS = 2
-AT_A_TIME = 16  # instances of one request that a thread reads or writes before it looks at other requests
+AT_A_TIME = 16  # instances of one request that a thread reads or writes before it turns to other requests
 
 
 class Instance(NamedTuple):
@@ -34,8 +34,13 @@ class Instance(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """An instance or its read error; the future of its result or the reason it has none; the start time of the
-    request."""
+    """A request for the result of one instance.
+
+    Attributes:
+        instance: the instance, or the error of reading it.
+        result: the future of its result, or the error of submitting it.
+        began: the start time of the request.
+    """
 
     instance: Instance | Refusal
     result: Future[Any] | Refusal
@@ -59,18 +64,18 @@ class Answers:
         self._threads = ThreadPoolExecutor(N_THREADS, "autobatch instances")
 
     def close(self) -> None:
-        """End the threads when they are done."""
+        """Shut the threads down without waiting; calls that have not started are dropped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def read(self, given: Sequence[Any]) -> list[Instance | Refusal]:
-        """Read instances; each becomes an instance or a refusal."""
+        """Read instances; return each, or the refusal of one that cannot be read."""
         return await self._in_threads(self._read_one, given)
 
     async def one(self, instance: Instance | Refusal) -> str:
         """Return the result of an instance as JSON.
 
         Raises:
-            Refusal: it failed.
+            Refusal: the instance failed.
         """
         (found,) = await self.several([instance])
         if isinstance(found, Refusal):
@@ -85,7 +90,7 @@ class Answers:
             result = self._submit(instance)
             if isinstance(result, Future):
                 futures.append(result)
-                if is_over:  # a thread goes on when its reader is cancelled
+                if is_over:  # the caller was cancelled while this thread was still submitting
                     result.cancel()
             return result
 
@@ -158,7 +163,7 @@ class Answers:
 
 
 async def _all_done(futures: Sequence[Future[Any]]) -> None:
-    """Wait until all are done; wakes the event loop once."""
+    """Wait until all futures are done; wake the event loop only once."""
     loop, lock, left = asyncio.get_running_loop(), Lock(), len(futures)
     done = loop.create_future()
 

@@ -1,4 +1,4 @@
-"""Programs that arrive at places of one growing graph: async ones phase by phase, all others recorded at once."""
+"""Programs at places of one growing graph: async ones are recorded phase by phase, the others in one go."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from autobatch.trace.record import Recorder
 
 
 class Waiting(NamedTuple):
-    """What a program waits for.
+    """The values that a program waits for.
 
     Attributes:
-        values: that it needs.
-        slots: of each of them, if it has ended and they are its result; else None.
-        asked: the structures of what its branches ask for, if it has not.
+        values: the values that it needs.
+        slots: the slot of each value if the program has ended and they are its result; else None.
+        asked: the structures of the values that its branches await, if it has not ended.
     """
 
     values: IntArray
@@ -37,9 +37,9 @@ class Recorded(NamedTuple):
 
 
 class Arrivals(Phases):
-    """The programs of requests, each at a place, and all that they have recorded.
+    """The programs of requests, each at a place, and their recorded graph.
 
-    What is recorded is held until it is answered.
+    Recorded values are held until they are answered.
     """
 
     def __init__(self, recorder: Recorder, n_places: int) -> None:
@@ -54,10 +54,13 @@ class Arrivals(Phases):
             self._given[place] = instance
 
     def resume(self, places: Sequence[int]) -> tuple[dict[int, Waiting], dict[int, BaseException]]:
-        """Let the async programs at some places, which ascend, go on; give what each waits for, or its error.
+        """Resume the async programs at the given places, in ascending order.
+
+        Returns:
+            The values that each program waits for, and the errors of those that failed, by place.
 
         Raises:
-            AutobatchError: a call, it is not known of which.
+            AutobatchError: a call is invalid; it is unknown which program made it.
         """
         waiting, failed = dict[int, Waiting](), dict[int, BaseException]()
         self._recorder.renew()
@@ -79,7 +82,11 @@ class Arrivals(Phases):
         return waiting, failed
 
     def record(self, places: Sequence[int]) -> tuple[list[Recorded], dict[int, BaseException]]:
-        """Record the programs at some places, which await nothing; if one of several fails, each alone."""
+        """Record the programs at the given places, which await nothing; if one of several fails, record each alone.
+
+        Returns:
+            The recorded graphs, and the errors of those that failed, by place.
+        """
         try:
             graph = self._recorder.record([self._given[place] for place in places])
         except BaseException as error:
@@ -97,7 +104,12 @@ class Arrivals(Phases):
         return [Recorded(graph, places)], {}
 
     def take(self, graph: Graph, places: Sequence[int]) -> dict[int, Waiting]:
-        """Add the instances of a recorded graph to the growing one, each at a place; give what each waits for."""
+        """Append the instances of a recorded graph to the growing one; return the values that each waits for, by place.
+
+        Args:
+            graph: a recorded graph.
+            places: the place of each of its instances.
+        """
         before = self.graph.n_nodes
         self._learn_types()
         self.graph.append(graph, self.output_slots.rows)
@@ -118,11 +130,11 @@ class Arrivals(Phases):
         return self._calls.log.n_calls
 
     def compact(self) -> IntArray:
-        """Forget what nothing can read; give the new number of each value."""
+        """Drop nodes and values that cannot be read any more; return the new number of each value."""
         return super().compact() if self._recorder.is_async else self.graph.compact()[1]
 
     def end_at(self, place: int) -> None:
         """End the program at a place."""
         if self._recorder.is_async:
             with stage(self._calls):
-                self.programs[place].end(GraphError("the request was given up."))
+                self.programs[place].end(GraphError("the request was abandoned."))

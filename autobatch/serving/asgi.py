@@ -2,7 +2,7 @@
 
     app = ab.serving.app(server)      runs under uvicorn; or in your own FastAPI, app.mount("/model", ...)
 
-Starlette reads and writes HTTP, prometheus-client counts; both come with the extra `serve`.
+Starlette handles HTTP, prometheus-client the metrics; both are installed by the extra `serve`.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 NDJSON = "application/x-ndjson"
-PLAIN = ("", "identity")  # encodings of a body that change nothing
+PLAIN = ("", "identity")  # content encodings that leave a body unchanged
 MOST_BYTES = 1 << 20
 MOST_INSTANCES = 1024
-MOST_VISITS = 100  # of a round, on the live page
+MOST_VISITS = 100  # scheduler states of a round on the live page
 CLOSE_WITHIN = 5.0  # seconds after the last answer for abandoned programs to end
 ANYTHING: Mapping[str, Any] = {"description": "Any JSON value."}
 
@@ -58,19 +58,20 @@ def app(
     deadline: float | None = None,
     warm_up: Callable[[], object] = lambda: None,
 ) -> Starlette:
-    """Make the ASGI application of a server, which closes the server when it ends.
+    """Make the ASGI application of a server; it closes the server when it shuts down.
 
     Args:
-        server: answers the requests.
-        read: makes an instance of what JSON gives; a `DataError` says what is wrong with it.
-        given: makes of an instance what the function is given.
-        write: makes of an instance and its result what JSON can hold; arrays, dataclasses and tuples may be in it.
-        schema: the JSON schema of what `read` takes, for `/openapi.json`.
+        server: the server that answers the requests.
+        read: converts a JSON value to an instance; it raises a `DataError` for an invalid one.
+        given: converts an instance to the argument of the function.
+        write: converts an instance and its result to a JSON value; arrays, dataclasses and tuples are allowed in it.
+        schema: the JSON schema of the argument of `read`, for `/openapi.json`.
         title: the name of the model.
-        token: clients must send it as `Authorization: Bearer ...`; visible ASCII characters; None to require none.
-        max_body: the most bytes of a request.
-        max_instances: the most instances in one request.
-        deadline: seconds after which a request is given up.
+        token: a token of visible ASCII characters that clients must send as `Authorization: Bearer ...`; None to
+            require none.
+        max_body: the maximum size of a request body in bytes.
+        max_instances: the maximum number of instances in one request.
+        deadline: seconds after which a request fails.
         warm_up: called before `/readyz` reports ready, and again after predictions have failed.
 
     Raises:
@@ -125,7 +126,7 @@ def app(
 
 
 class _Handler:
-    """Answers the requests of all routes; plain functions run in a thread."""
+    """The handlers of all routes; those that are plain functions run in a thread."""
 
     def __init__(
         self, server: Server, answers: Answers, readiness: Readiness, metrics: Any, schema: Any, title: str,
@@ -144,7 +145,7 @@ class _Handler:
         encoding = request.headers.get("content-encoding", "").strip()
         if encoding.lower() not in PLAIN:
             raise Refusal(
-                415, f"the body is encoded by {encoding!r}; send it as it is.", {"Accept-Encoding": "identity"}
+                415, f"the body must not be encoded, got {encoding!r}; send it plain.", {"Accept-Encoding": "identity"}
             )
         body = await read_body(request, self._max_body)
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -153,7 +154,7 @@ class _Handler:
             return StreamingResponse(self._lines(await self._instances(lines)), media_type=NDJSON)
         content = await _parse(body, "the body")
         if not isinstance(content, dict) or not ({"instance"} == content.keys() or {"instances"} == content.keys()):
-            raise Refusal(400, 'the body is no JSON object with either "instance" or "instances"; give one of them.')
+            raise Refusal(400, 'the body must be a JSON object with either "instance" or "instances" and no other key.')
         if "instance" in content:
             (instance,) = await self._instances([content["instance"]])
             takes_lines = NDJSON in request.headers.get("accept", "").lower()
@@ -161,12 +162,12 @@ class _Handler:
                 return StreamingResponse(self._items(instance), media_type=NDJSON)
             return _json(f'{{"result": {await self._answers.one(instance)}}}')
         if not isinstance(content["instances"], list):
-            raise Refusal(400, '"instances" is no list.')
+            raise Refusal(400, '"instances" must be a list.')
         found = await self._answers.several(await self._instances(content["instances"]))
         return _json(f'{{"results": [{", ".join(map(outcome, found))}]}}')
 
     async def health(self, request: Request) -> Response:
-        """Say that the process lives."""
+        """Report that the process is alive."""
         return _text("ok\n")
 
     async def readiness(self, request: Request) -> Response:
@@ -175,13 +176,13 @@ class _Handler:
         return _text(f"not ready: {fault}\n", 503) if fault else _text("ready\n")
 
     def metrics_text(self, request: Request) -> Response:
-        """The metrics, as Prometheus reads them."""
+        """Return the metrics in the text format of Prometheus."""
         from starlette.responses import Response
 
         return Response(*self._metrics.write(self._server.explain()))
 
     def live(self, request: Request) -> Response:
-        """What the live page shows."""
+        """Return the data of the live page as JSON."""
         from starlette.responses import JSONResponse
 
         counts = self._server.explain()
@@ -192,7 +193,7 @@ class _Handler:
         return JSONResponse({**summarize(servers), **facts})
 
     async def publish(self) -> None:
-        """Publish this worker's metrics to the others, and its figures while someone reads them."""
+        """Publish this worker's metrics to the others, and its figures while someone reads them, until cancelled."""
         if self._workers is not None:
             while True:
                 counts = self._server.explain()
@@ -202,14 +203,14 @@ class _Handler:
                 await asyncio.sleep(EVERY)
 
     async def page(self, request: Request) -> Response:
-        """The live page."""
+        """Return the live page."""
         from starlette.responses import HTMLResponse
 
         text = resources.files("autobatch.serving").joinpath("live.html").read_text(encoding="utf-8")
         return HTMLResponse(text.replace("{{title}}", _escaped(self._title)))
 
     async def openapi(self, request: Request) -> Response:
-        """The OpenAPI document."""
+        """Return the OpenAPI document."""
         from starlette.responses import JSONResponse
 
         from autobatch.serving.openapi import describe
@@ -217,15 +218,22 @@ class _Handler:
         return JSONResponse(describe(self._title, dict(self._schema)))
 
     async def _instances(self, given: list[Any]) -> list[Instance | Refusal]:
-        """Read instances; each is one, or the error of reading it."""
+        """Read instances; return each, or the refusal of one that cannot be read.
+
+        Raises:
+            Refusal: `given` is empty, or longer than a request may be.
+        """
         if not given:
-            raise Refusal(400, "there is no instance.")
+            raise Refusal(400, "a request must have at least one instance.")
         if len(given) > self._max_instances:
-            raise Refusal(413, f"{len(given)} instances are more than {self._max_instances}; send fewer at a time.")
+            raise Refusal(
+                413,
+                f"a request must have at most {self._max_instances} instances, got {len(given)}; send fewer at a time.",
+            )
         return await self._answers.read(given)
 
     async def _lines(self, instances: list[Instance | Refusal]) -> AsyncIterator[str]:
-        """A line of JSON for each instance, in the order in which they are done."""
+        """Yield a line of JSON for each instance, in the order of completion."""
 
         async def numbered(number: int, instance: Instance | Refusal) -> str:
             (found,) = await self._answers.several([instance])
@@ -236,11 +244,11 @@ class _Handler:
             for line in asyncio.as_completed(tasks):
                 yield await line
         finally:
-            for task in tasks:  # of a client that has gone
+            for task in tasks:  # the client may have disconnected
                 task.cancel()
 
     async def _items(self, instance: Instance) -> AsyncIterator[str]:
-        """A line of JSON for each item that an async generator yields."""
+        """Yield a line of JSON for each item of an async generator."""
         async for item in self._answers.items(instance):
             yield (outcome(item) if isinstance(item, Refusal) else json.dumps({"item": item})) + "\n"
 
@@ -257,10 +265,12 @@ async def _parse(text: bytes, what: str) -> Any:
     try:
         try:
             return json.loads(text, parse_constant=_refuse_constant)
-        except RecursionError:  # too deep for it; what parses any depth is slower, so a thread does it
+        except (
+            RecursionError
+        ):  # nested too deeply for `json`; our parser takes any depth but is slower, so use a thread
             return await asyncio.to_thread(_parse_deep, text)
     except ValueError as error:
-        raise Refusal(400, f"{what} is no JSON: {error}.") from None
+        raise Refusal(400, f"{what} must be valid JSON: {error}.") from None
 
 
 def _parse_deep(text: bytes) -> Any:
@@ -268,7 +278,7 @@ def _parse_deep(text: bytes) -> Any:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _json(text: str) -> Response:

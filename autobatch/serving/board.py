@@ -1,7 +1,7 @@
-"""Counters of the workers behind one port, in shared memory: each writes its row, and all read every row.
+"""Counters of the workers behind one port, in shared memory: each writes its own row and reads every row.
 
-The first process allocates the memory with all its pages. A full disk is therefore harmless, although writing to a
-mapped file there would raise SIGBUS. A worker that replaces a dead one continues its row.
+The first process allocates the memory with all its pages. A disk that fills up later is therefore harmless, although
+writing to an unallocated page of a mapped file would raise SIGBUS. A worker that replaces a dead one continues its row.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from threading import Lock
 
 VARIABLE = "AUTOBATCH_BOARD"
-"""Environment variable of a worker: the file descriptor of the memory and the number of its row."""
+"""Environment variable of a worker: the file descriptor of the memory, and the number of its row."""
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 GAUGES = ("waiting", "running", "rows", "round_s")
 FIRST_STATUS, N_STATUSES = 100, 500
@@ -29,7 +29,8 @@ class Board:
     """Rows of counters; this process writes one of them.
 
     Args:
-        memory: all rows; own: the row of this process.
+        memory: the memory of all rows.
+        own: the number of this process's row.
     """
 
     def __init__(self, memory: mmap.mmap | bytearray, own: int) -> None:
@@ -56,17 +57,17 @@ class Board:
             numbers[first + SUM] += seconds
 
     def show(self, gauges: Mapping[str, float]) -> None:
-        """Write the present gauges of this process."""
+        """Write the current gauges of this process."""
         for k, name in enumerate(GAUGES):
             self._numbers[self._first + k] = gauges[name]
 
     def clear(self, row: int) -> None:
-        """Clear the gauges of a row whose process has ended; its counts stay."""
+        """Clear the gauges of a row whose process has ended; keep its counts."""
         for k in range(len(GAUGES)):
             self._numbers[row * ROW + k] = 0.0
 
     def gauges(self, name: str) -> list[float]:
-        """Return the present gauges of each process."""
+        """Return the current gauge `name` of each process."""
         return [self._numbers[row * ROW + GAUGES.index(name)] for row in range(self.n_rows)]
 
     def total(self, place: int) -> float:
@@ -74,7 +75,7 @@ class Board:
         return sum(self._numbers[row * ROW + place] for row in range(self.n_rows))
 
     def statuses(self) -> Iterator[tuple[int, float]]:
-        """Return the number of answers by status."""
+        """Yield each status that occurred, and its number of answers."""
         for k in range(N_STATUSES):
             n = self.total(STATUSES + k)
             if n:
@@ -85,7 +86,7 @@ def make_memory(n_rows: int) -> int:
     """Allocate rows of zeros that child processes may inherit; return the file descriptor.
 
     Raises:
-        OSError: not enough memory.
+        OSError: there is not enough memory.
     """
     if hasattr(os, "memfd_create"):
         number = os.memfd_create("autobatch board")

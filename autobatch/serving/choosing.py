@@ -1,9 +1,10 @@
-"""What the next round runs, of all that is pending.
+"""The choice of the pending nodes that the next round runs.
 
-A round runs all of it, if that is little. Else it runs the first batches of the policy's schedule, up to some work;
-then every node that is ready by then; and of what gets ready by that, all that only results read. So every program gets
-on in every round, and ends after at most as many rounds as its longest chain has nodes, whatever arrives meanwhile: a
-policy alone would put off what gets better by waiting, such as the outputs of trees, for as long as requests arrive.
+A round runs all pending nodes if their work is small. Otherwise it runs the first batches of the policy's schedule, up
+to a budget; then every node that is ready by then; then every node that became ready and that no other node reads. So
+every program advances in every round, and ends after at most as many rounds as its longest chain has nodes, whatever
+arrives meanwhile. A policy alone would postpone nodes whose batches grow by waiting, such as the outputs of trees, for
+as long as requests arrive.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ class Pending:
     """The pending nodes that programs need.
 
     Args:
-        nodes: their numbers; sketch: their types and edges, numbered from 0.
-        policy: schedules the sketch, if a round cannot run all of it.
+        nodes: their numbers.
+        sketch: their types and edges, with nodes numbered from 0.
+        policy: the policy that schedules the sketch if a round cannot run all of it.
     """
 
     def __init__(self, nodes: IntArray, sketch: Graph, policy: Policy) -> None:
@@ -32,11 +34,14 @@ class Pending:
         self._is_left = np.ones(nodes.size, bool)
 
     def take(self, budget: float, whole: float) -> tuple[IntArray, NDArray[np.float64]]:
-        """The nodes of the next round, which count as done; and the work of each, in multiply-adds.
+        """Take the nodes of the next round, which then count as done.
 
         Args:
-            budget: work of the schedule's first batches; there is one at least.
-            whole: work up to which all is taken.
+            budget: the work of the schedule's first batches; at least one batch is taken.
+            whole: the work up to which all nodes are taken.
+
+        Returns:
+            The numbers of the nodes, and the work of each in multiply-adds.
         """
         before = self._is_left.copy()
         work = self._work[before]
@@ -62,10 +67,10 @@ class Pending:
 
     @cached_property
     def _readers(self) -> NDArray[np.int64]:
-        """Return the node that each edge leads to."""
+        """Return the target node of each edge."""
         return np.repeat(np.arange(self.nodes.size), np.diff(self._sketch.edge_ptr))
 
     def _ready(self) -> NDArray[np.bool_]:
-        """Find the nodes left that read nothing left."""
+        """Find the remaining nodes that read no remaining node."""
         waits = np.bincount(self._readers, self._is_left[self._sketch.edge_src], self._is_left.size) > 0
         return self._is_left & ~waits

@@ -1,4 +1,4 @@
-"""HTTP clients of a server: each must send the token, and every wait for one has a limit."""
+"""Limits on HTTP clients: the token that each must send, and a timeout on every wait for one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def read_body(request: Request, max_body: int) -> bytes:
     """Read the body of a request.
 
     Raises:
-        Refusal: it is too large, or arrives too slowly.
+        Refusal: the body is too large, or arrives too slowly.
     """
     parts, size, loop = list[bytes](), 0, asyncio.get_running_loop()
     last = loop.time() + BODY_WITHIN
@@ -29,18 +29,21 @@ async def read_body(request: Request, max_body: int) -> bytes:
             async for part in request.stream():
                 size += len(part)
                 if size > max_body:
-                    raise Refusal(413, f"the body has more than {max_body} bytes; send fewer instances at a time.")
+                    raise Refusal(
+                        413, f"the body must have at most {max_body} bytes, got more; send fewer instances at a time."
+                    )
                 parts.append(part)
                 limit.reschedule(min(last, loop.time() + PART_WITHIN))
     except TimeoutError:
-        raise Refusal(408, f"the body did not arrive in time, but only {size} bytes of it.") from None
+        raise Refusal(408, f"the body did not arrive in time; only {size} bytes were received.") from None
     return b"".join(parts)
 
 
 class Patience:
-    """Drops clients that accept no part of an answer for too long; what is done for one that has left is cancelled.
+    """Middleware that drops clients which accept no part of an answer for too long.
 
-    Requests that the end of the server cancels before their answer begins are refused.
+    The request of a client that has disconnected is cancelled. A request that the shutdown of the server cancels before
+    its answer begins is answered with an error.
     """
 
     def __init__(self, app: Any) -> None:
@@ -88,7 +91,7 @@ class Patience:
         except asyncio.CancelledError:
             if has_left.is_set():
                 answering.uncancel()
-            elif not has_begun:  # the server ends
+            elif not has_begun:  # the server shuts down
                 closed = refused(refusal_of(ServingError("the server was closed before the request was done.")))
                 await closed(scope, receive, send)
         finally:
@@ -97,13 +100,13 @@ class Patience:
 
 
 class Guard:
-    """Refuses requests without the token; health and readiness need none."""
+    """Middleware that rejects requests without the token; health and readiness need none."""
 
     def __init__(self, app: Any, token: str) -> None:
         self._app, self._token = app, f"Bearer {token}".encode()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Pass a request on, or refuse it."""
+        """Pass a request on, or reject it."""
         if scope["type"] == "http" and scope["path"] not in ("/healthz", "/readyz"):
             shown = dict(scope["headers"]).get(b"authorization", b"")
             if not hmac.compare_digest(shown, self._token):
@@ -117,5 +120,5 @@ def check_token(token: str) -> None:
     """Raise DataError for a token that cannot be sent in a header."""
     if not isinstance(token, str) or not token or not all("!" <= character <= "~" for character in token):
         raise DataError(
-            "the token must be one or more visible ASCII characters without blanks; give another one, or none."
+            "the token must be one or more visible ASCII characters without blanks; give another one, or None."
         )

@@ -1,4 +1,4 @@
-"""What a server did: requests and what they waited for, rounds, and how full batches were."""
+"""Statistics of a server: requests and the parts of their latency, rounds, and the sizes of batches."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from autobatch.plan.plan import Plan
 from autobatch.schedule.schedule import Schedule
 from autobatch.serving.running import Ended, Round
 
-N_KEPT = 1000  # rounds and latencies that are kept, the last ones
-N_SHOWN = 120  # rounds of a summary
+N_KEPT = 1000  # the number of last rounds and latencies that are kept
+N_SHOWN = 120  # the number of rounds in a summary
 MILLI = 1e3
 SUMS = ("done", "failed", "cancelled", "waiting", "running")
 
 
 class Latency(NamedTuple):
-    """How long a request took, and what for.
+    """The latency of a request and its parts, in seconds.
 
     Attributes:
-        seconds: from its arrival to its result.
-        queued: until it had a place.
-        own, others: in batches, for its own nodes and for those of others meanwhile; the rest recorded, planned, read.
+        seconds: the time from its arrival to its result.
+        queued: the time until it had a place.
+        own: the time in batches for its own nodes.
+        others: the time in batches for nodes of other requests meanwhile.
     """
 
     seconds: float
@@ -39,17 +40,18 @@ class Latency(NamedTuple):
 
     @property
     def rest(self) -> float:
-        """Seconds for all else."""
+        """Return the remaining seconds, for recording, planning and reading."""
         return self.seconds - self.queued - self.own - self.others
 
 
 class RoundCounts(NamedTuple):
-    """What is kept of a round.
+    """Statistics of a round.
 
     Attributes:
-        n_programs: of which it ran nodes.
-        types, rows: of its batches.
-        seconds: that it took; kernels: of these, in batches.
+        n_programs: the number of programs whose nodes it ran.
+        types, rows: the type and the number of nodes of each batch.
+        seconds: the duration.
+        kernels: the part of the duration in batches.
     """
 
     n_programs: int
@@ -68,7 +70,7 @@ class RoundCounts(NamedTuple):
 
 
 class Visit(NamedTuple):
-    """A state of the scheduler, and the batch that it chose there: the types that were ready, its type, its rows."""
+    """A state of the scheduler (the ready types), and the batch that it chose there (its type and number of rows)."""
 
     ready: tuple[str, ...]
     ran: str
@@ -77,15 +79,15 @@ class Visit(NamedTuple):
 
 @dataclass
 class Counts:
-    """Counts of a server, and its last rounds and latencies.
+    """Counts of a server's requests, and its last rounds and latencies.
 
     Attributes:
-        done, failed, cancelled: requests.
-        waiting, running: requests now.
-        rounds: the last ones.
-        plans: of the very last one.
-        latencies: of the last requests that were done.
-        names: of the types.
+        done, failed, cancelled: the numbers of requests that ended this way.
+        waiting, running: the numbers of current requests.
+        rounds: the last rounds.
+        plans: the plans of the very last round.
+        latencies: the latencies of the last completed requests.
+        names: the names of the types.
     """
 
     done: int = 0
@@ -104,24 +106,24 @@ class Counts:
         self.plans = done.plans
 
     def finish(self, arrived: float, begun: float, now: float, ended: Ended) -> None:
-        """Count a request that is done, by the times at which it arrived and got a place."""
+        """Count a completed request, from the times when it arrived, got a place and ended."""
         self.done += 1
         self.latencies.append(Latency(now - arrived, begun - arrived, ended.own, ended.others))
 
     def copy(self, waiting: int, running: int, names: Sequence[str]) -> Counts:
-        """The counts as they are now."""
+        """Return a snapshot, which later requests do not change."""
         return replace(
             self, waiting=waiting, running=running, rounds=self.rounds.copy(), latencies=self.latencies.copy(),
             names=names,
         )  # fmt: skip
 
     def seconds_for(self, n: int) -> float:
-        """How long so many requests take, at the rate of the last ones."""
+        """Estimate the seconds for `n` requests, at the rate of the last ones; 1 before any is done."""
         busy = sum(done.seconds for done in self.rounds)
         return n * busy / len(self.latencies) if self.latencies else 1.0
 
     def batches(self) -> dict[str, tuple[int, int]]:
-        """The number of batches and nodes of each type in the last rounds, by name."""
+        """Return the numbers of batches and nodes of each type in the last rounds, by name."""
         if not self.rounds:
             return {}
         types = np.concatenate([done.types for done in self.rounds])
@@ -139,7 +141,7 @@ class Counts:
                 yield Visit(here, self.names[type_id], rows)
 
     def figures(self) -> dict[str, Any]:
-        """What `summarize` reads, as JSON holds it."""
+        """Return the input of `summarize`, as JSON values."""
         return {
             "done": self.done, "failed": self.failed, "cancelled": self.cancelled, "waiting": self.waiting,
             "running": self.running, "latencies": [[*one] for one in self.latencies],
@@ -156,7 +158,7 @@ class Counts:
         }  # fmt: skip
 
     def summary(self) -> dict[str, Any]:
-        """The figures in few numbers, see `summarize`."""
+        """Summarize the figures, see `summarize`."""
         return summarize([self.figures()])
 
     def __str__(self) -> str:
@@ -185,12 +187,12 @@ class Counts:
 
 
 def summarize(servers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Say what one server did, or what several did together, from their `Counts.figures`.
+    """Summarize one server, or several together, from their `Counts.figures`.
 
     Returns:
-        Counts, percentiles of latencies and the shares of what requests waited for, and means of the last rounds, as
-        JSON holds them; 0 where there is nothing. `last` has the rows of a batch and the requests of the last rounds of
-        the first server.
+        Counts, percentiles of latencies, the shares of the parts of latencies, and means of the last rounds, as JSON
+        values; 0 without data. `last` has, for the last rounds of the first server, the mean rows of a batch and the
+        number of requests.
     """
     latencies = [Latency(*one) for found in servers for one in found["latencies"]]
     rounds = [one for found in servers for one in found["rounds"]]
@@ -211,7 +213,7 @@ def summarize(servers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def ready_types(graph: Graph, schedule: Schedule) -> NDArray[np.bool_]:
-    """Which types have ready nodes before each batch of a schedule, bool[number of types, number of batches]."""
+    """Return which types have ready nodes before each batch of a schedule: bool[number of types, number of batches]."""
     n_batches = schedule.n_batches
     runs_in = np.empty(graph.n_nodes, np.int64)
     runs_in[schedule.order] = np.repeat(np.arange(n_batches), np.diff(schedule.batch_ptr))

@@ -1,7 +1,7 @@
-"""When requests that await values begin: some together, so that what they have in common at first is batched.
+"""The start times of requests that await values: requests start in groups, so that their first steps are batched.
 
-A translator reads its sentence first, word by word. One that begins alone runs a batch of one row for each word, in
-every round in which another begins; a group of them runs no more batches than one.
+For example, a translator first reads its sentence word by word. If it starts alone, it runs batches of one row for
+these words. A group that starts together runs no more batches than a single request does.
 """
 
 from __future__ import annotations
@@ -9,24 +9,24 @@ from __future__ import annotations
 import numpy as np
 
 SHARE = 1 / 16
-"""Of the rounds of a request: as many lie between two groups."""
-SMOOTHING = 0.2  # of the mean number of rounds: the weight of the last request
+"""The rounds between two groups, as a share of the mean number of rounds of a request."""
+SMOOTHING = 0.2  # the weight of the last request in the mean number of rounds
 
 
 class Gathering:
-    """Counts rounds, and those of requests.
+    """The rule that decides when a group of requests may start, from the mean number of rounds of a request.
 
     Args:
-        n_places: how many requests run at a time.
+        n_places: the maximum number of running requests.
     """
 
     def __init__(self, n_places: int) -> None:
         self._n_rounds, self._last, self._mean = 0, 0, 0.0
-        self._born = np.zeros(n_places, np.int64)  # the rounds before the request at each place
+        self._born = np.zeros(n_places, np.int64)  # the rounds counted when the request at each place began
 
     @property
     def is_open(self) -> bool:
-        """Whether requests may begin while others run."""
+        """Return whether requests may begin while others run."""
         return self._n_rounds - self._last >= SHARE * self._mean
 
     def count_round(self) -> None:

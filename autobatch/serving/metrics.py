@@ -1,4 +1,4 @@
-"""Metrics of a server, as Prometheus reads them."""
+"""Metrics of a server for Prometheus."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autobatch.serving.counts import Counts
 
 
 class Metrics(Collector):
-    """Counts instances by status and latency, and has the gauges of all live workers."""
+    """The counts of instances by status and latency, and the gauges of all live workers."""
 
     def __init__(self) -> None:
         self._board, self._registry = Board.here(), CollectorRegistry()
@@ -22,11 +22,11 @@ class Metrics(Collector):
         self.count = self._board.count
 
     def show(self, counts: Counts) -> None:
-        """Publish the present gauges of this worker."""
+        """Publish the current gauges of this worker."""
         self._board.show(counts.gauges())
 
     def write(self, counts: Counts) -> tuple[bytes, int, None, str]:
-        """Return the text for all workers, with the status, headers and type of the response."""
+        """Return the arguments of the response: the text for all workers, the status, headers and media type."""
         self.show(counts)
         return generate_latest(self._registry), 200, None, CONTENT_TYPE_LATEST
 

@@ -8,7 +8,7 @@ from autobatch.release import VERSION
 
 
 def describe(title: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """Describe `/predict` for instances of a JSON schema."""
+    """Describe all documented routes, with the JSON schema of an instance."""
     error = _object({"error": {"type": "string"}})
     outcome = {
         "type": "object",
@@ -18,8 +18,8 @@ def describe(title: str, schema: dict[str, Any]) -> dict[str, Any]:
     many = _object({"instances": {"type": "array", "items": schema, "minItems": 1}})
     answers = {"oneOf": [_object({"result": {}}), _object({"results": {"type": "array", "items": outcome}})]}
     refusals = {
-        "400": "No JSON, or not of the form.", "401": "No token, or a wrong one.", "413": "Too large.",
-        "422": "An instance that the model cannot take.", "503": "Too many requests wait.", "504": "Too late.",
+        "400": "Not JSON, or not of this form.", "401": "Missing or wrong token.", "413": "Too large.",
+        "422": "An instance that the model rejects.", "503": "Too many waiting requests.", "504": "Deadline passed.",
     }  # fmt: skip
     predict = {
         "summary": "Compute results of instances.",

@@ -1,4 +1,4 @@
-"""Whether a server is ready for requests: it has warmed up, is open, and its predictions do not all fail."""
+"""Readiness of a server for requests: it has warmed up, is open, and its last predictions did not all fail."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ WARMING = "warming up"
 
 
 class Readiness:
-    """Says whether a server is ready, and why not.
+    """The readiness of a server, and the reason if it is not ready.
 
     Args:
-        server: to report on.
+        server: the server to report on.
         warm_up: computes known-good instances; see `autobatch.serving.app`.
     """
 
@@ -55,7 +55,7 @@ class Readiness:
         return self._fault or f"predictions fail, the last {self._n_failed} in a row"
 
     async def _try(self) -> None:
-        """Compute the known-good instances; on success, requests may come again."""
+        """Compute the known-good instances; on success, report ready again."""
         await self.warm()
         if not self._fault:
             self._n_failed = MOST_FAILED - 1  # one more failure makes it not ready

@@ -1,4 +1,4 @@
-"""Errors that answer requests: a status and a sentence."""
+"""Error responses to requests: a status and a sentence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ class Refusal(Exception):
     """A request that is answered with an error.
 
     Args:
-        status: HTTP status; sentence: the reason; headers: of the answer.
+        status: the HTTP status.
+        sentence: the reason.
+        headers: additional headers of the response.
     """
 
     def __init__(self, status: int, sentence: str, headers: Mapping[str, str] | None = None) -> None:
@@ -28,7 +30,7 @@ class Refusal(Exception):
 
 
 def refusal_of(error: BaseException) -> Refusal:
-    """Convert an error of an instance to a refusal; errors from outside autobatch are logged and not shown."""
+    """Convert an error of an instance to a refusal; log errors from outside autobatch instead of showing them."""
     if isinstance(error, Refusal):
         return error
     if isinstance(error, DeadlineError):

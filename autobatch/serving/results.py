@@ -1,4 +1,4 @@
-"""Kept values that are read in whole columns, for results of many requests at once."""
+"""Kept values that are read as whole columns, for the results of many requests at once."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ class KeptResults(KeptValues):
 
     @property
     def n_bytes(self) -> int:
-        """The bytes of the rows that programs may still read, without those of the last run."""
+        """Return the bytes of the rows that programs may still read, except those of the last run."""
         sizes = [n * math.prod(self._table_of(slot).row) for slot, n in enumerate(self.rows.in_use.tolist()) if n]
         return self._dtype.itemsize * int(sum(sizes))
 
     def columns(self, values: IntArray, slots: Sequence[int], shapes: Sequence[tuple[int, ...]]) -> list[NDArray[Any]]:
-        """The values that programs returned, by the slot of results in which each is.
+        """Return the result values of programs as one column per slot.
 
         Args:
-            values: in the order of the programs; slots: of each of them.
-            shapes: of all slots.
+            values: the values, in the order of the programs.
+            slots: the slot of each value.
+            shapes: the shape of each slot.
         """
         of_each = np.asarray(slots, np.int64)
         return [self._rows_of(values[of_each == slot], shape) for slot, shape in enumerate(shapes)]
 
     def _rows_of(self, values: IntArray, shape: tuple[int, ...]) -> NDArray[Any]:
-        """The rows of values of one shape and type, which are all kept in the same slot."""
+        """Return the rows of values of one shape and type, which are all kept in the same slot."""
         found = np.empty((values.size, *shape), self._dtype)
         if values.size:
             table, put, get = self._graph.values, self._store.put, self._store.get

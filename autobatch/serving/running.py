@@ -1,12 +1,12 @@
-"""What runs now: programs of requests, which join and leave one growing graph between two rounds.
+"""The running programs of requests, which join and leave one growing graph between two rounds.
 
-    begin -> record ─▶ growing graph ─sketch─▶ schedule of all that is pending ─cut─▶ round: emit, plan, run
-      ▲                                                                                          │
-      └───────────── numbers that a program awaited; or its result, and its place is free ◀──────┘
+    begin -> record ─▶ growing graph ─sketch─▶ schedule of all pending nodes ─cut─▶ round: emit, plan, run
+      ▲                                                                                        │
+      └──────────── numbers that a program awaited; or its result, which frees its place ◀─────┘
 
-A round takes about `QUANTUM` seconds, so that what arrives meanwhile waits no longer than that before it shares batches
-with what is on its way; `autobatch.serving.choosing` says what is in it. Programs that await nothing skip the growing
-graph, as long as none of them is long: what has arrived runs as a mini-batch of `ab.batched`.
+A round takes about `QUANTUM` seconds, so a new request waits no longer than that before it shares batches with running
+ones. `autobatch.serving.choosing` chooses the nodes of a round. Programs that await nothing skip the growing graph as
+long as none of them is long: those that have arrived run as a mini-batch of `ab.batched`.
 """
 
 from __future__ import annotations
@@ -36,22 +36,23 @@ from autobatch.serving.results import KeptResults
 from autobatch.trace.record import MiniBatch
 
 QUANTUM = 8e-3
-"""Seconds that a round shall take: short against a request, long against what a round costs beside its batches."""
+"""Target seconds of a round: short compared with a request, long compared with the overhead of a round."""
 WHOLE = 0.2
-"""Seconds that a mini-batch of programs that await nothing takes at most; it is shorter where few requests wait."""
-SMOOTHING = 0.2  # of the mean work of a request: the weight of the last mini-batch
+"""Maximum seconds of a mini-batch of programs that await nothing; it is shorter if few requests wait."""
+SMOOTHING = 0.2  # the weight of the last mini-batch in the mean work of a request
 VALUES = attrgetter("values")
-COMPACT_AT = 1 << 14  # nodes, of which at most half may be in use
-MOST_CALLS = 1 << 30  # of cells in one recording, which can number twice as many
+COMPACT_AT = 1 << 14  # nodes at which the graph is compacted; later, at twice the nodes that were left
+MOST_CALLS = 1 << 30  # calls of cells in one recording, half of the calls that it can number
 
 
 class Round(NamedTuple):
-    """What a round ran, for reports.
+    """A completed round, for reports.
 
     Attributes:
-        n_programs: of which it ran nodes.
-        plans: of its parts.
-        seconds: that it took; kernels: of these, in batches.
+        n_programs: the number of programs whose nodes it ran.
+        plans: the plans of its parts.
+        seconds: the duration.
+        kernels: the part of the duration in batches.
     """
 
     n_programs: int
@@ -64,8 +65,10 @@ class Ended(NamedTuple):
     """A program that has ended.
 
     Attributes:
-        place: where it was; result: what it returned.
-        own, others: seconds in batches, by shares of their cost, for its own nodes and for those of others meanwhile.
+        place: its place.
+        result: its result.
+        own: its share of the seconds in batches, by the work of its nodes.
+        others: the share of other programs meanwhile.
     """
 
     place: int
@@ -83,11 +86,11 @@ class Whole(NamedTuple):
 
 
 class Running:
-    """The programs that run now, each at a place. One thread calls it.
+    """The running programs, each at a place. Not thread-safe.
 
     Args:
-        engine: of the function.
-        n_places: how many programs run at a time.
+        engine: the batched function.
+        n_places: the maximum number of running programs.
     """
 
     def __init__(self, engine: Batched, n_places: int) -> None:
@@ -97,22 +100,25 @@ class Running:
         self._kept = KeptResults(self._phases.graph, self._phases.table_of, self._options.dtype)
         self._ready: set[int] = set()
         self._waiting: dict[int, Waiting] = {}
-        self._whole: Whole | None = None  # what runs as a mini-batch, next
-        self._over = list[Ended]()  # that are yet to be given
-        self._pending: Pending | None = None  # if nothing has changed since it was found
+        self._whole: Whole | None = None  # the next mini-batch
+        self._over = list[Ended]()  # ended programs that `answer` returns next
+        self._pending: Pending | None = None  # None if the graph has changed since it was found
         self._budget, self._whole_budget = Budget(QUANTUM), Budget(QUANTUM if self._recorder.is_async else WHOLE)
         self._each, self._compact_at = PER_NODE, COMPACT_AT  # the mean work of a request
-        self._n_pending, self._has_others = 0, False  # nodes; whether some of them are not needed
+        self._n_pending, self._has_others = 0, False  # pending nodes; whether no program needs some of them
         self._n_needed = np.zeros(n_places, np.int64)  # pending nodes that the program at each place waits for
         self._ledger, self._gathering = Ledger(n_places), Gathering(n_places)
 
     @property
     def is_full(self) -> bool:
-        """Whether no other request may begin, because the recording has too many calls."""
+        """Return whether no other request may begin, because the recording has too many calls."""
         return self._phases.n_calls >= MOST_CALLS
 
     def room(self, n_running: int) -> int:
-        """Count the requests that may begin now: one if none runs, no other if the kept values fill `max_bytes`."""
+        """Return the number of requests that may begin now.
+
+        If the kept values fill `max_bytes`, it is 1 if no request runs, else 0.
+        """
         if self.is_full:
             return 0
         most = self._options.max_bytes
@@ -127,7 +133,9 @@ class Running:
         """Begin the program of an instance at a free place.
 
         Args:
-            key: on which its random numbers depend.
+            place: the place.
+            key: the key of its random numbers.
+            instance: the instance.
         """
         self._phases.graph.keys[place] = key
         self._ledger.begin(place)
@@ -136,10 +144,10 @@ class Running:
         self._ready.add(place)
 
     def record(self) -> dict[int, BaseException]:
-        """Let the programs that can go on do so; give the errors of those that failed, whose places are free.
+        """Resume the programs that are ready; return the errors of those that failed, by place, which is then free.
 
         Raises:
-            AutobatchError: a call that none of them recorded alone is to blame for.
+            AutobatchError: a call is invalid, and cannot be attributed to one of the programs.
         """
         if not self._ready:
             return {}
@@ -157,13 +165,13 @@ class Running:
         self._n_pending += phases.graph.n_nodes - before
         self._ready.clear()
         self._pending = None
-        self._has_others |= bool(failed)  # nobody needs what they have recorded
+        self._has_others |= bool(failed)  # nobody needs the nodes of failed programs
         for place in failed:
             self._leave(place)
         return failed
 
     def _as_whole(self, recorded: list[Recorded]) -> Whole | None:
-        """Return the recorded graph as a mini-batch, if no program waits and it does not take too long."""
+        """Return the only recorded graph as a mini-batch; None if programs wait, or if its work is too large."""
         if self._waiting or len(recorded) != 1:
             return None
         graph, places = recorded[0]
@@ -171,7 +179,7 @@ class Running:
         return Whole(graph, places, work) if float(work.sum()) <= 2.0 * self._whole_budget.work else None
 
     def run(self) -> Round | None:
-        """Run a round; None if nothing is to be run."""
+        """Run a round; None if nothing is pending."""
         self._gathering.count_round()
         if self._whole is not None:
             whole, self._whole = self._whole, None
@@ -198,7 +206,7 @@ class Running:
         return Round(int(np.count_nonzero(counts)), _plans(step), perf_counter() - began, kernels)
 
     def _run_whole(self, whole: Whole) -> Round:
-        """Run a mini-batch of `ab.batched`: its programs end."""
+        """Run a mini-batch as `ab.batched` does; all its programs end."""
         began = perf_counter()
         graph, places, work = whole
         owner = np.repeat(places, np.diff(graph.instance_ptr))
@@ -215,14 +223,20 @@ class Running:
         return Round(len(places), _plans(step), perf_counter() - began, kernels)
 
     def _learn(self, owner: IntArray, work: NDArray[np.float64], seconds: float) -> None:
-        """Learn that nodes took so long, each with some work, and of the program at some place."""
+        """Update ledger and budgets after a run of nodes.
+
+        Args:
+            owner: the place of the program of each node.
+            work: the work of each node in multiply-adds.
+            seconds: the duration of the run.
+        """
         total = float(work.sum())
         self._ledger.add(owner, work * (seconds / max(total, 1.0)), seconds)
         for budget in (self._budget, self._whole_budget):
             budget.learn(total, seconds)
 
     def answer(self) -> list[Ended]:
-        """Answer programs whose values were computed; give those that ended, whose places are free."""
+        """Answer programs whose values were computed; return those that ended, whose places are then free."""
         ended, self._over = self._over, []
         needed = self._n_needed.tolist()
         done = {place: waiting for place, waiting in self._waiting.items() if not needed[place]}
@@ -244,7 +258,7 @@ class Running:
         return Ended(place, result, *self._ledger.of(place))
 
     def _go_on(self, waiting: dict[int, Waiting]) -> None:
-        """Give programs the numbers that they wait for."""
+        """Read the numbers that programs wait for, and make the programs ready."""
         if waiting:
             wanted = np.concatenate([*map(VALUES, waiting.values())])
             numbers = self._kept.read(wanted, self._phases.int_slots)
@@ -252,14 +266,14 @@ class Running:
             self._ready.update(waiting)
 
     def _results(self, over: dict[int, Waiting]) -> list[Any]:
-        """Return the results of the programs at some places."""
+        """Return the results of ended programs, in the order of `over`."""
         values = np.concatenate([NONE, *(of_one.values for of_one in over.values())])
         slots = [slot for of_one in over.values() for slot in of_one.slots or ()]
         columns = self._kept.columns(values, slots, self._recorder.slots.shapes)
         return self._engine.results_of([self._phases.result(place)[2] for place in over], columns)
 
     def leave(self, place: int) -> None:
-        """End the program at a place, which is free then."""
+        """End the program at a place, which is then free."""
         self._phases.end_at(place)
         waiting = self._waiting.pop(place, None)
         if waiting is not None:
@@ -269,7 +283,7 @@ class Running:
         self._pending = None
 
     def compact(self) -> None:
-        """Forget what nothing can read any more, where much was recorded since the last time."""
+        """Drop nodes and values that cannot be read any more, if much was recorded since the last time."""
         if self._phases.graph.n_nodes < self._compact_at:
             return
         self._kept.settle()

@@ -1,11 +1,12 @@
 """The server: requests of any thread or event loop go through one queue to one thread, which runs their programs.
 
-A request waits in the queue until a place is free (`autobatch.serving.running`), in the order of deadlines, then of
-arrival; none is overtaken by one that comes `PATIENCE` after it. Its future is set when its program has ended. One that
-fails, is cancelled, or passes its deadline leaves its place; the others do not notice.
+A request waits in the queue until a place is free (`autobatch.serving.running`). The queue is ordered by deadline, then
+by arrival, but no request is overtaken by one that arrives more than `PATIENCE` later. The future of a request is set
+when its program has ended. A request that fails, is cancelled, or passes its deadline leaves its place without effect
+on the others.
 
-A second thread starts with the first deadline. It fails the futures of late requests even while a program keeps the
-first thread busy, which then only removes requests whose futures are done.
+The first deadline starts a second thread. It fails the futures of late requests even while a program keeps the first
+thread busy; the first thread then only removes requests whose futures are done.
 """
 
 from __future__ import annotations
@@ -40,16 +41,16 @@ LOG = logging.getLogger("autobatch.serve")
 MOST_RUNNING = 128
 MOST_WAITING = 4096
 PATIENCE = 2.0
-"""Seconds after which a request in the queue goes before all that come later, whatever their deadlines are."""
+"""Seconds after which a request in the queue precedes all later ones, whatever their deadlines are."""
 
 
 class Request:
     """A request: its instance, and the future of its result.
 
     Attributes:
-        number: counts requests.
-        deadline, arrived, begun: times of `time.monotonic`; it begins when it has a place.
-        urgent: the time by which requests in the queue are ordered.
+        number: its number, in the order of arrival.
+        deadline, arrived, begun: times of `time.monotonic`; a request begins when it has a place.
+        urgent: the key that orders the queue, a time.
     """
 
     __slots__ = ("arrived", "begun", "deadline", "future", "instance", "number", "urgent")
@@ -63,15 +64,15 @@ class Request:
         return (self.urgent, self.number) < (other.urgent, other.number)
 
     def finish(self, result: Any) -> None:
-        """Set the result, if the request is not over yet."""
+        """Set the result, unless the request is over."""
         self._set(self.future.set_result, result)
 
     def fail(self, error: BaseException) -> None:
-        """Set the error, if the request is not over yet."""
+        """Set the error, unless the request is over."""
         self._set(self.future.set_exception, _passable(error))
 
     def be_late(self) -> None:
-        """Fail the request because of its deadline, if it is not over yet."""
+        """Fail the request because of its deadline, unless it is over."""
         self.fail(DeadlineError(f"the deadline of request {self.number} passed before it was done."))
 
     def _set(self, put: Callable[[Any], None], outcome: Any) -> None:
@@ -83,7 +84,7 @@ class Request:
             LOG.error("a callback of a request failed.", exc_info=error)
 
     def leave(self) -> None:
-        """Let those know that wait for a request that was cancelled."""
+        """Notify waiters if the request was cancelled."""
         if self.future.cancelled():
             self.future.set_running_or_notify_cancel()
 
@@ -101,10 +102,11 @@ class Streamed:
     """An instance for an async generator.
 
     Args:
-        put: takes the items; None to collect them until the end.
+        instance: the instance.
+        put: receives each item; None to only return them all at the end.
 
     Attributes:
-        n_put: number of items passed to `put`; a rerun program skips these.
+        n_put: the number of items passed to `put`; a rerun program skips these.
     """
 
     def __init__(self, instance: Any, put: Callable[[Any], None] | None) -> None:
@@ -115,10 +117,10 @@ END: Any = object()
 
 
 class Server:
-    """Serves a function: requests join the mini-batch that is on its way, and leave it when they are done.
+    """A server of a function: requests join the running mini-batch, and leave it when they are done.
 
-    Use `serve` to make one. Any thread may call it; as a context manager it ends with the context, when all requests
-    that it has taken are done.
+    Use `serve` to make one. Thread-safe. As a context manager it closes at the end of the context, after all accepted
+    requests are done.
     """
 
     @checked()
@@ -132,7 +134,7 @@ class Server:
         self._at: dict[int, Request] = {}
         self._running: Running | None = None
         self._n_taken, self._is_closing, self._pid = 0, False, os.getpid()
-        self._has_over, self._next_deadline = False, math.inf  # among all requests
+        self._has_over, self._next_deadline = False, math.inf  # whether a future is done early; the earliest deadline
         lock = threading.RLock()
         self._changed = threading.Condition(lock)
         self._earlier = threading.Condition(lock)  # signals an earlier deadline than before
@@ -145,32 +147,35 @@ class Server:
 
     @suggesting()
     def submit(self, instance: Any, deadline: float | None = None) -> Future[Any]:
-        """Give an instance to the server; the future has what the function returns for it.
+        """Submit an instance; return the future of the function's result.
 
-        A future that is cancelled gives up its request at once, also one that runs.
+        Cancelling the future abandons the request immediately, even if it runs.
 
         Args:
-            instance: whatever the function takes.
-            deadline: seconds from now on, after which the request is given up; earlier ones go first.
+            instance: the argument of the function.
+            deadline: seconds from now after which the request fails; requests with earlier deadlines go first.
 
         Raises:
-            DataError: the deadline is no number of seconds.
+            DataError: the deadline is not a number of seconds above 0.
             ServingError: too many requests wait, or the server is closed.
         """
         return self._submit(Streamed(instance, None) if self._streams else instance, deadline)
 
     @suggesting()
     async def stream(self, instance: Any, deadline: float | None = None) -> AsyncGenerator[Any, None]:
-        """Give the items that an async generator yields for `instance`, each as soon as it is yielded.
+        """Yield the items of an async generator for `instance`, each as soon as it is available.
 
-        `deadline` is that of `submit`.
+        `deadline` is as in `submit`.
 
         Raises:
-            GraphError: the function is no async generator.
-            As `submit`; and what the function raises, behind the items before that.
+            GraphError: the function is not an async generator.
+            As `submit`; and the errors of the function, after the items before them.
         """
         if not self._streams:
-            raise GraphError("server.stream is for async generators; the function that is served returns its result.")
+            raise GraphError(
+                "the function of server.stream must be an async generator, got one that returns its result; use "
+                "server.submit."
+            )
         loop, items = asyncio.get_running_loop(), asyncio.Queue[Any]()
 
         def put(item: Any) -> None:
@@ -183,7 +188,7 @@ class Server:
                 yield item
             future.result()
         finally:
-            future.cancel()  # if the caller has stopped before the end
+            future.cancel()  # the caller may have stopped early
 
     def _submit(self, instance: Any, deadline: float | None) -> Future[Any]:
         until = math.inf
@@ -194,11 +199,11 @@ class Server:
         self._refuse_fork()
         with self._changed:
             if self._is_closing:
-                raise ServingError("the server is closed, and takes no more requests.")
+                raise ServingError("the server is closed, and accepts no more requests.")
             if len(self._queue) >= self._max_waiting:
                 raise ServingError(
-                    f"{len(self._queue)} requests wait, and max_waiting={self._max_waiting} are the most; come again "
-                    f"in {self._counts.seconds_for(len(self._queue)):.2g} seconds."
+                    f"{len(self._queue)} requests are waiting, the limit of max_waiting={self._max_waiting}; retry in "
+                    f"{self._counts.seconds_for(len(self._queue)):.2g} seconds."
                 )
             request = Request(self._n_taken, instance, until)
             self._n_taken += 1
@@ -213,28 +218,28 @@ class Server:
         """Raise a ServingError in a forked process, which has the server but not its threads."""
         if os.getpid() != self._pid:
             raise ServingError(
-                f"the server belongs to process {self._pid}, and this is a fork of it, {os.getpid()}, without its "
-                f"threads; make a server in each process, after the fork."
+                f"the server must be used in its own process {self._pid}, got a call in its fork {os.getpid()}, which "
+                f"has no server threads; make a server in each process, after the fork."
             )
 
     def _note_end(self, future: Future[Any]) -> None:
-        """Note, in whatever thread ends a request, that one was cancelled."""
+        """Note that a request was cancelled; called in the thread that ends it."""
         if future.cancelled():
             self._has_over = True
 
     @suggesting()
     async def __call__(self, instance: Any, deadline: float | None = None) -> Any:
-        """Await what the function returns for `instance`; `deadline` and errors are those of `submit`."""
+        """Await the function's result for `instance`; `deadline` and errors are as in `submit`."""
         return await asyncio.wrap_future(self.submit(instance, deadline))
 
     @property
     def streams(self) -> bool:
-        """Whether the function is an async generator, whose items `stream` gives."""
+        """Return whether the function is an async generator, whose items `stream` yields."""
         return self._streams
 
     @property
     def is_closed(self) -> bool:
-        """Whether the server has stopped accepting requests; always True in a forked process."""
+        """Return whether the server has stopped accepting requests; always True in a forked process."""
         return self._is_closing or os.getpid() != self._pid
 
     def explain(self) -> Counts:
@@ -252,14 +257,14 @@ class Server:
         """Accept no more requests, and wait until all accepted ones are done.
 
         Args:
-            within: seconds after which unfinished requests fail, such as those of a program that never ends; None to
-                wait for all.
+            within: seconds after which unfinished requests fail, such as one whose program never ends; None to wait for
+                all.
 
         Returns:
             Whether all requests were done. Closing does nothing in a fork of the server's process.
 
         Raises:
-            DataError: `within` is not a number of seconds.
+            DataError: `within` is not a number of seconds of at least 0.
         """
         if within is not None and (isinstance(within, bool) or not isinstance(within, (int, float)) or not within >= 0):
             raise DataError(f"within must be a number of seconds of at least 0 or None, got {within!r}.")
@@ -318,11 +323,11 @@ class Server:
         self._has_over = True
 
     def _all(self) -> list[Request]:
-        """Return all accepted requests that are not answered yet. Hold the lock."""
+        """Return all accepted requests that are not answered yet. The caller holds the lock."""
         return [*self._at.values(), *self._alone, *self._queue]
 
     def _wait(self) -> bool:
-        """Wait for something to do; False if there will be nothing any more."""
+        """Wait for a request; return False if the server is closed and all requests are done."""
         with self._changed:
             while not (self._queue or self._alone or self._at):
                 if self._is_closing:
@@ -331,7 +336,7 @@ class Server:
         return True
 
     def _find_running(self) -> Running:
-        """Return the present `Running`, or a new one if the recording of that one is full and no program runs."""
+        """Return the current `Running`, or a new one if its recording is full and no program runs."""
         if self._running is not None and self._running.is_full and not self._at:
             self._running.close()
             self._running = None
@@ -339,12 +344,12 @@ class Server:
         return self._running
 
     def _begin(self, running: Running) -> None:
-        """Take requests away that are over, and give free places to others."""
+        """Remove requests that are over, and give free places to waiting ones."""
         if self._has_over:
             self._clear(running)
         now, places = monotonic(), dict[int, Request]()
         with self._changed:
-            if self._alone:  # one at a time, without others
+            if self._alone:  # run these one at a time
                 new = [] if self._at else [self._alone.pop()]
             else:
                 new = [heapq.heappop(self._queue) for _ in range(min(running.room(len(self._at)), len(self._queue)))]
@@ -360,7 +365,7 @@ class Server:
             running.begin(place, request.number, request.instance)
 
     def _clear(self, running: Running) -> None:
-        """Take all requests away that are over, from places and from the queue."""
+        """Remove all requests that are over, from places and from the queue."""
         self._has_over = False
         with self._changed:
             over = [(place, request) for place, request in self._at.items() if request.future.done()]
@@ -386,7 +391,7 @@ class Server:
         request.leave()
 
     def _go_on(self, running: Running) -> None:
-        """Record what can go on, run a round, and answer."""
+        """Resume the ready programs, run a round, and answer requests."""
         for place, error in running.record().items():
             self._fail(self._at.pop(place), error)
         with run_lock():
@@ -411,12 +416,12 @@ class Server:
         self._count_over(request)
 
     def _recover(self, error: BaseException) -> None:
-        """After an error of several requests together, run each alone; it is the error of one that runs alone."""
+        """Handle an error of the current requests: fail a single one; run several one by one to find the cause."""
         running, self._running = self._running, None
         with self._changed:
             requests = [*self._at.values()]
             self._at.clear()
-            if not requests and self._queue:  # none is at fault: fail the next one, so that this ends
+            if not requests and self._queue:  # no request had begun: fail the next one, so that errors cannot repeat
                 requests = [heapq.heappop(self._queue)]
             if len(requests) > 1:
                 self._alone += requests
@@ -428,7 +433,7 @@ class Server:
     # Deadlines, kept by a separate thread.
 
     def _expect(self, until: float) -> None:
-        """Notify the deadline thread of a new earliest deadline. Hold the lock."""
+        """Notify the deadline thread of a new earliest deadline. The caller holds the lock."""
         self._next_deadline = until
         if self._watcher is None:
             self._watcher = threading.Thread(target=self._keep_deadlines, name="autobatch deadlines", daemon=True)
@@ -464,13 +469,14 @@ def serve(
     policy: str | Policy = "auto",
     **options: Any,
 ) -> Server:
-    """Serve a function over one instance: requests are batched as they come.
+    """Serve a function of one instance; requests are batched as they arrive.
 
     Args:
-        function: takes one instance and calls cells, as for `batched`; or a batched function, whose options are taken.
-        max_running: how many requests run at a time.
-        max_waiting: how many others wait; more are refused.
-        policy: what decides the batches, as for `batched`.
+        function: a function of one instance that calls cells, as for `batched`; or a batched function, whose options
+            are used.
+        max_running: the maximum number of running requests.
+        max_waiting: the maximum number of waiting requests; more raise a ServingError.
+        policy: the batching policy, as for `batched`.
         options: the other options of `batched`.
 
     Raises:
@@ -499,7 +505,7 @@ async def _run_generator(function: Callable[[Any], AsyncGenerator[Any, None]], r
     async with aclosing(function(request.instance)) as generator:
         async for item in generator:
             if holds_value(item):
-                raise GraphError(f"an async generator that is served yields numbers, and not {item!r}; await it first.")
+                raise GraphError(f"a served async generator must yield numbers, got {item!r}; await it first.")
             items.append(item)
             if request.put is not None and len(items) > request.n_put:
                 request.put(item)
@@ -508,7 +514,7 @@ async def _run_generator(function: Callable[[Any], AsyncGenerator[Any, None]], r
 
 
 def _as_program(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The function; an async generator as an async one."""
+    """Convert an async generator to an async function; return other functions unchanged."""
     if isasyncgenfunction(function) or isasyncgenfunction(type(function).__call__):
         return partial(_run_generator, function)
     return function

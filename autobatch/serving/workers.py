@@ -1,6 +1,6 @@
-"""What the workers behind one port know of each other: each writes its figures to a folder that they share.
+"""The figures that the workers behind one port share: each writes its own to a common folder.
 
-They write only while somebody looks at the live page of one of them.
+They write only while somebody views the live page of one of them.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any
 
 SEVERAL = "AUTOBATCH_WORKERS"
 """Environment variable: a folder shared by workers."""
-EVERY = 0.5  # seconds between two looks at whether figures are wanted
-FRESH = 3.0  # seconds for which figures, or the wish for them, count
+EVERY = 0.5  # seconds between two checks whether figures are wanted
+FRESH = 3.0  # seconds for which figures, or a request for them, are valid
 
 
 class Workers:
     """The workers that share a folder.
 
     Args:
-        folder: that all of them may write to; its other files are left alone.
+        folder: a folder that all of them may write to; its other files are left alone.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -33,23 +33,23 @@ class Workers:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether somebody has asked for the figures of all lately."""
+        """Return whether somebody has recently requested the figures of all workers."""
         return _is_fresh(self._wanted)
 
     @property
     def fault(self) -> str:
-        """Why this worker could not write its figures, or ask for others, the last time; empty if it could."""
+        """Return why this worker could not write its figures, or request others, the last time; empty if it could."""
         return next(iter(self._faults.values()), "")
 
     def publish(self, figures: Mapping[str, Any]) -> None:
-        """Write the figures of this worker, whole or not at all."""
+        """Write the figures of this worker, atomically."""
         beside = self._own.with_suffix(".part")
         with self._noting("write"):
             beside.write_text(json.dumps(figures), encoding="utf-8")
             os.replace(beside, self._own)
 
     def others(self) -> list[dict[str, Any]]:
-        """The figures of the other workers, of which some may come half a second after they are first asked for."""
+        """Request and read the figures of the other workers; they may be missing for `EVERY` seconds at first."""
         with self._noting("ask for"):
             self._wanted.touch()
         found = list[dict[str, Any]]()
@@ -61,7 +61,7 @@ class Workers:
 
     @contextmanager
     def _noting(self, doing: str) -> Iterator[None]:
-        """Note that the folder cannot be written, for the live page; requests are served all the same."""
+        """Note that the folder cannot be written, for the live page; requests are still served."""
         self._faults.pop(doing, None)
         try:
             yield

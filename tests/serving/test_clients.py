@@ -146,8 +146,8 @@ def test_lines_that_are_no_json_fail_alone(client: Client) -> None:
     found = {line["index"]: line for line in map(json.loads, text.splitlines())}
     assert status == 200
     assert [found[k].get("status", 200) for k in range(9)] == [200, 400, 200, 400, 400, 400, 422, 400, 200]
-    assert found[1]["error"].startswith("line 2 is no JSON: ")
-    assert found[7]["error"].startswith("line 9 is no JSON: ")
+    assert found[1]["error"].startswith("line 2 must be valid JSON: ")
+    assert found[7]["error"].startswith("line 9 must be valid JSON: ")
 
 
 @pytest.mark.parametrize("path", ["/metrics/", "/predict/", "/healthz/", "//evil.org/", "/%2e%2e/"])

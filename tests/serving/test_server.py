@@ -339,7 +339,7 @@ def test_what_is_over_leaves_the_queue() -> None:
             time.sleep(0.001)
         late, cancelled = server.submit(False, deadline=0.05), server.submit(False)
         kept = server.submit(False)
-        with pytest.raises(ServingError, match="3 requests wait"):
+        with pytest.raises(ServingError, match="3 requests are waiting"):
             server.submit(False)
         assert cancelled.cancel()
         assert isinstance(late.exception(WAIT), DeadlineError)
@@ -360,7 +360,7 @@ def test_too_many_requests_are_refused() -> None:
         server.submit(None)
         assert gate.entered.wait(WAIT)
         kept = [server.submit(1.0), server.submit(2.0)]
-        with pytest.raises(ServingError, match=r"2 requests wait, and max_waiting=2 are the most; come again in"):
+        with pytest.raises(ServingError, match=r"2 requests are waiting, the limit of max_waiting=2; retry in"):
             server.submit(3.0)
         gate.opened.set()
         assert [future.result(WAIT) for future in kept] == [2.0, 4.0]
