@@ -1,8 +1,8 @@
 """Matrix products with the library that is fastest on this machine: NumPy, MKL, torch, SciPy or our own.
 
 `get_provider(name)` and `Chooser` return a `Provider`, which multiplies views without copies, and which native code
-calls by address; `limit_threads` limits its threads. `packed` is our own provider, which multiplies by matrices that
-were packed before, in float32 or bf16.
+calls by address. `limit_threads` limits its threads. `packed` is our own provider, which multiplies by pre-packed
+matrices, in float32 or bf16.
 """
 
 from autobatch.blas.choosing import Chooser, measure

@@ -1,9 +1,9 @@
-"""Choose the library that is fastest for matrices of a size on this machine: measured once, kept in the user's cache.
+"""The choice of the fastest library for matrices of a size on this machine: measured once, kept in the user's cache.
 
 Sizes are rounded to powers of two, at most 1024, so a few dozen measurements of some milliseconds serve all models.
 Products on several threads are measured separately. Measurements are valid for one processor and one set of library
-versions; what is measured while a helper compiles serves this process alone. Without a cache NumPy is used, because
-measurements, and with them results, could differ from run to run.
+versions. Those taken while a helper process compiles are unreliable, and are used by this process only. Without a cache
+NumPy is used, because measurements, and with them results, could differ from run to run.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from autobatch.system.processor import cpu_name, has_amx, has_avx512, has_bf16
 FORMAT = "autobatch matmul 7"
 MAX_SIZE = 1024
 BY_SIZE = "by size"  # the name of a chooser without a fixed provider
-LEAST_SHARE, LEAST_NS = 0.9, 100.0  # a library is not worth its overhead if it saves less than this
+LEAST_SHARE, LEAST_NS = 0.9, 100.0  # a library that saves less than this is not worth its overhead
 LAP_S, LAPS = 1e-3, 5
-FRESH_BYTES = 1 << 22  # bytes of operands that are used in turn: more than a core's own cache holds
+FRESH_BYTES = 1 << 22  # total bytes of the operands used in turn: more than the private cache of a core
 Table = dict[str, dict[str, float]]  # GFLOP/s by size, then by provider
 
 
 class Chooser:
-    """Chooses a provider for each size.
+    """The choice of a provider for each size.
 
     Args:
         provider: the name of the only provider to use; None chooses by measurement, or numpy if there is no cache.
@@ -69,8 +69,8 @@ class Chooser:
         Args:
             m, n, k: the sizes.
             dtype: "float32" or "float64".
-            a_flipped, b_flipped: whether an operand is the transpose of rows in memory. If `a` is not, it is taken to
-                be rows of a batch, and `b` a matrix that all batches share: our own product packs that once per run.
+            a_flipped, b_flipped: whether an operand is the transpose of rows in memory. If `a` is not, it is assumed to
+                be rows of a batch, and `b` a matrix that all batches share: our own product packs `b` once per run.
 
         Cost: a few milliseconds per provider for a size that was never measured here, else less than a microsecond.
         """
@@ -82,9 +82,10 @@ class Chooser:
         return self._chosen[size]
 
     def prefers_bf16(self, m: int, n: int, k: int, a_flipped: bool = False) -> bool:
-        """Tell whether our own product of bf16 is faster than float32 on the rounded operands, on one thread.
+        """Return whether our own product of bf16 is faster than float32 on the rounded operands, on one thread.
 
-        If speeds are not measured, it counts as faster where the processor has instructions for it.
+        If the provider is fixed, so that speeds are not measured, the answer is whether the processor has bf16
+        instructions.
 
         Args:
             m, n, k, a_flipped: see `choose`.
@@ -114,7 +115,7 @@ class Chooser:
         return prefer_own(self._table(size)[size], 2 * m * n * k)
 
     def _table(self, size: str) -> Table:
-        """Read the stored table; measure this size if it has no line for it, and store it unless a helper compiles."""
+        """Read the stored table; measure a missing size, and store it unless a helper process compiles."""
         signature = _sign()
         table = find_entry("matmul", signature, _parse) or {}
         if size not in table:
@@ -123,7 +124,7 @@ class Chooser:
                 measured = {PACKED: measure_bf16(m, n, k, a_flipped)}
             else:
                 measured = measure(list_providers(), m, n, k, dtype, a_flipped, *others)
-            table = {**(find_entry("matmul", signature, _parse) or {}), size: measured}  # others may have written
+            table = {**(find_entry("matmul", signature, _parse) or {}), size: measured}  # other processes write too
             if not n_waiting():
                 keep_entry("matmul", signature, _described(table))
         return table
@@ -140,8 +141,8 @@ def prefer_own(speeds: Mapping[str, float], n_operations: int) -> str:
     A run that calls a library limits its threads before and after, which takes five microseconds.
 
     Args:
-        speeds: measured, in GFLOP/s, by name.
-        n_operations: of one product.
+        speeds: the measured GFLOP/s by name.
+        n_operations: the floating-point operations of one product.
     """
     name, speed = fastest(speeds)
     own = speeds.get(PACKED, 0.0)
@@ -156,15 +157,15 @@ def measure(
 ) -> dict[str, float]:  # fmt: skip
     """Measure GFLOP/s of products of (m, k) by (k, n), called from native code if possible.
 
-    As in a step, rows of a batch come from beyond the nearest caches, while the matrix that they share is in them.
+    As in a training step, the rows of a batch are outside the nearest caches, and the shared matrix is inside.
 
     Args:
         providers: the providers to compare.
         m, n, k, dtype, a_flipped, b_flipped: see `Chooser.choose`.
-        n_threads: how many threads a product may use, at most the number of cores.
+        n_threads: the maximum number of threads of a product, at most the number of cores.
 
     Returns:
-        GFLOP/s by name, of the providers that multiply this dtype.
+        GFLOP/s by name, for the providers that multiply this dtype.
 
     Cost: about 10 ms per provider, or eight products.
     """
@@ -221,7 +222,11 @@ def measure_bf16(m: int, n: int, k: int, a_flipped: bool = False) -> float:
 
 
 def _least_seconds(runs: Mapping[str, Callable[[int], float]]) -> dict[str, float]:
-    """Find the seconds of a product in the fastest lap, by name; `runs` give the seconds of so many, laps alternate."""
+    """Return the seconds per product in the fastest lap, by name.
+
+    `runs` run a number of products and return the seconds. Laps of all names alternate, so that a disturbance affects
+    all of them.
+    """
     for run in runs.values():
         run(1)  # warm-up: lazy loading and compiling
     times = {name: max(1, int(LAP_S / max(1e-7, min(run(1), run(1))))) for name, run in runs.items()}
@@ -230,7 +235,7 @@ def _least_seconds(runs: Mapping[str, Callable[[int], float]]) -> dict[str, floa
 
 
 def _draw(rng: np.random.Generator, shape: tuple[int, int, int], dtype: str, is_flipped: bool) -> Any:
-    """Draw matrices of random numbers; if `is_flipped`, they are transposes of rows in memory."""
+    """Draw random matrices; if `is_flipped`, they are transposes of rows in memory."""
     if is_flipped:
         return _draw(rng, (shape[0], shape[2], shape[1]), dtype, False).swapaxes(1, 2)
     return rng.random(shape, np.dtype(dtype).type)
@@ -254,7 +259,7 @@ def _read_size(name: str) -> tuple[Any, ...]:
 
 
 def _sign() -> str:
-    """Identify the processor and the libraries that speeds are valid for; torch counts once it is loaded."""
+    """Return a hash of the processor and the libraries that speeds are valid for, including torch once it is loaded."""
     content = json.dumps([FORMAT, cpu_name(), has_avx512(), has_bf16(), has_amx(), find_versions(), sys.platform])
     return hashlib.sha256(content.encode()).hexdigest()[:32]
 
@@ -264,7 +269,7 @@ def _described(table: Table) -> dict[str, Any]:
 
 
 def _parse(content: Mapping[str, Any]) -> Table:
-    """Make a table from the result of `_described`."""
+    """Convert the result of `_described` to a table."""
     table: Table = {
         size: {name: float(speed) for name, speed in speeds.items()} for size, speeds in content["gflops"].items()
     }

@@ -1,4 +1,4 @@
-"""Find the libraries that multiply matrices; each is loaded when it is first needed."""
+"""The search for libraries that multiply matrices; each is loaded when it is first needed."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from autobatch.system.processor import has_avx512
 
 ROUTINES = {"float32": "sgemm", "float64": "dgemm"}
 OPENBLAS_NAMES = ("scipy_{}_64_", "scipy_{}_", "{}_64_", "{}_")  # in wheels of NumPy and SciPy, and elsewhere
-AVX2_ROUTINES = ("Haswell", "Zen")  # names of OpenBLAS for processors without AVX-512
+AVX2_ROUTINES = ("Haswell", "Zen")  # OpenBLAS's names of processors without AVX-512
 
 
 def get_provider(name: str) -> Provider:
     """Find a provider by its name.
 
     Raises:
-        BackendError: no provider has this name, or its library is missing; says what to install.
+        BackendError: the name is unknown, or the library is missing; the message names the package to install.
 
     >>> get_provider("numpy").name
     'numpy'
     """
     if name not in FINDERS:
-        raise BackendError(f"there is no matmul provider {name!r}; choose one of {', '.join(FINDERS)}.")
+        raise BackendError(f"a matmul provider must be one of {', '.join(FINDERS)}, got {name!r}.")
     if name == "torch":
-        return _find_torch()  # torch may be loaded later
+        return _find_torch()  # not cached: torch may be loaded later
     return _find(name)
 
 
@@ -62,7 +62,7 @@ def find_versions() -> dict[str, str]:
 
 @cache
 def _installed_versions() -> dict[str, str]:
-    """List the versions of the packages that products are taken from; reading them takes some milliseconds."""
+    """List the versions of the packages that provide products; reading them takes some milliseconds."""
     versions = {}
     for name in ("mkl", "scipy"):
         with suppress(PackageNotFoundError):
@@ -111,7 +111,7 @@ def _find_mkl() -> Provider:
         library = ctypes.CDLL(str(path))
         addresses = _addresses(library, ("{}", "{}_"))
         if addresses:
-            library.MKL_Set_Num_Threads(1)  # a library that is loaded here begins with one thread
+            library.MKL_Set_Num_Threads(1)  # a library that we load starts with one thread
             return ByAddress("mkl", found, addresses)
     raise Absent("mkl", f"the package mkl {found} has no library mkl_rt", remedy)
 
@@ -181,7 +181,7 @@ def _files_of_mkl() -> Iterator[Path]:
 
 
 def _addresses(library: ctypes.CDLL, patterns: Sequence[str], spell: Callable[[str], str] = str) -> dict[str, int]:
-    """Look up the routines by any of several spellings; those that are missing are left out."""
+    """Look up the addresses of the routines, by dtype, under any of several spellings; missing ones are left out."""
     found = {}
     for dtype, name in ROUTINES.items():
         routine = _find_symbol(library, [pattern.format(spell(name)) for pattern in patterns])
@@ -195,7 +195,7 @@ def _find_symbol(library: ctypes.CDLL, names: Sequence[str]) -> Any:
 
 
 def _address_in(capsule: Any) -> int:
-    """Take the pointer out of a capsule that Cython exports."""
+    """Return the pointer in a capsule that Cython exports."""
     name_of, pointer_of = ctypes.pythonapi.PyCapsule_GetName, ctypes.pythonapi.PyCapsule_GetPointer
     name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.py_object]
     pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]

@@ -1,9 +1,10 @@
 """autobatch's own product of matrices, for a matrix that is packed once and multiplied by many rows.
 
 In every call, libraries pack a matrix into the order in which they read it. For a few rows that takes longer than the
-multiplication. Callers of this product pack a matrix that all rows of a type share once per run; other matrices are
+multiplication. Callers of this product pack a matrix that all rows of a type share once per run. Other matrices are
 packed in every call, or read in place if they are read only a few times. The code is in `native/blas`. GFLOP/s of rows
-of 512 times (512, 1280), one thread of an AMD EPYC of 2024, against the fastest library (`autobatch doctor --matmul`):
+of 512 times (512, 1280), one thread of an AMD EPYC of 2024, compared with the fastest library (from `autobatch doctor
+--matmul`):
 
     rows                        4    16    64   256
     float32, library           42   134   192   218
@@ -20,28 +21,28 @@ from autobatch.system.processor import has_avx512
 
 NAME = "packed"
 WIDTH, ROUNDED_AT_ONCE, OUTER_AT_ONCE, TILE = 64, 96, 128, 16
-"""Columns of a panel, rows that are rounded at once, pairs of rows of a gradient, and rows or pairs of a register of
-AMX; see `native/blas/packed.h` and `amx.h`."""
+"""Columns of a panel, rows rounded at once, pairs of rows of a gradient, and rows or pairs of an AMX register; see
+`native/blas/packed.h` and `amx.h`."""
 
 
 def make_provider() -> ByAddress:
     """Make the provider; only on processors with AVX-512."""
-    assert has_avx512(), "others have no code for this processor"
+    assert has_avx512(), "the kernels need AVX-512"
     return ByAddress(NAME, VERSION, {"float32": sgemm_address()})
 
 
 def panel_words(inner: int, n: int, is_bf16: bool) -> int:
-    """The number of words of a packed matrix (inner, n)."""
+    """Return the number of 32-bit words of a packed matrix (inner, n)."""
     return (padded_pairs(inner) if is_bf16 else inner) * _round_up(n, WIDTH)
 
 
 def padded_pairs(inner: int) -> int:
-    """The number of pairs of bf16 numbers that a packed matrix, or a rounded row, has for `inner` numbers."""
+    """Return the number of pairs of bf16 numbers, with padding, for `inner` numbers of a packed matrix or row."""
     return _round_up(-(-inner // 2), TILE)
 
 
 def outer_words(m: int, n: int) -> int:
-    """The number of words of scratch memory that the gradient of a matrix (m, n) in bf16 needs."""
+    """Return the number of 32-bit words of scratch memory for the gradient of a matrix (m, n) in bf16."""
     return OUTER_AT_ONCE * (_round_up(n, WIDTH) + _round_up(m, TILE))
 
 

@@ -1,8 +1,8 @@
-"""Describe a matrix product by the numbers that a BLAS takes: flags, sizes, addresses, leading dimensions. No copies.
+"""The description of a matrix product for a BLAS, without copies: flags, sizes, addresses, leading dimensions.
 
-An operand is a view whose last axis is contiguous and whose rows lie a stride apart, or the transpose of such a view.
+An operand is a view whose last axis is contiguous and whose rows have a fixed stride, or the transpose of such a view.
 BLAS routines are column-major, so a row-major product out = a @ b is passed as out' = b' @ a'. If `out` is a transpose,
-the transposed product is described; so each of the three may be of either kind.
+the transposed product is described. So each of the three may be of either kind.
 """
 
 from __future__ import annotations
@@ -75,28 +75,27 @@ def check_product(a: Matrix, b: Matrix, out: Matrix) -> list[tuple[bool, int]]:
     """
     if not (a.ndim == b.ndim == out.ndim == 2 and a.shape == (len(out), len(b)) and b.shape[1] == out.shape[1]):
         raise ShapeError(
-            f"multiplying a of shape {a.shape} by b of shape {b.shape} into out of shape {out.shape}: they must be "
-            f"(m, k), (k, n) and (m, n)."
+            f"a, b and out of a product must have shapes (m, k), (k, n) and (m, n), got {a.shape}, {b.shape} and "
+            f"{out.shape}."
         )
     kinds = a.dtype.char + b.dtype.char + out.dtype.char
     if kinds not in KINDS:
         raise ShapeError(
-            f"multiplying a of dtype {a.dtype} by b of {b.dtype} into out of {out.dtype}: give three arrays of float32 "
-            f"or of float64."
+            f"a, b and out of a product must all be float32 or all float64, got {a.dtype}, {b.dtype} and {out.dtype}."
         )
     return [find_step("a", a), find_step("b", b), find_step("out", out)]
 
 
 def find_step(name: str, array: Matrix, flipped_first: bool = False) -> tuple[bool, int]:
-    """Find how a matrix lies in memory; the stride of an axis of length one is ignored.
+    """Find the memory layout of a matrix; the stride of an axis of length one is ignored.
 
     Args:
         name: the name of the matrix, for messages.
         array: the matrix.
-        flipped_first: the answer if both are right, as for a single row.
+        flipped_first: the preferred answer if both are right, as for a single row.
 
     Returns:
-        Whether it is the transpose of rows that lie a step apart, and the elements of that step.
+        Whether it is the transpose of strided rows, and the stride of the rows in elements.
 
     Raises:
         ShapeError: no axis is contiguous, or rows overlap.
@@ -104,14 +103,14 @@ def find_step(name: str, array: Matrix, flipped_first: bool = False) -> tuple[bo
     found = _step_of(array, flipped_first)
     if found is None:
         raise ShapeError(
-            f"reading {name} of shape {array.shape} and strides {array.strides}: one axis must be contiguous and the "
-            f"other's stride cover it; make a contiguous copy."
+            f"one axis of {name} must be contiguous, and the stride of the other must cover it, got shape "
+            f"{array.shape} and strides {array.strides}; make a contiguous copy."
         )
     return found
 
 
 def readable(array: Matrix) -> Matrix:
-    """Copy a matrix that `find_step` refuses, such as a broadcast or reversed one; return others unchanged.
+    """Copy a matrix that `find_step` rejects, such as a broadcast or reversed one; return others unchanged.
 
     >>> import numpy as np
     >>> x = np.zeros((4, 3))

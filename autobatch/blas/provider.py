@@ -1,7 +1,7 @@
-"""One interface for the libraries that multiply matrices.
+"""The common interface of the libraries that multiply matrices.
 
-NumPy is always available. The others are looked for only when they are named or listed: MKL in its wheel, SciPy and
-torch in their packages.
+NumPy is always available. The others are searched only when they are named or listed: MKL in its wheel, SciPy and torch
+in their packages.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from autobatch.blas.product import Matrix, check_product, describe_product
 from autobatch.errors import BackendError, ShapeError
 
 ONE_PAIR = (1, 0, 0)
-"""For `repeat_product`: the number of pairs of operands that are used in turn, and the bytes from one to the next."""
+"""For `repeat_product`: the number of pairs of operands used in turn, and the bytes between consecutive ones."""
 
 
 class Provider(ABC):
     """A library that multiplies matrices.
 
     Attributes:
-        name: the name by which it is chosen.
+        name: the name that selects it.
         version: the version of the library.
         addresses: the addresses of its routines for native code (`native/blas/calling.h`), by the dtype of the
             operands: "float32" and "float64". Native code cannot call a routine without address.
@@ -46,7 +46,7 @@ class Provider(ABC):
             accumulate: add to `out` instead of overwriting it.
 
         Raises:
-            ShapeError: shapes, dtypes or strides that do not fit.
+            ShapeError: shapes, dtypes or strides do not fit.
         """
 
     def __repr__(self) -> str:
@@ -60,13 +60,13 @@ class ByAddress(Provider):
         product = describe_product(a, b, out)
         dtype = a.dtype.name
         if dtype not in self.addresses:
-            raise ShapeError(f"multiplying matrices of {dtype}: {self.name} does not; give others, or choose numpy.")
+            raise ShapeError(f"{self.name} does not multiply matrices of {dtype}; convert them, or choose numpy.")
         if product.m and product.n:
             repeat_product(1, a.dtype.itemsize, self.addresses[dtype], tuple(product), float(accumulate), ONE_PAIR)
 
 
 class ByNumPy(Provider):
-    """NumPy; native code calls its library's routines by address, if they can be found."""
+    """NumPy; native code calls the routines of its BLAS by address, if they can be found."""
 
     def __init__(self, addresses: Mapping[str, int]) -> None:
         super().__init__("numpy", np.__version__, addresses)
@@ -90,7 +90,7 @@ class ByTorch(Provider):
         import torch
 
         super().__init__(name, version, addresses)
-        with warnings.catch_warnings():  # torch warns once of an array that is read-only, as operands may be
+        with warnings.catch_warnings():  # torch warns once of a read-only array; operands may be read-only
             warnings.simplefilter("ignore")
             torch.from_numpy(np.broadcast_to(np.zeros(1, np.float32), 1))
 
@@ -106,13 +106,13 @@ class ByTorch(Provider):
 
 
 def _forward(x: Matrix) -> Matrix:
-    """The same matrix with no negative stride, which torch refuses; only an axis of length one has one."""
+    """Return a view of the matrix without negative strides, which torch rejects; only axes of length one have any."""
     return x if min(x.strides) >= 0 else as_strided(x, strides=(abs(x.strides[0]), abs(x.strides[1])))
 
 
 class Absent(BackendError):
-    """Raised for a provider whose library is missing."""
+    """The error for a provider whose library is missing."""
 
     def __init__(self, name: str, why: str, remedy: str) -> None:
-        super().__init__(f"multiplying matrices with {name!r}: {why}; {remedy}.")
+        super().__init__(f"the matmul provider {name!r} is not available: {why}; {remedy}.")
         self.why = why

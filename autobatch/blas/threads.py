@@ -1,9 +1,9 @@
-"""Limit the threads of matrix products inside `with` blocks, to at most the usable cores.
+"""Limits on the threads of matrix products inside `with` blocks, at most the usable cores.
 
 A BLAS library has one number of threads for the whole process. So if several blocks are open, nested or in several
 Python threads, the smallest of their numbers is in force, and no thread inside a block gets more than its share of the
-cores. Limits from outside, by OMP_NUM_THREADS or threadpoolctl, hold as well: the largest number that any library had
-outside all blocks is never exceeded.
+cores. External limits, by OMP_NUM_THREADS or threadpoolctl, hold too: the largest number that any library had outside
+all blocks is never exceeded.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _is_torch_known = False
 
 
 def limit_threads(n_threads: int = 1) -> Limit:
-    """Let every matrix product inside the block use at most `n_threads` threads.
+    """Limit every matrix product inside the block to at most `n_threads` threads.
 
     Args:
         n_threads: at least 1. The number of cores, enclosing blocks and the libraries' own settings are upper bounds.
@@ -58,7 +58,7 @@ def limit_threads(n_threads: int = 1) -> Limit:
     1
     """
     if n_threads < 1:
-        raise BackendError(f"setting BLAS threads to {n_threads}: give at least 1.")
+        raise BackendError(f"the number of BLAS threads must be at least 1, got {n_threads}.")
     return Limit(n_threads)
 
 
@@ -77,7 +77,7 @@ class Limit:
     def __exit__(self, *error: object) -> None:
         global _number
         with _lock:
-            if not self._is_open:  # an interrupt came before the block began
+            if not self._is_open:  # interrupted before the block began
                 return
             self._is_open = False
             _asked.remove(self._entry)
@@ -134,7 +134,7 @@ def _put_in_force() -> int:
 
 
 def _granted(asked: Sequence[tuple[int, int]]) -> int:
-    """Compute the number that is in force while these blocks are open."""
+    """Compute the number in force while these blocks are open."""
     smallest: int = min(map(NUMBER, asked))
     if smallest == 1:
         return 1
@@ -145,7 +145,7 @@ def _granted(asked: Sequence[tuple[int, int]]) -> int:
 
 
 def _all_pools() -> list[ThreadPool]:
-    """The pools of all libraries; torch has one of its own, and may be loaded at any time."""
+    """Return the pools of all libraries, including torch's own once torch is loaded."""
     global _pools, _is_torch_known
     if _pools is None or (not _is_torch_known and "torch" in sys.modules):
         from threadpoolctl import ThreadpoolController
@@ -159,10 +159,10 @@ def _all_pools() -> list[ThreadPool]:
 
 
 def _pool_of(library: Any) -> ThreadPool:
-    """The pool of a library, as threadpoolctl describes it.
+    """Return the pool of a library that threadpoolctl found.
 
-    The pool of OpenBLAS belongs to the process. Its own functions are called: threadpoolctl takes several times as long
-    and obeys one Python thread alone, while here all take turns.
+    OpenBLAS has one pool per process. We call its functions directly, because threadpoolctl takes several times as long
+    and affects only one Python thread, while our limits are shared by all.
     """
     if library.internal_api == "openblas" and library.threading_layer != "openmp":
         for name in OPENBLAS_NAMES:
