@@ -1,7 +1,7 @@
-"""Tensors that cells are given while instances are recorded: parameters, data of nodes, and inputs with gradients.
+"""Tensors among the arguments of cells while instances are recorded: parameters, data, and inputs with gradients.
 
-Data are floats of the module's dtype, ints and bools. What is of another dtype is converted by a node of its own, as
-`tensor.to` converts it, and stands for numbers of its dtype from there on (`autobatch.torch.kinds`).
+Data are floats of the module's dtype, ints and bools. Tensors of other dtypes are converted by a separate node, as by
+`tensor.to`, and represent numbers of their dtype from there on (`autobatch.torch.kinds`).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from autobatch.trace.handles import Rows, Value
 
 
 def to_arrays(x: Any) -> Any:
-    """Tensors among the arguments of a cell as what is recorded: a parameter, an array, or an int of one int."""
+    """Convert tensors in the arguments of a cell to the recorded form: a parameter, an array, an input or an int."""
     kind = type(x)
     if issubclass(kind, Value):
         return join_rows(x) if issubclass(kind, Rows) and x.key.detail is STACK else x
     if kind is int or kind is str or kind is bool:
         return x
     if isinstance(x, torch.Tensor):
-        with torch._C.DisableTorchFunction():  # the recording's own mode, of which no part is meant here
+        with torch._C.DisableTorchFunction():  # the recording's mode must not see these calls
             try:
                 return _array_of(x)
             except RuntimeError:
@@ -43,8 +43,8 @@ def to_arrays(x: Any) -> Any:
         return x if all(map(is_, parts, x)) else kind(parts)
     if isinstance(x, PackedSequence):
         raise GraphError(
-            "a cell is given a PackedSequence, which is a batch of sequences that torch has made; give the cell the "
-            "tensor of one sequence, (n, d): autobatch makes the batches."
+            "a cell must not be given a PackedSequence, which is a batch of sequences; give the cell the tensor of one "
+            "sequence, (n, d): autobatch makes the batches."
         )
     if is_structure(x):
         own = parts_of(x)
@@ -55,8 +55,8 @@ def to_arrays(x: Any) -> Any:
 
 def _is_transformed() -> GraphError:
     return GraphError(
-        "a function that is recorded calls cells within torch.func (grad, vmap, jvp and the like), which cannot "
-        "transform what is recorded; call torch.autograd.grad(value, tensors, create_graph=True) for gradients."
+        "a recorded function calls cells within torch.func (grad, vmap, jvp and the like), which cannot transform "
+        "recorded calls; call torch.autograd.grad(value, tensors, create_graph=True) for gradients."
     )
 
 
@@ -66,11 +66,11 @@ def _array_of(tensor: torch.Tensor) -> Any:
         return parameter
     if tensor.device.type != "cpu":
         raise GraphError(
-            f"a cell is given a tensor of shape {tuple(tensor.shape)} on {tensor.device}; cells run on the processor: "
+            f"tensors given to a cell must be on the CPU, got one of shape {tuple(tensor.shape)} on {tensor.device}; "
             f"call .cpu() on it."
         )
     if tensor.layout is not torch.strided:
-        raise GraphError(f"a cell is given a tensor of layout {tensor.layout}, but values are dense; call .to_dense().")
+        raise GraphError(f"tensors given to a cell must be dense, got layout {tensor.layout}; call .to_dense().")
     dtype = tensor.dtype
     if dtype is CURRENT.dtype:
         return _input_of(tensor) if tensor.requires_grad else tensor.numpy()
@@ -80,13 +80,13 @@ def _array_of(tensor: torch.Tensor) -> Any:
 
 
 def _converted(tensor: torch.Tensor) -> Any:
-    """The value that stands for a tensor of another dtype."""
+    """Return the value that represents a tensor of another dtype than the module's."""
     dtype, model = tensor.dtype, CURRENT.dtype
     is_float = dtype.is_floating_point or dtype.is_complex
     if is_float and dtype not in WITHIN[model]:
         raise GraphError(
-            f"a cell is given a tensor of {dtype}, and the module computes in {model}; call .to({model}) on the "
-            f"tensor, or .double() on the module."
+            f"a tensor given to a cell must fit the dtype of the module, {model}, got {dtype}; call .to({model}) on "
+            f"the tensor, or .double() on the module."
         )
     if tensor.requires_grad:
         given = _input_of(tensor)
@@ -101,7 +101,7 @@ def _input_of(tensor: torch.Tensor) -> Any:
     if CURRENT.inputs is None:
         if CURRENT.has_gradients and torch.is_grad_enabled():
             raise GraphError(
-                f"a tensor of shape {tuple(tensor.shape)} asks for a gradient, which a recorded graph would lose; give "
+                f"a tensor of shape {tuple(tensor.shape)} requires a gradient, which a recorded graph would lose; give "
                 f"the instances themselves to the batched function, or tensor.detach()."
             )
         return to_floats(tensor.detach(), CURRENT.dtype).numpy()

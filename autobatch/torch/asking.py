@@ -1,8 +1,8 @@
-"""Functions of torch that ask for numbers: those of constants they get, others are refused, or need not be asked for.
+"""Torch functions that read numbers: constants have them; for others the function is rewritten, or an error is raised.
 
-While a body is traced, or run without numbers, what it computes from values and parameters has no numbers yet. Where
-the shape of a result depends on numbers that are constants, a function is spelled anew: an index of bools becomes one
-of ints. Data of a node become constants, which are part of its type, where a body asks for their numbers (`NeedsData`).
+While a body is traced, or run without numbers, tensors computed from values and parameters have no numbers yet. If the
+shape of a result depends only on constants, the function is rewritten ("respelled"): an index of bools becomes one of
+ints. If a body reads numbers of a node's data, these become constants, which are part of the node's type (`NeedsData`).
 """
 
 from __future__ import annotations
@@ -35,43 +35,43 @@ NUMBERS = {
     "bincount": "the largest number",
     "repeat_interleave": "how often to repeat a part",
 }
-"""Ops of torch whose results have no shape, or no place in the program, until the numbers are known."""
+"""Torch ops whose results need numbers, for their shape or for Python, and a description of these numbers."""
 FIRST, SECOND = slice(0, 1), slice(1, 2)
 ASKED = {"masked_select": SECOND, "index": SECOND, "equal": slice(0, 2)}
-"""The arguments whose numbers an op needs, where it is not the first."""
+"""The arguments whose numbers an op needs, if it is not the first."""
 Spelled = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
 class Numbers(Protocol):
-    """What knows of which tensors there are numbers."""
+    """An analysis that knows which tensors are constants."""
 
     def varies(self, x: Tensor) -> bool:
-        """Whether the numbers of a tensor are no constants."""
+        """Return whether the numbers of a tensor are not constant."""
 
     def values(self, tensors: Iterable[Tensor]) -> Iterable[Any] | None:
-        """What the program has of such tensors; None if that is unknown."""
+        """Return the values that such tensors represent in the program; None if they are unknown."""
 
 
 class Respelling(TorchFunctionMode):
-    """Calls functions that need no numbers in the place of torch's own, while rows are mapped."""
+    """The mode that replaces torch functions by equal ones that read no numbers, while rows are mapped."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         function, args, kwargs = respell(function, args, kwargs or {}, self) or (function, args, kwargs or {})
         return function(*args, **kwargs)
 
     def varies(self, x: Tensor) -> bool:
-        """Whether a tensor differs from row to row."""
+        """Return whether a tensor differs from row to row."""
         return torch._C._functorch.is_functorch_wrapped_tensor(x)
 
     def values(self, tensors: Iterable[Tensor]) -> None:
-        """Nothing: the outline has refused what asks for numbers."""
+        """Return None: the outline has already rejected functions that read numbers."""
 
 
 def check_numbers(op: Any, args: Any, numbers: Numbers) -> None:
-    """Refuse an op whose result is a number for Python, or has a shape, that depends on what is no constant.
+    """Check that an op needs no numbers that are not constant, for its shape or for Python.
 
     Raises:
-        NeedsData: it is one.
+        NeedsData: it needs some.
     """
     name = op.overloadpacket.__name__
     asked = [x for x in tensors_in(args[ASKED.get(name, FIRST)]) if numbers.varies(x)]
@@ -82,12 +82,14 @@ def check_numbers(op: Any, args: Any, numbers: Numbers) -> None:
 
 
 def refuse_numbers(what: str, op: str, values: Iterable[Any] | None) -> Never:
-    """Refuse what a function of torch asks for.
+    """Raise the NeedsData error of a function that reads numbers.
 
     Args:
-        values: of which it asks for numbers; None if that is unknown.
+        what: a description of the numbers.
+        op: the name of the function.
+        values: the values whose numbers it reads; None if they are unknown.
     """
-    advice = "choose between values by torch.where, or decide outside of the cell, after await ab.value(x)."
+    advice = "choose between values by torch.where, or decide outside the cell, after await ab.value(x)."
     raise NeedsData(
         f"a module asks for {what} ({op}), but it is only computed when the mini-batch runs; "
         f"{validation_advice() or advice}",
@@ -96,7 +98,7 @@ def refuse_numbers(what: str, op: str, values: Iterable[Any] | None) -> Never:
 
 
 def validation_advice() -> str:
-    """Return what to do if a distribution of torch asks for numbers to check them; an empty text if none does."""
+    """Return the advice for a distribution of torch that checks its numbers; "" if none is on the call stack."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not (
         frame.f_code.co_name in ("__init__", "_validate_sample")
@@ -107,17 +109,17 @@ def validation_advice() -> str:
 
 
 def respell(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: Numbers) -> Spelled | None:
-    """What computes the same as a function of torch of these arguments, and asks for no numbers; None if nothing does.
+    """Rewrite a call of a torch function as an equal one that reads no numbers; None if there is no need or no way.
 
     Raises:
-        NeedsData: the function would read numbers where there are none.
+        NeedsData: the function would read numbers that are not known yet.
     """
     spell = SPELL.get(function)
     return None if spell is None else spell(numbers, function, *args, **kwargs)
 
 
 def _give(numbers: Numbers, function: Any, x: Tensor, *options: Any, **others: Any) -> None:
-    """Refuse to give the numbers of a tensor that has none."""
+    """Raise a NeedsData error for the numbers of a tensor that has none."""
     if numbers.varies(x) and ((values := numbers.values([x])) is not None or x.is_meta):
         refuse_numbers("the numbers of a tensor", f".{function.__name__}()", values)
 
@@ -134,7 +136,7 @@ def _take(numbers: Numbers, function: Any, x: Tensor, index: Any) -> Spelled | N
 
 
 def _take_ints(x: Tensor, index: tuple[Any, ...]) -> Tensor:
-    """Take along each axis that a tensor of one int indexes, as torch does first, and then by the other parts."""
+    """Index first the axes with a tensor of one int, as torch does, and then the others."""
     axis, others = 0, list[Any]()
     for place, part in enumerate(index):
         if _is_int(part):
@@ -149,7 +151,7 @@ def _take_ints(x: Tensor, index: tuple[Any, ...]) -> Tensor:
 
 
 def _has_axis(part: Any) -> bool:
-    """Whether a part of an index is for an axis of the tensor, and adds none."""
+    """Return whether a part of an index selects along an axis of the tensor, instead of adding one."""
     return part is not None and not isinstance(part, bool)
 
 
@@ -188,7 +190,7 @@ def _split(
     indices = options.get("tensor_indices_or_sections", indices)
     if not isinstance(indices, Tensor):
         return None
-    if numbers.varies(indices):  # torch reads their memory, which is not there
+    if numbers.varies(indices):  # torch would read their memory, which does not exist
         refuse_numbers("where to split a tensor", "torch's tensor_split by a tensor", numbers.values([indices]))
     return function, (input, indices.tolist(), dim), {}
 
@@ -237,12 +239,12 @@ SPELL: dict[Any, Callable[..., Spelled | None]] = {
 
 
 def _is_int(x: Any) -> bool:
-    """Whether `x` is a tensor of one int."""
+    """Return whether `x` is a tensor of one int."""
     return isinstance(x, Tensor) and not x.dim() and x.dtype == torch.int64
 
 
 def _is_condition(x: Any) -> bool:
-    """Whether `x` is a tensor of bools."""
+    """Return whether `x` is a tensor of bools."""
     return isinstance(x, Tensor) and x.dtype in (torch.bool, torch.uint8)
 
 
@@ -251,5 +253,5 @@ def _is_known_condition(x: Any, numbers: Numbers) -> bool:
 
 
 def _places(condition: Tensor) -> tuple[Tensor, ...]:
-    """The index of ints that takes what an index of bools takes."""
+    """Convert an index of bools to the equivalent index of ints."""
     return condition.nonzero(as_tuple=True)

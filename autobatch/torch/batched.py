@@ -1,7 +1,7 @@
-"""A function over one instance that calls modules of torch, run on mini-batches, as one function in torch's own graph.
+"""A function of one instance that calls torch modules, run on mini-batches, as one function in torch's own graph.
 
-The outputs are tensors. Their `grad_fn` is a single function: it runs our backward stages, and gives torch the gradient
-of each parameter and of each tensor among the instances, which torch accumulates and passes on as ever.
+The outputs are tensors. Their `grad_fn` is a single function: it runs our backward stages, and returns to torch the
+gradient of each parameter and of each tensor among the instances. Torch accumulates and propagates them as usual.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from autobatch.tracebacks import hide_frames
 
 
 class TorchBatched(Batched):
-    """A function over one instance, run on mini-batches; made by `abt.batched`."""
+    """A function of one instance, run on mini-batches; made by `abt.batched`."""
 
     _is_served = False
     _derivative: TorchBatched | None = None
@@ -72,15 +72,15 @@ class TorchBatched(Batched):
     def __call__(self, instances: Iterable[Any]) -> Any:
         """Compute `[function(x) for x in instances]`, stacked, as tensors that can be differentiated.
 
-        Gradients of gradients, by `create_graph=True`, run the instances once more, see `autobatch.torch.passing`.
+        Gradients of gradients, by `create_graph=True`, run the instances again, see `autobatch.torch.passing`.
 
         Args:
-            instances: whatever the function takes, or graphs from `record_all`.
+            instances: arguments of the function, or graphs from `record_all`.
 
         Returns:
-            What the function returns, with tensors (B, *shape); lists, and what is in them, come back per instance.
-            Where shapes differ between instances, a list of tensors, one per instance. A tensor of shape (0,) for no
-            instances.
+            The structure of the function's result, with tensors (B, *shape). Lists, and their elements, stay per
+            instance. If shapes differ between instances, a list with one tensor per instance. A tensor of shape (0,)
+            for no instances.
 
         Raises:
             GraphError: torch compiles, traces or transforms the call; or a group of `ab.distributed` is entered.
@@ -90,8 +90,8 @@ class TorchBatched(Batched):
             return to_tensors(super().__call__(instances))
         if ENTERED.group is not None:
             raise GraphError(
-                "a function of abt.batched gives tensors, whose gradients ab.distributed.group does not add up; leave "
-                "the group, and wrap the module in torch's DistributedDataParallel."
+                "a function of abt.batched returns tensors, whose gradients ab.distributed.group does not add up; "
+                "leave the group, and wrap the module in torch's DistributedDataParallel."
             )
         try:
             instances = self._met(instances)
@@ -119,19 +119,19 @@ class TorchBatched(Batched):
     ) -> list[torch.Tensor | None]:
         """Differentiate the gradients of a mini-batch of this function.
 
-        They are those of `sum(g * y)` for outputs y with gradients g. In the given directions d, they change by the
-        gradients of `sum(g * (dy along d))`; and the gradient of g is dy along d.
+        These are the gradients of `sum(g * y)` for outputs y with gradients g. Along the given directions d, they
+        change by the gradients of `sum(g * (dy along d))`, and the gradient with respect to g is dy along d.
 
         Args:
             passing: the mini-batch.
-            gradients: of outputs, by slot.
+            gradients: the gradients of outputs, by slot.
             directions: for each of its tensors, the gradient of its gradient; None for zeros.
 
         Returns:
-            The gradients of the gradients of outputs, and of its tensors.
+            The gradients of the gradients of outputs, then those of its tensors.
 
         Raises:
-            GraphError: an op or a cell has no second derivative, or the instances are others now.
+            GraphError: an op or a cell has no second derivative, or the instances have changed.
         """
         derivative = self._derived()
         module = derivative.recorder.module
@@ -141,7 +141,7 @@ class TorchBatched(Batched):
             if d is not None:
                 d = d.to_dense() if d.is_sparse else d
                 of_parameters.append((parameter, module.tangent(name, parameter, d.requires_grad), d))
-        with torch.enable_grad():  # so that what the function computes of inputs has gradients, as it had
+        with torch.enable_grad():  # so that functions of inputs have gradients, as in the first run
             dtype = passing.dtype
             of_inputs = {k: to_floats(d.view_as(d), dtype) for k, d in enumerate(directions[n:]) if d is not None}
             moved = Directions([(parameter, tangent) for parameter, tangent, _ in of_parameters], of_inputs)
@@ -161,7 +161,7 @@ class TorchBatched(Batched):
         return [*(columns[slot] for slot in given), *(found.get(id(x)) for x in of_tensors)]
 
     def _pass(self, instances: list[Any], draw: tuple[int, int], held: list[Any]) -> Passing:
-        """Run a mini-batch of instances that move.
+        """Run a mini-batch of `Moved` instances.
 
         If cells were traced, it is recorded a second time. Types keep more products from then on, and
         `torch.autograd.gradgradcheck` needs results that are bit-identical to those of later calls.
@@ -181,7 +181,7 @@ class TorchBatched(Batched):
         return passing
 
     def _derived(self) -> TorchBatched:
-        """The derivative of the function along a direction, made once."""
+        """Return the directional derivative of the function, made once."""
         found = self._derivative
         if found is None or (found.planner, found.backend) != (self.planner, self.backend):
             function, module, *made, _ = self.__getstate__()["made"]
@@ -225,7 +225,7 @@ class TorchBatched(Batched):
         return super()._call(self._met(instances), *options, **named)
 
     def _met(self, instances: Iterable[Any]) -> list[Any]:
-        """The instances, in whose dtype a module without parameters computes."""
+        """Return the instances as a list; a module without parameters computes in their dtype from now on."""
         listed = list_instances(instances)
         module = self.recorder.module
         assert isinstance(module, TorchModule)
@@ -233,25 +233,25 @@ class TorchBatched(Batched):
         return listed
 
     def of_programs(self, wrap: Callable[[Callable[[Any], Any]], Callable[[Any], Any]]) -> Self:
-        """Another engine, of what `wrap` makes of the function; the one thread that may use it has no gradients."""
+        """Return another engine, of `wrap(function)`, for use by one thread, in which gradients are off."""
         twin = super().of_programs(wrap)
         twin._is_served = True
         return twin
 
     def options_now(self, training: bool, has_aux: bool | None) -> Options:
-        """The options with the facts of a call, see `autobatch.engine.session.Session`."""
+        """Return the options of a call, see `autobatch.engine.session.Session`."""
         if self._is_served:
             torch.set_grad_enabled(False)
             self._met(())
         return super().options_now(training, has_aux)
 
     def results_of(self, structures: Sequence[Any], columns: list[Any]) -> list[Any]:
-        """What the function returned for each of some instances, with tensors; see `autobatch.api.Batched`."""
+        """Return the function's result for each instance, with tensors; see `autobatch.api.Batched`."""
         results: list[Any] = to_tensors(super().results_of(structures, columns))
         return results
 
     def _typed(self, columns: list[Any]) -> list[Any]:
-        """The rows of each slot as tensors of what they stand for."""
+        """Convert the rows of each slot to tensors of the dtype that they represent."""
         return list(map(as_tensor, columns, self.recorder.slots.dtypes))
 
     def forward(self, step: Step, run: Run, copies: bool = True) -> None:
@@ -276,10 +276,11 @@ class TorchBatched(Batched):
         """Differentiate the run of a part; see `Session`.
 
         Args:
-            totals: take the gradients that torch finds, where given; else they are added to the others.
+            step, run, seeds, out, reader: see `Session`.
+            totals: receives the gradients that torch computes, by name; if None, they are added to the others.
 
         Raises:
-            GraphError: there is a reader, and torch finds gradients.
+            GraphError: there is a reader, and torch computes gradients of parameters.
         """
         tape = self._tapes.pop(run)
         with tape.open():
@@ -301,7 +302,7 @@ class TorchBatched(Batched):
         """Differentiate the run of a part for a reader; see `Session`.
 
         Raises:
-            GraphError: torch finds gradients.
+            GraphError: torch computes gradients of parameters.
         """
         tape = self._tapes.pop(run)
         with tape.open():
@@ -309,7 +310,7 @@ class TorchBatched(Batched):
         _refuse_sums(tape)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """A copy of a batched method is that of the copy of its module."""
+        """Reduce a batched method to its module and name, so that its copy belongs to the copy of the module."""
         function = self.recorder.function
         owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
         if isinstance(getattr(type(owner), name, None), BatchedMethod):
@@ -318,27 +319,28 @@ class TorchBatched(Batched):
 
     @classmethod
     def of(cls, made: Batched) -> Self:
-        """The same function, giving tensors."""
+        """Convert a batched function to one that returns tensors."""
         self = object.__new__(cls)
         self.__setstate__(made.__getstate__())
         return self
 
 
 def _refuse_sums(tape: Tape) -> None:
-    """Raise a GraphError if torch has computed gradients of parameters: they are sums over the instances."""
+    """Raise a GraphError if torch has computed gradients of parameters, because they are sums over the instances."""
     if any(True for _ in tape.gradients()):
         raise GraphError(
-            "gradients of each instance: torch runs a cell of this function itself, and gives the gradients of its "
-            "parameters as sums over instances; freeze these parameters, or leave reduce='none' and clip= out."
+            "gradients of each instance are not available, because torch runs a cell of this function itself, and "
+            "computes the gradients of its parameters as sums over instances; freeze these parameters, or leave "
+            "reduce='none' and clip= out."
         )
 
 
 class BatchedMethod:
-    """A method of a module of torch that takes mini-batches; made by `@abt.batched`.
+    """A method of a torch module that takes mini-batches; made by `@abt.batched`.
 
     Args:
-        function: over one instance.
-        options: of `ab.batched`.
+        function: the method of one instance.
+        options: the options of `ab.batched`.
     """
 
     def __init__(self, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
@@ -356,13 +358,13 @@ class BatchedMethod:
 
     def __call__(self, *args: Any) -> Any:
         raise GraphError(
-            f"{self._function.__name__!r} is a function of no module; give the module whose parameters it reads, "
-            f"abt.batched(function, module=model)."
+            f"{self._function.__name__!r} must be a method of a module; for a function, give the module whose "
+            f"parameters it reads, abt.batched(function, module=model)."
         )
 
 
 class _Made(dict[str, Any]):
-    """The batched methods of a module, which its copies make anew."""
+    """The batched methods of a module; copies of the module start with none."""
 
     def __reduce__(self) -> Any:
         return _Made, ()
@@ -373,13 +375,14 @@ def batched(function: Callable[[Any], Any], *, module: torch.nn.Module | None = 
 @overload
 def batched(*, module: torch.nn.Module | None = None, **options: Any) -> Callable[[Callable[..., Any]], Any]: ...
 def batched(function: Any = None, *, module: torch.nn.Module | None = None, **options: Any) -> Any:
-    """Turn a function over one instance into one over mini-batches, whose results are tensors with a `grad_fn`.
+    """Convert a function of one instance to one of mini-batches, whose results are tensors with a `grad_fn`.
 
     Args:
-        function: takes one instance and calls cells; a method of a module of torch, a module, a method of a module of
-            autobatch (see `abt.as_torch`), or a function. As `@abt.batched` it marks a method in the body of a class.
-        module: the owner of the parameters; by default that which `function` is, or is a method of.
-        options: those of `ab.batched`: policy, backend, max_bytes, seed, ...
+        function: a function of one instance that calls cells: a method of a torch module, a module, a method of a
+            module of autobatch (see `abt.as_torch`), or a function. As a decorator, `@abt.batched` marks a method in
+            the body of a class.
+        module: the owner of the parameters; by default the module that `function` is, or is a method of.
+        options: the options of `ab.batched`: policy, backend, max_bytes, seed, ...
     """
     refuse(batched, options, batched_arrays)
     if function is None:
@@ -392,14 +395,14 @@ def batched(function: Any = None, *, module: torch.nn.Module | None = None, **op
         return BatchedMethod(function, options)
     if not isinstance(owner, torch.nn.Module):
         raise GraphError(
-            f"abt.batched(function, module=...) takes a method of a module of torch, or a function and the module "
-            f"whose parameters it reads, not {show(function)} and {show(module)}."
+            f"abt.batched(function, module=...) must be given a method of a torch module, or a function and the module "
+            f"whose parameters it reads, got {show(function)} and {show(module)}."
         )
     return TorchBatched.of(batched_arrays(function, module=TorchModule(owner), **options))
 
 
 def _refuse_transforms() -> None:
-    """Refuse to run within what torch makes other functions of."""
+    """Raise a GraphError within a transform of torch, such as torch.compile."""
     if torch.compiler.is_compiling() or torch._C._dynamo.eval_frame.get_eval_frame_callback() is not None:
         what = "torch.compile"
     elif torch._C._is_tracing():
@@ -411,6 +414,6 @@ def _refuse_transforms() -> None:
     else:
         return
     raise GraphError(
-        f"{what} cannot take apart a batched function, which records and runs programs of its own; give it the plain "
+        f"{what} cannot transform a batched function, which records and runs programs of its own; give it the plain "
         f"function of one instance, or call the batched function outside."
     )

@@ -1,4 +1,4 @@
-"""Bodies of cells made of torch: traced, so that each op becomes one of ours, or recorded as one op that torch runs."""
+"""Bodies of torch cells: traced, so that each op becomes one of ours, or recorded as one op that torch runs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from autobatch.torch.tracing import NoCounterpart, Traced, Tracing, kind_of
 from autobatch.trace.elements import NeedsLength
 
 RUNS = ("auto", "autobatch", "torch")
-"""What may run a cell; "auto" is autobatch, and torch where that is impossible."""
+"""The libraries that may run a cell; "auto" is autobatch, or torch if that is impossible."""
 RUN_BY_TORCH = "is run by torch, which sees a list of tensors"
 
 WITHOUT_NUMBERS = "its data is not allocated yet", "Tensor.item() cannot be called on meta tensors"
-"""What torch says where C++ code reads the numbers of a tensor that has none."""
+"""Texts of torch's errors when C++ code reads the numbers of a tensor that has none."""
 READS_NUMBERS = (
     "a constructor such as torch.LongTensor(...) reads numbers that are only computed when the mini-batch runs; write "
     "torch.tensor(..., dtype=torch.int64)."
@@ -30,9 +30,10 @@ READS_NUMBERS = (
 
 
 def make_body(function: Callable[..., Any], runs: str) -> Callable[..., Any]:
-    """Make the body of a cell of a function of tensors: it takes values, and gives values.
+    """Convert a function of tensors to the body of a cell, which takes and returns values.
 
     Args:
+        function: the function.
         runs: one of `RUNS`.
     """
 
@@ -55,12 +56,12 @@ def make_body(function: Callable[..., Any], runs: str) -> Callable[..., Any]:
             if runs == "autobatch":
                 raise
             return _run_by_torch(function, given, tracing, str(lack))
-        except Exception as error:  # given lists of one length, the body raises it again if it is the body's
+        except Exception as error:  # if it is the body's own error, a trace with known lengths raises it again
             tracing.refuse_lists(f"does not take it at any length ({error})", unless_live=True)
             if isinstance(error, GraphError):
                 raise
             if runs == "autobatch":
-                if type(error) is RuntimeError:  # torch's own
+                if type(error) is RuntimeError:  # raised by torch
                     raise GraphError(f"torch cannot trace it: {_told(error)}") from error
                 raise
             try:
@@ -96,13 +97,13 @@ def _run_by_torch(function: Callable[..., Any], given: Any, tracing: Tracing, wh
 
 
 def _told(error: Exception) -> str:
-    """Return the first line of what torch says; of a constructor that is given tensors without numbers, more."""
+    """Return the first line of torch's message, or a better one for a constructor that reads missing numbers."""
     text = str(error).splitlines()[0]
     return READS_NUMBERS if any(words in text for words in WITHOUT_NUMBERS) else text
 
 
 def _builder(x: Any) -> Callable[[Iterator[torch.Tensor]], Any]:
-    """What builds `x` from other tensors."""
+    """Return a function that rebuilds `x` with other tensors in place of the traced ones."""
     if isinstance(x, Traced):
         return next
     if not is_structure(x):

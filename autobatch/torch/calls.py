@@ -1,7 +1,7 @@
-"""Calls of bodies that torch runs, from forward to backward: what torch's own autograd needs is kept in between.
+"""Calls of bodies that torch runs, kept from forward to backward with the data of torch's own autograd.
 
-A run in training keeps each call, and writes the number of the call and the row into the value of every node. The
-backward stage and the weight stage read them, and so find the call that computed a row.
+A training run keeps each call, and writes the number of the call and of the row into the value of every node. The
+backward stage and the weight stage read these to find the call that computed a row.
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ from autobatch.torch.structures import on_tensors
 
 Array = NDArray[Any]
 TICKET = 2
-"""Numbers behind the outputs of a node: the number of its call, and its row there."""
+"""The count of numbers after the outputs of a node: the number of its call, and its row there."""
 
 
 class Function(Protocol):
-    """What is called; see `autobatch.torch.opaque.Body`."""
+    """The interface of a called function; see `autobatch.torch.opaque.Body`."""
 
     @property
     def floats(self) -> Sequence[int]:
-        """The places of the arguments that are floats."""
+        """Return the places of the arguments with gradients."""
 
     @property
     def draws(self) -> bool:
-        """Whether it draws random numbers."""
+        """Return whether it draws random numbers."""
 
     @property
     def weights(self) -> list[torch.Tensor]:
-        """The parameters that have gradients."""
+        """Return the tensors of the trainable parameters."""
 
     def of_rows(self, tensors: Sequence[torch.Tensor], n_rows: int) -> Sequence[torch.Tensor]:
-        """The outputs of all rows."""
+        """Compute the outputs of all rows."""
 
 
 class Call:
     """A call on some rows, which can be differentiated.
 
     Args:
-        function: what is called.
+        function: the called function.
         tensors: the arguments of all rows.
-        n_rows: their number.
+        n_rows: the number of rows.
 
     Attributes:
-        outputs: of all rows.
-        is_noted: per row, whether its part of the gradients of parameters has been computed.
+        outputs: the outputs of all rows.
+        is_noted: for each row, whether its part of the gradients of parameters has been computed.
     """
 
     def __init__(self, function: Function, tensors: Sequence[torch.Tensor], n_rows: int) -> None:
@@ -67,16 +67,15 @@ class Call:
     def differentiate(
         self, gradient: torch.Tensor, rows: Array, inputs: bool, weights: bool
     ) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
-        """Differentiate some rows; what torch keeps is freed if these are all.
+        """Differentiate some rows; if these are all rows, torch's saved data are freed.
 
         Args:
-            gradient: of the outputs of these rows, one after the other.
-            rows: their numbers.
-            inputs, weights: whether the gradients of the arguments that are floats, and of the parameters, are asked
-                for.
+            gradient: the gradient of the outputs of these rows, a vector per row.
+            rows: the numbers of the rows.
+            inputs, weights: whether to compute the gradients of the arguments, and of the parameters.
 
         Returns:
-            These gradients; None for those that are zero.
+            The gradients of the arguments, and of the parameters; None for those that are zero.
         """
         n_rows = len(self.is_noted)
         is_whole = len(rows) == n_rows and np.array_equal(rows, np.arange(n_rows))
@@ -105,10 +104,10 @@ class Call:
 
 
 class _Instead(TorchFunctionMode):
-    """Gives functions of torch other tensors instead of parameters with hooks, which run at the end of backward, once.
+    """The mode that replaces parameters with hooks by other tensors, because their hooks run once, after backward.
 
     Args:
-        instead: the tensor, and the other one, by the `id` of the first.
+        instead: the parameter and its replacement, by the `id` of the parameter.
     """
 
     def __init__(self, instead: Mapping[int, tuple[torch.Tensor, torch.Tensor]]) -> None:
@@ -124,7 +123,7 @@ class _Instead(TorchFunctionMode):
 
 
 class Tape:
-    """The calls of a run, in order: what the backward pass differentiates."""
+    """The calls of a run, in order, for the backward pass."""
 
     def __init__(self) -> None:
         self._calls: list[Call] = []
@@ -132,7 +131,7 @@ class Tape:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Within the context, what this thread runs is on this tape."""
+        """Make this thread's calls use this tape within the context."""
         before, OPEN.tape = OPEN.tape, self
         try:
             yield
@@ -140,7 +139,7 @@ class Tape:
             OPEN.tape = before
 
     def add(self, function: Function, tensors: Sequence[torch.Tensor], tickets: Array) -> Sequence[torch.Tensor]:
-        """Call a function and keep the call; give the outputs, and write the tickets of all rows."""
+        """Call a function and keep the call; return the outputs, and write the tickets of all rows."""
         call = Call(function, tensors, len(tickets))
         tickets[:, 0], tickets[:, 1] = len(self._calls), np.arange(len(tickets))
         self._calls.append(call)
@@ -150,8 +149,10 @@ class Tape:
         """Compute the gradients of the arguments of some rows, and note those of the parameters.
 
         Args:
-            gradient: of the outputs of these rows, one after the other.
-            out: for each argument that is floats, the place of its gradient.
+            function: the function that computed these rows.
+            gradient: the gradient of the outputs of these rows, a vector per row.
+            tickets: the tickets of these rows.
+            out: for each argument with a gradient, the place of its gradient.
         """
         for call, rows, given in self._find(tickets):
             inputs, weights = call.differentiate(gradient[given], rows, True, not call.is_noted[rows].any())
@@ -162,8 +163,8 @@ class Tape:
     def weights(self, function: Function, gradient: torch.Tensor, tickets: Array, number: int) -> None:
         """Note the gradient of a parameter over some rows, unless it has been noted with that of the arguments.
 
-        Rows that the loss does not depend on are noted with the others of their call. Where their derivatives are
-        infinite, which times zero is not a number, the rows that are given are differentiated on their own.
+        Rows that the loss does not depend on have zero gradients, and are noted with the others of their call. If their
+        derivatives are infinite, the product with zero is not a number; then only the given rows are differentiated.
         """
         for call, rows, given in self._find(tickets):
             left = np.flatnonzero(~call.is_noted[rows])
@@ -183,7 +184,7 @@ class Tape:
                 total.add(of_rows)
 
     def gradients(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """The parameters of bodies, and the gradient of each; a parameter of several bodies comes several times."""
+        """Yield the parameters of bodies and their gradients; a parameter of several bodies occurs several times."""
         for function, totals in self._totals.items():
             for number, total in totals.items():
                 yield function.weights[number], total.value
@@ -197,7 +198,7 @@ class Tape:
                 totals[number] = Total(found)
 
     def _find(self, tickets: Array) -> Iterator[tuple[Call, Array, slice]]:
-        """The calls of rows, the numbers of the rows there, and where they are among those that are given."""
+        """Yield, for each call of the rows, the call, the numbers of the rows in it, and their slice of `tickets`."""
         numbers, rows = tickets.astype(np.int64).T
         ends = [*(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
         for first, end in zip([0, *ends], ends, strict=False):
@@ -206,14 +207,15 @@ class Tape:
 
 
 class Total:
-    """A sum of gradients: what came first, until there is a second, and then in memory of its own.
+    """A sum of gradients: the first tensor itself until a second is added, then a tensor in memory of its own.
 
     Args:
-        first: gradient.
+        first: the first gradient.
+        is_of_rows: see the attribute; `first` may then be changed in place.
 
     Attributes:
         value: the sum.
-        is_of_rows: whether rows that the loss does not depend on were left out one by one.
+        is_of_rows: whether it excludes the rows that the loss does not depend on.
     """
 
     def __init__(self, first: torch.Tensor, is_of_rows: bool = False) -> None:
@@ -221,7 +223,7 @@ class Total:
         self._is_own = is_of_rows
 
     def is_finite(self) -> bool:
-        """Whether all numbers are finite; False also where their sum is too large."""
+        """Return whether all numbers are finite; also False if their sum overflows."""
         return bool(self.value.sum().isfinite())
 
     def add(self, other: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Cells made of torch: a module, or a function of tensors, is traced once and batched over calls."""
+"""Cells made from torch: a module, or a function of tensors, is traced once and batched over calls."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ SPACES: dict[str, Any] = {
     "torch": torch, "Tensor": torch.Tensor, "TensorBase": torch._C.TensorBase, "functional": nn.functional,
     "linalg": torch.linalg, "special": torch.special, "fft": torch.fft,
 }  # fmt: skip
-"""Where functions of torch have names, which pickles hold."""
+"""The namespaces of torch's functions, by the names in pickles."""
 NORMS = SpectralNorm, nn.utils.parametrizations._SpectralNorm
 DROPOUT = nn.modules.dropout._DropoutNd
 LOOKUPS[nn.Module.__getattr__.__code__] = ("_parameters", "_buffers", "_modules")
 CALLED = "_compiled_call_impl"
-"""Module attribute that overrides what its calls run; set for cells while instances are recorded."""
+"""The module attribute that overrides the function that a call runs; set for cells while instances are recorded."""
 REPLACED.add(CALLED)
 M = TypeVar("M", bound=nn.Module)
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class TorchCell(Cell):
-    """A function of tensors marked with `abt.cell`, or the `forward` of a module that is.
+    """A function of tensors marked with `abt.cell`, or the `forward` of a marked module.
 
     Args:
-        function: of tensors.
-        runs: what runs it, see `abt.cell`.
-        name: in reports; by default the function's.
+        function: the function of tensors.
+        runs: the library that runs it, see `abt.cell`.
+        name: the name in reports; by default the function's.
     """
 
     reads: ClassVar[Mapping[str, Any]] = {"hooks of all modules": GLOBAL_HOOKS}
@@ -62,7 +62,7 @@ class TorchCell(Cell):
 
     def __init__(self, function: Callable[..., Any], runs: str = "auto", name: str = "") -> None:
         if runs not in RUNS:
-            raise GraphError(f"a cell is run by one of {', '.join(map(repr, RUNS))}, not by runs={runs!r}.")
+            raise GraphError(f"runs must be one of {', '.join(map(repr, RUNS))}, got {runs!r}.")
         super().__init__(make_body(_with_signature(function), runs))
         self.name, self.runs = name or self.name, runs
         self.eager = function
@@ -74,12 +74,12 @@ class TorchCell(Cell):
         return _call(self, None, args, kwargs)
 
     def __reduce__(self) -> Any:
-        """Name the function."""
+        """Return the qualified name of the function, by which pickle finds the cell."""
         return self.function.__qualname__
 
 
 def _with_signature(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function; one of C that does not say what it takes, as one that takes anything."""
+    """Return the function; wrap a C function without a signature in one that takes any positional arguments."""
     try:
         signature(function)
     except ValueError:
@@ -88,12 +88,12 @@ def _with_signature(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class MethodCell(TorchCell):
-    """A method of a class of modules as a cell; `__call__` is what a module itself is: `forward`, with its hooks.
+    """A method of a class of modules as a cell; `__call__` is `forward` with its hooks, as in a call of the module.
 
     Args:
         kind: the class.
-        method: its name there.
-        runs: what runs it, see `abt.cell`.
+        method: the name of the method.
+        runs: the library that runs it, see `abt.cell`.
     """
 
     def __init__(self, kind: type[nn.Module], method: str, runs: str) -> None:
@@ -103,7 +103,7 @@ class MethodCell(TorchCell):
 
     @property
     def path(self) -> str:
-        """Where a module has it."""
+        """Return the attribute path of the method on a module."""
         return "forward.called" if self.method == "__call__" else self.method
 
 
@@ -123,7 +123,9 @@ class Cut:
 
 
 class FunctionCell(TorchCell):
-    """A function of torch, such as `torch.cat`, as a cell: all that is no value is part of its type."""
+    """A function of torch, such as `torch.cat`, as a cell; arguments that are neither values nor arrays are part of its
+    type.
+    """
 
     is_single_op = True
 
@@ -136,11 +138,11 @@ class FunctionCell(TorchCell):
         self.eager = function
 
     def is_static(self, name: str, x: Any) -> bool:
-        """Whether part of the arguments is a parameter, or neither a value nor an array."""
+        """Return whether part of the arguments is a parameter, or neither a value nor an array."""
         return isinstance(x, Parameter) or (not isinstance(x, (np.ndarray, Operators)) and not is_structure(x))
 
     def __reduce__(self) -> Any:
-        """Name a function of torch, whose own name may be that of another or of none."""
+        """Return the namespace and name of a torch function for pickle; its `__name__` may not identify it."""
         for space, holder in SPACES.items():
             for name, x in vars(holder).items():
                 if x is self.eager:
@@ -150,7 +152,7 @@ class FunctionCell(TorchCell):
 
 @cache
 def cell_of_function(function: Callable[..., Any]) -> FunctionCell:
-    """The cell of a function of torch."""
+    """Return the cell of a function of torch, the same each time."""
     return FunctionCell(function)
 
 
@@ -172,7 +174,7 @@ class BoundTorchCell(BoundCell):
         return BoundTorchCell(cell_of_method(type(self.owner), "__call__", self.cell.runs), self.owner)  # type: ignore
 
     def __reduce__(self) -> Any:
-        """Make that of a copied module of the copy."""
+        """Return the arguments of `_bind`, so that the copy of a module gets a cell bound to the copy."""
         return _bind, (self.owner, self.cell.function.__name__, self.cell.runs)
 
 
@@ -181,8 +183,8 @@ def _call(cell: Any, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if current is not None and not isinstance(current, Builder):
         if isinstance(cell, MethodCell) and cell.method == "forward" and _has_backward_hooks(owner):
             raise GraphError(
-                f"a {cell.name} has backward hooks, which its forward alone does not run; call the module itself, as a "
-                f"part of the module that abt.batched is given, and record its instances in the thread that runs them."
+                f"a {cell.name} has backward hooks, which its forward alone does not run; call the module itself, as "
+                f"part of the module given to abt.batched, and record its instances in the thread that runs them."
             )
         return without_gradient(current.call_cell(cell, owner, args, kwargs))
     args, kwargs = on_leaves(_to_tensor, (args, kwargs))
@@ -190,12 +192,12 @@ def _call(cell: Any, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def without_gradient(x: Any) -> Any:
-    """Recorded values, detached if grad mode is off but was on when the recording began."""
+    """Detach recorded values if grad mode is off but was on when the recording began."""
     return x if torch.is_grad_enabled() or not CURRENT.has_gradients else on_leaves(_detached, x)
 
 
 def returning_without_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, with what it returns detached while grad mode is off."""
+    """Wrap a function so that its result is detached while grad mode is off."""
     return lambda *args, **kwargs: without_gradient(function(*args, **kwargs))
 
 
@@ -215,41 +217,43 @@ def cell(what: F, *, runs: str = "auto") -> F: ...
 def cell(*, runs: str = "auto") -> Callable[[F], F]: ...
 @checked()
 def cell(what: Any = None, *, runs: str = "auto") -> Any:
-    """Make a cell of a module of torch, or of a function or method of tensors.
+    """Make a cell from a torch module, or from a function or method of tensors.
 
-    A module stays what it is: its class, its parameters, their names. Called while instances are recorded, it makes a
-    node; called otherwise, it computes.
+    A module is returned itself, with the same class, parameters and names. A call while instances are recorded makes a
+    node; any other call computes immediately.
 
     Args:
-        what: an `nn.Module`, whose `forward` takes tensors, tuples, lists and dicts of them, ints, floats, bools and
-            texts, and returns tensors in any such structure; or a function, or a method of a module, that does. An int
-            becomes a tensor of one int. Shapes are those of one instance; a batch axis has length one. A list has any
-            length, and all are one type if the body treats its elements alike; else each length is a type. So are ints
-            and bools of the data that the body needs as numbers, by their numbers.
-        runs: "autobatch" makes a program of it, in which torch runs single ops that we lack; "torch" gives torch all of
-            it, for batches; "auto" is the first, or the second where that is impossible. `explain` says what torch
-            runs.
+        what: an `nn.Module`, or a function or a method of a module. It takes tensors, tuples, lists and dicts of them,
+            ints, floats, bools and strings, and returns tensors in any such structure. An int becomes a tensor of one
+            int. Shapes are those of one instance; a batch axis has length one. A list may have any length. All lengths
+            share one type if the body treats all elements alike; otherwise each length is a type. If the body needs
+            ints or bools of the data as numbers, each number is a type too.
+        runs: "autobatch" compiles it to a program, in which torch runs only single ops without a counterpart; "torch"
+            lets torch run all of it, on batches; "auto" is "autobatch", or "torch" if that is impossible. `explain`
+            shows what torch runs.
 
     Raises:
-        GraphError: `what` is none of these, or `runs` is another.
+        GraphError: `what` or `runs` is invalid.
     """
     if what is None:
         return lambda what: cell(what, runs=runs)
     if hasattr(what, "_orig_mod"):
-        raise GraphError("abt.cell takes a module itself, not what torch.compile made of it: autobatch compiles cells.")
+        raise GraphError(
+            "abt.cell must be given the module itself, not a torch.compile wrapper: autobatch compiles it."
+        )
     if isinstance(what, nn.Module):
         what.forward = _bind(what, "forward", runs)
         return what
     if isinstance(what, MethodType) and isinstance(what.__self__, nn.Module):
         return _bind(what.__self__, what.__name__, runs)
     if not callable(what):
-        raise GraphError(f"abt.cell takes a module of torch or a function of tensors, not {show(what)}.")
+        raise GraphError(f"abt.cell must be given a torch module or a function of tensors, got {show(what)}.")
     return TorchCell(what, runs)
 
 
 @cache
 def cell_of_method(kind: Any, method: str, runs: str) -> MethodCell:
-    """The cell of a method of a class of modules."""
+    """Return the cell of a method of a class of modules, the same each time."""
     return MethodCell(kind, method, runs)
 
 
@@ -259,19 +263,19 @@ def _bind(module: nn.Module, method: str, runs: str) -> BoundTorchCell:
 
 
 def _with_hooks(kind: Any) -> Callable[..., Any]:
-    """What a call of a module runs: `forward`, with the hooks of the module and of all modules."""
+    """Return the function that a call of a module runs: `forward`, with the module's hooks and global hooks."""
 
     @wraps(kind.forward)
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         for part in self.modules():
             if part._is_full_backward_hook is False and part._backward_hooks:
                 raise GraphError(
-                    f"a {type(part).__name__} has a hook of register_backward_hook, which sees no gradients of a "
-                    f"cell's own; use register_full_backward_hook."
+                    f"a {type(part).__name__} has a hook of register_backward_hook, which cannot see gradients inside "
+                    f"a cell; use register_full_backward_hook."
                 )
         given, kinds = list(args), list(signature(kind.forward).parameters.values())[1:]
         while given and len(given) <= len(kinds) and given[-1] is kinds[len(given) - 1].default:
-            given.pop()  # hooks see what the call gives, and a call of a cell gives the defaults
+            given.pop()  # a call of a cell passes defaults explicitly; hooks must not see them
         result = self._call_impl(*given, **kwargs)  # type: ignore[no-untyped-call]
         if isinstance(STAGE.current, Builder) and any(isinstance(part, DROPOUT) for part in self.modules()):
             STAGE.current.note_draw()  # so that graphs recorded in eval() run after train()
@@ -281,7 +285,7 @@ def _with_hooks(kind: Any) -> Callable[..., Any]:
 
 
 def _without_iterations(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method, which when traced refuses a module whose spectral norm would change buffers."""
+    """Wrap a method so that tracing raises a GraphError if a spectral norm of the module would change buffers."""
 
     @wraps(method)
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -290,8 +294,8 @@ def _without_iterations(method: Callable[..., Any]) -> Callable[..., Any]:
             if part.training and any(isinstance(x, NORMS) and x.n_power_iterations for x in norms):
                 raise GraphError(
                     f"{name or type(self).__name__!r} has a spectral norm in train(), which changes its buffers at "
-                    f"every call, and calls in a batch have no order; call eval() on that part, or compute the weight "
-                    f"outside of cells."
+                    f"every call, but calls in a batch have no order; call eval() on that part, or compute the weight "
+                    f"outside cells."
                 )
         return method(self, *args, **kwargs)
 
@@ -299,11 +303,11 @@ def _without_iterations(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _has_backward_hooks(module: nn.Module) -> bool:
-    """Whether a call of a module has hooks for its backward."""
+    """Return whether a call of a module runs backward hooks."""
     own = module._backward_hooks, module._backward_pre_hooks
     return any((*own, *(hooks for kind, hooks in GLOBAL_HOOKS.items() if kind.startswith("backward"))))
 
 
 def _to_tensor(x: Any) -> Any:
-    """An int as the tensor that a traced body would be given."""
+    """Convert an int to the tensor that a traced body would get; return other objects unchanged."""
     return torch.tensor(x) if type(x) is int else x

@@ -1,8 +1,8 @@
 """In-place operations on recorded values: `h += x`, `h.mul_(2)`, `F.relu_(h)`, `h[0] = x`.
 
-A recorded value is immutable, so changing it records a new value. The handle stands for the new value from then on,
+A recorded value is immutable, so changing it records a new value. From then on, the handle represents the new value
 under every name it has in the program, as with a changed tensor. Views are the exception, because torch also changes
-the tensor behind a view: in-place operations on a value that is a view or has views are refused.
+the tensor behind a view: in-place operations on a value that is a view or has views raise a GraphError.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ INSTEAD = "make a new tensor: x = x + y for x += y, torch.cat or torch.where for
 
 
 def is_in_place(name: str) -> bool:
-    """Whether the torch function of this name changes its first argument."""
+    """Return whether the torch function of this name changes its first argument."""
     return name in OPERATORS or name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
 
 
@@ -46,37 +46,37 @@ def change(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Record an in-place function of this name, and bind its first argument to the result.
 
     Raises:
-        GraphError: the first argument is a tensor with numbers, a view, or has views; or torch refuses it.
+        GraphError: the first argument is a tensor with numbers, a view, or has views; or torch rejects the result.
     """
     name = OPERATORS.get(name, name)
     return replace(args[0], named(name), lambda: _result(name, args[0], args[1:], kwargs))
 
 
 def replace(target: Any, method: str, make: Callable[[], Any]) -> Any:
-    """Bind a value to the result of `make`; `method` is the in-place torch function."""
+    """Bind a value to the result of `make`; `method` names the in-place torch function in messages."""
     if not isinstance(target, Value):
         raise GraphError(
             f"{method} changes a tensor in place by a recorded value, which is only computed when the mini-batch runs; "
-            f"begin sums with 0.0 instead of a tensor, and write x = x + value for x += value."
+            f"start sums with 0.0 instead of a tensor, and write x = x + value for x += value."
         )
     _check_own(target, method)
     if CURRENT.has_gradients and not torch.is_grad_enabled():
         raise GraphError(
-            f"{method} changes a recorded value in place while gradients are off, where torch keeps the gradient of "
-            f"the value before; {INSTEAD}"
+            f"{method} changes a recorded value in place while gradients are off, but torch would keep the gradient of "
+            f"the old value; {INSTEAD}"
         )
     new, dtype, shape = make(), target.dtype, tuple(target.shape)  # type: ignore[attr-defined]
     if not torch.can_cast(new.dtype, dtype) or tuple(new.shape) != shape:
         raise GraphError(
-            f"{method} gives {new.dtype} of shape {tuple(new.shape)}, which a tensor of {dtype} and shape {shape} "
-            f"cannot take in place; make a new tensor."
+            f"the result of {method} must fit a tensor of {dtype} and shape {shape} in place, got {new.dtype} of shape "
+            f"{tuple(new.shape)}; make a new tensor."
         )
     Flow.of(STAGE.current).replace(target, new if new.dtype is dtype else new.to(dtype))
     return target
 
 
 def _result(name: str, target: Any, rest: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Record the result of an in-place function as a separate value."""
+    """Record the result of an in-place function as a new value."""
     if name == "__setitem__":
         return STAGE.current.call_cell(cell_of_function(with_item), None, (target, *map(to_arrays, rest)), {})
     spaces: tuple[Any, ...] = target, torch, torch.nn.functional
@@ -99,6 +99,6 @@ def _check_own(target: Value, method: str) -> None:
     """Raise a GraphError if, in torch, other values may share memory with this one."""
     if isinstance(target, Rows) or target.is_row or Flow.of(STAGE.current).is_shared(target):
         raise GraphError(
-            f"{method} changes a recorded value in place that is a view of another one, or of which there are views, "
-            f"and torch would change these too; {INSTEAD}"
+            f"{method} changes a recorded value in place that is a view or has views, which torch would change too; "
+            f"{INSTEAD}"
         )

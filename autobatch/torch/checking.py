@@ -1,4 +1,4 @@
-"""A check for users' own functions: batched beside torch itself, one instance at a time."""
+"""A check of users' functions: batched results compared with torch itself, one instance at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from autobatch.torch.structures import leaves_of, tensors_in
 from autobatch.trace.awaiting import eager
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
-"""What numbers of a dtype may differ by, relative to the largest of their tensor, or to 1."""
+"""The maximum difference of numbers of a dtype, relative to the largest of their tensor, or to 1."""
 
 
 @checked(batched, batched_arrays)
@@ -40,26 +40,26 @@ def check_batched(
     are unchanged.
 
     Args:
-        function: of one instance, plain or async, as `abt.batched` takes it, or what that has made of one.
+        function: a function of one instance, plain or async, as for `abt.batched`, or an already batched one.
         instances: a mini-batch.
-        module: see `abt.batched`; None for a function that it has made.
-        tolerance: of differences, relative to the largest number of a tensor, or to 1; by default 1e-9 in float64,
-            1e-4 in float32.
-        options: of `abt.batched`; none for a function that it has made.
+        module: see `abt.batched`; None for an already batched function.
+        tolerance: the maximum difference, relative to the largest number of a tensor, or to 1; by default 1e-9 in
+            float64, 1e-4 in float32.
+        options: the options of `abt.batched`; none for an already batched function.
 
     Raises:
-        NumericError: something differs; it says of which instance or parameter, and by how much.
-        GraphError: the function draws random numbers, which are others where it is batched; no module is known; or
-            options are given for a function that has its own.
+        NumericError: a result or a gradient differs; the message names the instance or parameter, and the difference.
+        GraphError: the function draws random numbers, which differ when it is batched; no module is known; or options
+            are given for an already batched function.
 
     >>> check_batched(nn.Linear(2, 2), [torch.ones(2), torch.zeros(2)])
     """
     is_made = isinstance(function, TorchBatched)
     if is_made and (options or module is not None):
-        raise GraphError("check_batched: the function is batched already; give options where abt.batched makes it.")
+        raise GraphError("check_batched: the function is already batched; give the options to abt.batched.")
     run: Any = function if is_made else batched(function, module=module, **options)
     if isinstance(run, BatchedMethod):
-        run(instances)  # which says what it lacks
+        run(instances)  # raises the error that the module is missing
     owner = run.recorder.module
     assert isinstance(owner, TorchModule)
     with _unchanged(owner.module), torch.enable_grad():
@@ -75,18 +75,18 @@ def check_batched(
         totals = _total(expected), _total(_like(_rows(found, len(expected)), expected))
         gradients = [_differentiate(total, [*all_leaves.values()]) for total in totals]
     for x, wanted, given in zip(all_leaves.values(), *gradients, strict=True):
-        name = names.get(id(x), f"a tensor of shape {tuple(x.shape)}, which is no parameter")
+        name = names.get(id(x), f"a tensor of shape {tuple(x.shape)}, not a parameter")
         _compare_gradients(f"the gradient of {name}", wanted, given, tolerance)
 
 
 def _run_alone(function: Callable[[Any], Any], instances: Sequence[Any]) -> list[Any]:
-    """What torch gives for each instance."""
+    """Compute each instance by torch itself; GraphError if the function draws random numbers."""
     before = torch.get_rng_state()
     results = [eager(function, x) for x in instances]
     if not torch.equal(before, torch.get_rng_state()):
         raise GraphError(
-            "check_batched: the function draws random numbers, which are others where it is batched; call eval() on "
-            "the module."
+            "check_batched: the function draws random numbers, which differ when it is batched; call eval() on the "
+            "module."
         )
     return results
 
@@ -105,7 +105,7 @@ def _unchanged(module: nn.Module) -> Iterator[None]:
 
 
 def _rows(found: Any, n_instances: int) -> list[Any]:
-    """The results of all instances, of which a batched function gives tensors and lists."""
+    """Split the results of a batched function by instance."""
     return [_row(found, k) for k in range(n_instances)]
 
 
@@ -135,7 +135,7 @@ def _compare_gradients(what: str, wanted: Tensor | None, given: Tensor | None, t
 
 
 def _compare(what: str, wanted: Tensor, given: Tensor, tolerance: float | None) -> None:
-    """Compare a tensor that torch gives alone with that of a batched function."""
+    """Compare a tensor of torch alone with that of a batched function."""
     if wanted.shape != given.shape or wanted.dtype != given.dtype:
         kinds = [f"{x.dtype} of shape {tuple(x.shape)}" for x in (given, wanted)]
         raise NumericError(f"{what}: batched it is {kinds[0]}, torch alone gives {kinds[1]}.")
@@ -150,17 +150,17 @@ def _compare(what: str, wanted: Tensor, given: Tensor, tolerance: float | None) 
 
 
 def _total(results: Sequence[Any]) -> Tensor:
-    """A sum of all numbers that have gradients, each with a weight of its own."""
+    """Sum all numbers that have gradients, each with a random weight."""
     draw, total = torch.Generator().manual_seed(0), torch.zeros((), dtype=torch.float64)
     for x in (x for one in results for x in leaves_of(one) if isinstance(x, Tensor) and is_float(x.dtype)):
         weights = torch.rand(x.shape, generator=draw, dtype=torch.float64)
-        if x.requires_grad:  # constants get weights too, since they are batched beside results with gradients
+        if x.requires_grad:  # weights are drawn for constants too, which may be batched beside results with gradients
             total = total + (torch.view_as_real(x).sum(-1) if x.is_complex() else x).mul(weights).sum()
     return total
 
 
 def _like(found: Sequence[Any], expected: Sequence[Any]) -> list[list[Any]]:
-    """Return the results, detached where the expected one has no gradient."""
+    """Return the results as lists of tensors, detached if the expected one has no gradient."""
     pairs = [zip(leaves_of(x), leaves_of(y), strict=True) for x, y in zip(found, expected, strict=True)]
     return [
         [x if getattr(y, "requires_grad", False) else torch.as_tensor(x).detach() for x, y in each] for each in pairs

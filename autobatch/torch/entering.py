@@ -1,4 +1,4 @@
-"""Tensors that programs meet while they are recorded: parameters, data of nodes, and inputs that have gradients."""
+"""The state of a recording in torch: the module, the dtype, and the input tensors that have gradients."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ from autobatch.trace.inputs import FloatInput, Inputs
 
 
 class Precision(Protocol):
-    """What knows the dtype in which cells compute: a module of torch."""
+    """The interface of a torch module that determines the dtype in which cells compute."""
 
     @property
     def float_dtype(self) -> torch.dtype:
-        """The dtype."""
+        """Return the dtype."""
 
     def has_buffer(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor lies in the memory of one of the module's buffers."""
+        """Return whether a tensor shares the memory of one of the module's buffers."""
 
 
 class _Current(threading.local):
-    """What a recording in this thread takes note of: inputs that have gradients, and its module.
+    """The state of the recording in this thread.
 
     Attributes:
-        dtype: the dtype of the module, when the recording began; what is traced asks the module itself.
+        inputs: the input tensors that have gradients.
+        module: the module.
+        dtype: the dtype of the module when the recording began; traces read that of the module itself.
         has_gradients: whether grad mode was on then.
     """
 
@@ -44,13 +46,13 @@ CURRENT = _Current()
 
 
 class TensorInputs(Inputs):
-    """The tensors among the instances of a mini-batch that ask for gradients.
+    """The tensors among the instances of a mini-batch that require gradients.
 
     Args:
-        recording: what records.
+        recording: the recording of the mini-batch.
 
     Attributes:
-        tensors: each once, in the order in which cells were given them.
+        tensors: each tensor once, in the order in which cells got them.
     """
 
     def __init__(self, recording: Any) -> None:
@@ -60,7 +62,7 @@ class TensorInputs(Inputs):
 
     @contextmanager
     def recording_tensors(self) -> Iterator[None]:
-        """Within the context, tensors that cells are given become inputs."""
+        """Make tensors in the arguments of cells inputs within the context, if they require gradients."""
         before, CURRENT.inputs = CURRENT.inputs, self
         try:
             yield
@@ -68,7 +70,7 @@ class TensorInputs(Inputs):
             CURRENT.inputs = before
 
     def enter_tensor(self, tensor: torch.Tensor) -> FloatInput:
-        """The input that stands for a tensor."""
+        """Return the input that represents a tensor, the same for the same tensor."""
         if id(tensor) not in self._leaves:
             self._leaves[id(tensor)] = self._leaf(to_floats(tensor.detach(), CURRENT.dtype).numpy())
             self.tensors.append(tensor)
@@ -78,6 +80,7 @@ class TensorInputs(Inputs):
         """Split the gradients of all numbers by tensor; None for a tensor with no reached number.
 
         Args:
+            gradients: the gradients of all numbers, concatenated.
             is_reached: whether a result depends on each number.
         """
         shapes = [shape_within(tuple(tensor.shape), tensor.dtype) for tensor in self.tensors]
@@ -92,7 +95,7 @@ class TensorInputs(Inputs):
 
 
 def switch_grad_mode(is_on: bool | None) -> bool:
-    """Switch torch's grad mode on or off, None for neither; give what it was."""
+    """Switch torch's grad mode on or off, or leave it for None; return the previous mode."""
     before = torch.is_grad_enabled()
     if is_on is not None and is_on != before:
         torch.set_grad_enabled(is_on)

@@ -1,6 +1,6 @@
-"""Evaluate simple expressions of bytecode again: names, attributes, items, tuples and unions, without side effects.
+"""Repeated evaluation of simple bytecode expressions, without side effects: names, attributes, items, tuples, unions.
 
-Attributes are looked up without running properties or `__getattr__`; of containers, only those of Python are indexed.
+Attributes are looked up without running properties or `__getattr__`. Only Python's own containers are indexed.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class Expression(NamedTuple):
         parts = [part.evaluate(frame) for part in self.parts]
         if any(part is UNKNOWN for part in parts):
             return UNKNOWN
-        if self.kind in ("BUILD_TUPLE", "BINARY_OP"):  # isinstance takes a tuple of classes like their union
+        if self.kind in ("BUILD_TUPLE", "BINARY_OP"):  # to isinstance, a union of classes equals their tuple
             return tuple(parts)
         return _item(*parts)
 
 
 def instructions_until(code: CodeType, at: int) -> list[dis.Instruction]:
-    """Return the instructions of a code object up to an offset; one that loads two variables is given as two."""
+    """Return the instructions of a code object up to an offset; one that loads two variables is split in two."""
     found: list[dis.Instruction] = []
     for x in dis.get_instructions(code):
         if x.offset > at:
@@ -63,7 +63,7 @@ def instructions_until(code: CodeType, at: int) -> list[dis.Instruction]:
 
 
 def expression_before(code: Sequence[dis.Instruction], end: int) -> Expression | None:
-    """Return the expression whose last instruction is the last one before an index; None if it is not a simple one."""
+    """Return the expression that ends just before an index; None if it is not simple."""
     at = end - 1
     while at >= 0 and code[at].opname in BETWEEN:
         at -= 1

@@ -1,4 +1,4 @@
-"""Dependencies of an instance's recorded values, and which of them would share memory in torch.
+"""The dependencies of an instance's recorded values, and the values that would share memory in torch.
 
 The call log is read incrementally and on demand, so each call is read at most once.
 """
@@ -27,8 +27,9 @@ class Reach(NamedTuple):
     """The sources of a program's output.
 
     Attributes:
-        parameters: those that get gradients, if trained.
-        leaves: those that gradients flow to; shared: those whose memory the output may share.
+        parameters: the parameters that get gradients, if trained.
+        leaves: the input leaves that gradients flow to.
+        shared: the input leaves whose memory the output may share.
         is_shared: whether it may share other memory, such as that of data, a parameter or another output.
         is_twin: whether it may share memory with another output.
     """
@@ -44,8 +45,8 @@ class Flow:
     """The calls of the instance being recorded, as far as they have been read.
 
     Args:
-        calls: of the recording.
-        instance: number of the instance being recorded; None for an async function.
+        calls: the calls of the recording.
+        instance: the number of the instance being recorded; None for an async function.
     """
 
     def __init__(self, calls: Any, instance: int | None) -> None:
@@ -57,8 +58,10 @@ class Flow:
 
     @classmethod
     def of(cls, calls: Any) -> Flow:
-        """Return the flow of the instance being recorded; for an async function, of all instances since they last
-        waited."""
+        """Return the flow of the instance being recorded.
+
+        For an async function it is the flow of all instances since they last waited.
+        """
         instance = None if calls.begun is None else calls.log.n_instances
         if calls.noted is None or calls.noted.instance != instance:
             calls.noted = cls(calls, instance)
@@ -66,21 +69,21 @@ class Flow:
         return found
 
     def has_gradient(self, value: Value) -> bool:
-        """Whether a value depends on a trained parameter, or on a tensor that requires a gradient.
+        """Return whether a value depends on a trained parameter, or on a tensor that requires a gradient.
 
         Raises:
             GraphError: in an async function, whose calls are discarded when it waits.
         """
         if self._is_async:
             raise GraphError(
-                "requires_grad of a recorded value is asked for while an async function is recorded, whose calls are "
-                "forgotten when it waits; ask in a function that awaits nothing."
+                "requires_grad of a recorded value is not available in an async function, whose calls are discarded "
+                "when it waits; read it in a function that awaits nothing."
             )
         self._read()
         return any(ref in self._with_gradient for ref in getattr(value, "refs", (value.ref,)))
 
     def is_shared(self, value: Value) -> bool:
-        """Whether other tensors may share the memory of a value in torch: it is a view, or has views."""
+        """Return whether other tensors may share the memory of a value in torch: it is a view, or has views."""
         self._read()
         return self._has_views or value.ref in self._shared
 
@@ -95,7 +98,7 @@ class Flow:
             self._read_up_to = 0, 0
 
     def _is_view_in_use(self, form: int) -> bool:
-        """Whether values made by calls of a form may share memory with others."""
+        """Return whether values made by calls of a form may share memory with others."""
         shares = any(reach.shared or reach.is_twin for reach in reaches(self._calls.families[form].node_type.program))
         return shares and self._calls.log.uses_form(form)
 
@@ -145,8 +148,8 @@ class Root(NamedTuple):
     """The variable that a view reaches back to, and the part of it that holds the tensor.
 
     Attributes:
-        source: of the variable.
-        part: the variable itself, or one part of the vector that an opaque body gives: each of its results is a tensor
+        source: the source of the variable.
+        part: the variable itself, or one part of the result vector of an opaque body: each of its results is a tensor
             with memory of its own, unless some share a storage.
     """
 
@@ -166,7 +169,7 @@ def _root(program: CellProgram, output: int) -> Root:
 
 
 def _is_opaque(source: Any) -> TypeGuard[Instruction]:
-    """Whether torch runs the code that computes a variable."""
+    """Return whether torch runs the code that computes a variable."""
     return isinstance(source, Instruction) and source.op in (FORWARD, DRAWING)
 
 
@@ -194,6 +197,6 @@ def _reach(program: CellProgram, output: int, root: Any, is_twin: bool) -> Reach
 
 
 def _is_float(program: CellProgram, at: int) -> bool:
-    """Whether a value of a program is differentiable."""
+    """Return whether a value of a program is differentiable."""
     name = dtype_of(program.vars, at)
     return not int_limit(program.vars, at) and (not name or is_float(dtype_of_name(name)))

@@ -1,7 +1,7 @@
-"""Functions of torch that have an op of their own here: a trace meets them before torch takes them apart.
+"""Functions of torch that have an op of their own here: a trace intercepts them before torch decomposes them.
 
-Each is given values, parameters and arrays in the place of tensors, with torch's arguments. It returns NotImplemented
-where its arguments are others than it is for; torch then takes the function apart.
+Each takes torch's arguments, with values, parameters and arrays in place of tensors. It returns NotImplemented for
+unsupported arguments; torch then decomposes the function.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {}
 
 
 def stands_for(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Mark what stands for these functions of torch."""
+    """Register the decorated function as the counterpart of these functions of torch."""
 
     def mark(function: Callable[..., Any]) -> Callable[..., Any]:
         FUNCTIONS.update(dict.fromkeys(functions, function))
@@ -37,7 +37,7 @@ def stands_for(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., 
 
 @stands_for(functional.linear, torch._C._nn.linear)
 def linear(input: Any, weight: Any, bias: Any = None) -> Any:
-    """Multiply by a matrix of (out, in): a vector, rows of them, or one row of whatever rank."""
+    """Multiply a vector, rows of vectors, or one row of any rank, by a matrix (out, in), and add a bias."""
     shape = shape_of(input)
     if math.prod(shape[:-1]) > 1:
         product = matmul(input, ops.transpose(weight))
@@ -52,7 +52,7 @@ FUNCTIONS.update(dict.fromkeys((torch.matmul, torch.Tensor.matmul, torch.Tensor.
 
 @stands_for(torch.einsum, functional.bilinear)
 def einsum(equation: Any, *operands: Any) -> Any:
-    """Sum products of one or two values."""
+    """Sum products of one or two values in Einstein notation."""
     if not isinstance(equation, str) or len(operands) > 2 or "." in equation or "->" not in equation:
         return NotImplemented
     return ops.einsum(equation, *operands)
@@ -68,7 +68,7 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
-    """Look up rows of a table; that of `padding_idx` has no gradient."""
+    """Look up rows of a table; row `padding_idx` has no gradient."""
     if max_norm is not None or (scale_grad_by_freq and sparse):
         return NotImplemented
     rows = ops.lookup(weight, input)
@@ -82,7 +82,7 @@ def embedding(
 
 
 def _counts(ids: Any, row: tuple[int, ...]) -> Any:
-    """Count how often each id occurs among all, in a shape that divides rows of the shape `row`."""
+    """Count the occurrences of each id among all ids, in a shape that broadcasts to rows of shape `row`."""
     n = math.prod(shape_of(ids))
     are_equal = ops.equal(ops.reshape(ids, (n, 1)), ops.reshape(ids, (1, n)))
     return ops.reshape(ops.sum(are_equal, 1), (*shape_of(ids), *(1 for _ in row)))
@@ -90,7 +90,7 @@ def _counts(ids: Any, row: tuple[int, ...]) -> Any:
 
 @stands_for(torch.Tensor.__getitem__)
 def take(x: Any, index: Any) -> Any:
-    """Take the rows that ints of the data number."""
+    """Take rows by a value of ints."""
     return ops.lookup(x, index) if isinstance(index, Symbol) and not is_condition(index) else NotImplemented
 
 
@@ -102,7 +102,7 @@ def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = F
 
 @stands_for(functional.layer_norm)
 def layer_norm(input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
-    """Normalise the last axis."""
+    """Normalize the last axis."""
     if len(normalized_shape) != 1 or weight is None or bias is None:
         return NotImplemented
     return ops.layer_norm(input, weight, bias, eps=eps)
@@ -119,7 +119,7 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Any:
-    """Compare logits (C,) or (N, C) with labels, () or (N,); losses of labels to ignore are 0, and do not count."""
+    """Compute the loss of labels () or (N,) under logits (C,) or (N, C); ignored labels have loss 0 and no weight."""
     logits, labels = shape_of(input), shape_of(target)
     if weight is not None or label_smoothing or logits[:-1] != labels or not 1 <= len(logits) <= 2:
         return NotImplemented
@@ -132,7 +132,7 @@ def cross_entropy(
 
 @stands_for(torch.lstm_cell, torch._VF.lstm_cell)
 def lstm_cell(input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
-    """Make one step of an LSTM: h and c."""
+    """Compute one step of an LSTM: h and c."""
     h, c = hx
     i, f, g, o = ops.split(linear(input, w_ih, b_ih) + linear(h, w_hh, b_hh), 4)
     c = ops.sigmoid(f) * c + ops.sigmoid(i) * ops.tanh(g)
@@ -141,7 +141,7 @@ def lstm_cell(input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh:
 
 @stands_for(torch.gru_cell, torch._VF.gru_cell)
 def gru_cell(input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
-    """Make one step of a GRU."""
+    """Compute one step of a GRU."""
     r_x, z_x, n_x = ops.split(linear(input, w_ih, b_ih), 3)
     r_h, z_h, n_h = ops.split(linear(hx, w_hh, b_hh), 3)
     n = ops.tanh(n_x + ops.sigmoid(r_x + r_h) * n_h)
@@ -150,13 +150,13 @@ def gru_cell(input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: 
 
 @stands_for(torch.rnn_tanh_cell, torch._VF.rnn_tanh_cell)
 def rnn_tanh_cell(input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
-    """Make one step of an RNN."""
+    """Compute one step of an RNN with tanh units."""
     return ops.tanh(linear(input, w_ih, b_ih) + linear(hx, w_hh, b_hh))
 
 
 @stands_for(torch.rnn_relu_cell, torch._VF.rnn_relu_cell)
 def rnn_relu_cell(input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
-    """Make one step of an RNN with rectified units."""
+    """Compute one step of an RNN with rectified units."""
     return ops.relu(linear(input, w_ih, b_ih) + linear(hx, w_hh, b_hh))
 
 
@@ -171,7 +171,7 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Any:
-    """Scale and shift each channel by numbers that were seen before."""
+    """Normalize each channel by the running statistics, in evaluation."""
     if training or running_mean is None or len(shape_of(input)) < 2:
         return NotImplemented
     shape = (1, -1, *(1 for _ in shape_of(input)[2:]))
@@ -184,4 +184,4 @@ def batch_norm(
 
 
 NUMBERED = embedding, take, cross_entropy
-"""Functions that take ints, which number some of the floats."""
+"""Functions with int arguments that index floats."""

@@ -1,7 +1,7 @@
-"""`torch.autograd.grad` of recorded values: what a function over one instance differentiates while it is recorded.
+"""`torch.autograd.grad` of recorded values, for functions of one instance that differentiate while being recorded.
 
-The log of the calls of the instance, read backwards, gives calls of gradients, as `autobatch.trace.tape` has it. A
-tensor that asks for a gradient within the function becomes a recorded value, and so do all functions of it.
+Reading the instance's log of calls backwards gives the calls of gradients, see `autobatch.trace.tape`. A tensor that is
+made to require a gradient within the function becomes a recorded value, and so do all results computed from it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ GRAD: Any = torch.autograd.grad
 
 
 def as_variable(x: Any, was_asked: bool = False) -> Any:
-    """The recorded value that stands for a tensor by which a function differentiates; of no other kind, as it is.
+    """Return the recorded value of a tensor that a function differentiates by; return other objects unchanged.
 
     Args:
-        was_asked: whether the tensor asked for a gradient before; then that of the mini-batch reaches it.
+        x: the tensor.
+        was_asked: whether the tensor required a gradient before; then the gradient of the mini-batch reaches it too.
     """
     if type(x) is not torch.Tensor or not x.requires_grad or find_parameter(x) is not None:
         return x
@@ -41,10 +42,10 @@ def as_variable(x: Any, was_asked: bool = False) -> Any:
 
 
 def refuse_backward() -> None:
-    """Raise the GraphError of a recorded value that is told to run backward."""
+    """Raise the GraphError of a call of backward() on a recorded value."""
     raise GraphError(
-        "a function that is recorded calls backward() on a value, which is only computed when the mini-batch runs; "
-        "call it on what the batched function returns, and torch.autograd.grad(value, tensors) for gradients within."
+        "a recorded function calls backward() on a value, which is only computed when the mini-batch runs; call it on "
+        "the result of the batched function, or torch.autograd.grad(value, tensors) for gradients within the function."
     )
 
 
@@ -62,18 +63,20 @@ def grad(
     """Record the gradients of values; the arguments are those of `torch.autograd.grad`.
 
     Returns:
-        A value for each input, by name where the inputs are, without a gradient itself unless `create_graph`.
+        A value per input, in a dict if the inputs are one. The values have no gradients unless `create_graph` is set.
 
     Raises:
-        GraphError: an input is no recorded value, or no output depends on it; or the function is async.
+        GraphError: an input is not a recorded value, or no output depends on it; or the function is async.
     """
     if is_grads_batched:
-        raise GraphError("torch.autograd.grad of recorded values takes no is_grads_batched=True; call it in a loop.")
+        raise GraphError(
+            "is_grads_batched=True is not supported for recorded values; call torch.autograd.grad in a loop."
+        )
     calls, lift = STAGE.current, STAGE.current.lifting.lift
     if calls.begun is None:
         raise GraphError(
-            "torch.autograd.grad is called while an async function is recorded, whose calls are forgotten when it "
-            "waits; call it in a function that awaits nothing."
+            "torch.autograd.grad is not available in an async function, whose calls are discarded when it waits; call "
+            "it in a function that awaits nothing."
         )
     results = [_value(x, "differentiates") for x in _listed(outputs)]
     given = [None] * len(results) if grad_outputs is None else _listed(grad_outputs)
@@ -91,14 +94,14 @@ def grad(
 def _gradient(
     x: Value | TensorParameter, found: Derivatives, create_graph: bool, allow_unused: bool, materialize: bool
 ) -> Any:
-    """The gradient of a value or a parameter; None if there is none."""
+    """Return the gradient of a value or a parameter; None if no output depends on it."""
     shape: Any = x.key.detail if isinstance(x, Value) else x.shape
     ref = found.total(x.ref, shape) if isinstance(x, Value) else found.of_parameter(x, shape)
     if ref is None:
         if not allow_unused:
             raise GraphError(
-                f"torch.autograd.grad is asked for the gradient by {x!r}, on which no output depends; give "
-                f"allow_unused=True if that is meant."
+                f"torch.autograd.grad is called with the input {x!r}, on which no output depends; give "
+                f"allow_unused=True if that is intended."
             )
         return STAGE.current.zeros(shape) if materialize else None
     value = STAGE.current.handles.value(ref, shape)
@@ -110,42 +113,49 @@ def _listed(x: Any) -> Sequence[Any]:
 
 
 def _value(x: Any, what: str) -> Value:
-    """A value of floats of the module's dtype."""
+    """Return `x` as one value; GraphError unless it has floats of the module's dtype.
+
+    Args:
+        x: a value, or rows of values.
+        what: the use of the value, for the message.
+    """
     if isinstance(x, Rows):
         x = join_rows(x)
     if not isinstance(x, Value) or x.key.below or x.key.dtype:
         shape = tuple(getattr(x, "shape", ()))
         raise GraphError(
-            f"torch.autograd.grad {what} recorded values by recorded values in the dtype of the module, and was given "
-            f"{type(x).__name__} of shape {shape}; a tensor is recorded from x = x.requires_grad_() on, within the "
-            f"function."
+            f"torch.autograd.grad {what} recorded values by recorded values in the dtype of the module, got "
+            f"{type(x).__name__} of shape {shape}; call x = x.requires_grad_() within the function to record a tensor."
         )
     return x
 
 
 def _variable(x: Any) -> Value | TensorParameter:
-    """A value, or the parameter that a tensor is."""
+    """Return the parameter of a tensor that is one, or else `x` as a value."""
     parameter = find_parameter(x) if isinstance(x, torch.Tensor) else None
     return _value(x, "differentiates") if parameter is None else parameter
 
 
 def _seed(x: Value, gradient: Any) -> Any:
-    """The gradient of an output; ones for a scalar."""
+    """Return the gradient of an output; by default ones, for a value of one element."""
     shape: Any = x.key.detail
     if gradient is not None:
         given = to_arrays(gradient)
         if tuple(given.shape) != shape:
             raise GraphError(
-                f"torch.autograd.grad is given a gradient of shape {tuple(given.shape)} for a value of shape {shape}."
+                f"a gradient given to torch.autograd.grad must have the shape of its value, {shape}, got "
+                f"{tuple(given.shape)}."
             )
         return given
     if shape and int(np.prod(shape)) != 1:
-        raise GraphError(f"torch.autograd.grad is given a value of shape {shape}; sum it, or give grad_outputs.")
+        raise GraphError(
+            f"an output of torch.autograd.grad must be a scalar, got shape {shape}; sum it, or give grad_outputs."
+        )
     return np.ones(shape)
 
 
 def _without_saving(*args: Any, **kwargs: Any) -> Iterator[None]:
-    """Calls around a checkpointed function; none while instances are recorded, when nothing is kept for backward."""
+    """Run the steps around a checkpointed function; skip them while recording, which keeps nothing for backward."""
     if hasattr(STAGE.current, "patches"):
         yield
     else:

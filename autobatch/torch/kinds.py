@@ -1,9 +1,9 @@
-"""Kinds of numbers: how tensors of any dtype lie among the floats of a model, and come back.
+"""Kinds of numbers: how tensors of any dtype are stored as floats of a model, and converted back.
 
-Values of programs are floats of the model's dtype. What an op of torch gives in another dtype lies among them: numbers
-of a narrower dtype as they are, bools as 0 and 1, ints as whole numbers, and a complex number as two. The type of the
-value says what its numbers stand for (`autobatch.ops.shaping.stand_for`), and whatever reads it gets a tensor of that
-dtype.
+Values of programs are floats of the model's dtype. Results of torch ops in other dtypes are stored as such floats:
+numbers of a narrower dtype unchanged, bools as 0 and 1, ints as whole numbers, and a complex number as two floats. The
+type of the value names the dtype that its numbers represent (`autobatch.ops.shaping.stand_for`), and its readers get a
+tensor of that dtype.
 """
 
 from __future__ import annotations
@@ -25,59 +25,59 @@ WITHIN = {
         torch.complex128,
     ),
 }
-"""For each dtype of a model, the other dtypes that it holds to the bit, besides those of ints and bools."""
+"""For each dtype of a model, the other dtypes that it represents exactly, besides ints and bools."""
 MOST = {torch.float32: 2**24, torch.float64: 2**53}
-"""Up to here, whole numbers of a dtype are exact."""
+"""The largest magnitude up to which a dtype represents all ints exactly."""
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """The name of a dtype, as types of values have it."""
+    """Return the name of a dtype in types of values."""
     return str(dtype).removeprefix("torch.")
 
 
 def dtype_of_name(name: str) -> torch.dtype:
-    """The dtype of a name."""
+    """Return the dtype of this name."""
     dtype: torch.dtype = getattr(torch, name)
     return dtype
 
 
 def is_float(dtype: torch.dtype) -> bool:
-    """Whether numbers of a dtype have gradients."""
+    """Return whether numbers of a dtype have gradients."""
     return dtype.is_floating_point or dtype.is_complex
 
 
 def check_kind(dtype: torch.dtype, model: torch.dtype) -> None:
-    """Refuse a dtype that cannot lie among the floats of a model.
+    """Check that numbers of a dtype can be stored as floats of a model.
 
     Raises:
-        GraphError: it cannot.
+        GraphError: they cannot.
     """
     if dtype is not model and is_float(dtype) and dtype not in WITHIN[model]:
         raise GraphError(
-            f"it makes a tensor of {dtype}, which does not fit the {model} of the model; convert it in the cell, by "
+            f"it makes a tensor of {dtype}, which the model's {model} cannot represent; convert it in the cell, by "
             f".to(...), or call .double() on the module."
         )
 
 
 def shape_within(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[int, ...]:
-    """The shape of what holds a tensor among floats."""
+    """Return the shape of the floats that store a tensor."""
     return (*shape, 2) if dtype.is_complex else shape
 
 
 def shape_outside(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[int, ...]:
-    """The shape of the tensor that floats of this shape stand for."""
+    """Return the shape of the tensor that floats of this shape store."""
     return shape[:-1] if dtype.is_complex else shape
 
 
 def to_floats(x: torch.Tensor, model: torch.dtype) -> torch.Tensor:
-    """What holds a tensor among the floats of a model; ints and bools stay as they are, see `copy_whole`."""
+    """Convert a tensor to floats of a model; ints and bools stay unchanged, see `copy_whole`."""
     if x.dtype is model or not is_float(x.dtype):
         return x
     return torch.view_as_real(x.resolve_conj()).to(model) if x.dtype.is_complex else x.to(model)
 
 
 def from_floats(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The tensor of a dtype that floats, or ints of the data, stand for."""
+    """Convert floats, or ints of the data, to the tensor of a dtype that they represent."""
     if x.dtype is dtype:
         return x
     if not dtype.is_complex:
@@ -86,7 +86,7 @@ def from_floats(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def holds_ints(dtype: torch.dtype, x: torch.Tensor) -> bool:
-    """Whether floats of a dtype hold all numbers of a tensor of ints or bools."""
+    """Return whether floats of a dtype represent all numbers of a tensor of ints or bools exactly."""
     if x.dtype not in (torch.int32, torch.int64) or not x.numel():
         return True
     least, largest = (int(end) for end in torch.aminmax(x))
@@ -94,21 +94,21 @@ def holds_ints(dtype: torch.dtype, x: torch.Tensor) -> bool:
 
 
 def copy_whole(x: torch.Tensor, place: torch.Tensor) -> None:
-    """Copy ints or bools to a place among floats.
+    """Copy ints or bools to floats.
 
     Raises:
-        NumericError: there are ints that these floats do not hold.
+        NumericError: the floats cannot represent an int exactly.
     """
     if not holds_ints(place.dtype, x):
         largest = max(abs(int(end)) for end in torch.aminmax(x))
         raise NumericError(
-            f"a cell gives the int {largest}, but ints that cells compute are kept as {place.dtype}, exact up to "
-            f"{MOST[place.dtype]}; call .double() on the module, or compute it from the results."
+            f"ints that cells compute must be at most {MOST[place.dtype]}, because they are stored as {place.dtype}, "
+            f"got {largest}; call .double() on the module, or compute it from the results."
         )
     place.copy_(x)
 
 
 def as_tensor(column: Any, name: str) -> torch.Tensor:
-    """The rows of a result, as the tensor that they stand for."""
+    """Convert the rows of a result to the tensor that they represent; `name` is its dtype, "" for the model's."""
     x = column if isinstance(column, torch.Tensor) else torch.from_numpy(column)
     return from_floats(x, dtype_of_name(name)) if name else x

@@ -1,9 +1,8 @@
-"""The tensors under a module of torch, found by a walk that is repeated only where something was assigned.
+"""The tensors of a torch module, found by a walk that is repeated only after assignments.
 
-`named_parameters` and `named_buffers` of `nn.Module` read the dicts `_parameters`, `_buffers` and `_modules` of each
-module, and nothing else: as long as these hold the same objects under the same names, another walk would find the same.
-A module whose class or attributes have walks of their own, or other things in the place of these dicts, is always
-asked.
+`named_parameters` and `named_buffers` of `nn.Module` read only the dicts `_parameters`, `_buffers` and `_modules` of
+each module: as long as these hold the same objects under the same names, another walk would find the same. A module
+that overrides the walks, or replaces these dicts, is walked every time.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ class Walk(NamedTuple):
     places: dict[Place, Tensor]
 
     def has_modules_of(self, other: Walk) -> bool:
-        """Whether another walk found the same modules."""
+        """Return whether another walk found the same modules."""
         return len(self.modules) == len(other.modules) and all(map(is_, self.modules, other.modules))
 
     def is_same(self, other: Walk) -> bool:
-        """Whether another walk found the same modules, and the same tensors in the same places."""
+        """Return whether another walk found the same modules, and the same tensors in the same places."""
         tensors = self.places.values(), other.places.values()
         return self.has_modules_of(other) and [*self.places] == [*other.places] and all(map(is_, *tensors))
 
@@ -53,7 +52,7 @@ class Walk(NamedTuple):
 
 
 class KnownTensors:
-    """Knows the parameters and buffers of a module of torch."""
+    """The cached walk over the parameters and buffers of a torch module."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -62,7 +61,7 @@ class KnownTensors:
         self._snapshot: Snapshot | None = None
 
     def look(self) -> Walk:
-        """Return the present parameters and buffers; the same object until something changes."""
+        """Return the current parameters and buffers; the same object until something changes."""
         snapshot = self._snapshot
         if snapshot is None or not snapshot.holds() or not all(map(is_, map(type, self._walk.modules), self._kinds)):
             self._find()
@@ -91,7 +90,7 @@ def _places(modules: list[nn.Module]) -> Iterator[tuple[Place, Tensor]]:
 
 
 def _walks_as_torch(module: nn.Module) -> bool:
-    """Whether walks read the dicts of a module as `nn.Module` defines it."""
+    """Return whether walks read the dicts of a module as `nn.Module` defines them."""
     own, kind = vars(module), type(module)
     if any(name in own or getattr(kind, name) is not getattr(nn.Module, name) for name in WALKS):
         return False

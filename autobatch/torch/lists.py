@@ -1,11 +1,11 @@
 """Lists of any length in bodies of torch.
 
-A body is given as many tensors as the list of the present call holds; each stands for an element of the list
-(`autobatch.trace.elements`). `torch.stack` of all of them in order, and `torch.cat` if each is one row, give a value of
-as many rows (`autobatch.torch.rows`), to torch a tensor (n, d). Its n may be a plain number, because a body is traced
-for each length that it meets, and all traces must give one program.
+A body gets as many tensors as the list of the current call has elements; each tensor represents an element
+(`autobatch.trace.elements`). `torch.stack` of all of them in order, and `torch.cat` if each is one row, give a value
+with one row per element (`autobatch.torch.rows`), to torch a tensor (n, d). Its n may be a plain number, because a body
+is traced for each length that occurs, and all traces must give one program.
 
-Whatever tells elements apart needs the length: then the cell has a type for each.
+Code that distinguishes elements needs the length: the cell then has a type for each length.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from autobatch.trace.ragged import Ragged
 
 
 def apply(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Apply an op of ATen to values, among them elements of lists and ragged values.
+    """Apply an op of ATen to values, including elements of lists and ragged values.
 
     Raises:
-        NeedsLength: it does not treat all elements of a list alike.
+        NeedsLength: the op does not treat all elements of a list alike.
     """
     return _choose(name, OF_ELEMENTS.get(name, aten.OPS[name].function), OF_RAGGED.get(name), args, kwargs)
 
 
 def apply_function(function: Rule, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Apply one of our `autobatch.torch.functions` likewise."""
+    """Apply one of our `autobatch.torch.functions` in the same way as `apply`."""
     return _choose(function.__name__, function, FUNCTIONS_OF_RAGGED.get(function), args, kwargs)
 
 
@@ -49,13 +49,13 @@ def _choose(name: str, plain: Rule, of_ragged: Rule | None, args: Sequence[Any],
 
 
 def stack(tensors: Sequence[Any], dim: int = 0) -> Any:
-    """Values along an axis of their own; all elements of a list, along the first axis, become a ragged value."""
+    """Join values along a new axis; all elements of a list, along the first axis, become a ragged value."""
     whole = _whole(tensors) if dim % (len(shape_of(tensors[0])) + 1) == 0 else None
     return aten.shapes.stack(tensors, dim) if whole is None else whole.stacked()
 
 
 def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
-    """Values one after the other along an axis; all elements of a list, of one row each, become a ragged value."""
+    """Join values along an axis; all elements of a list, of one row each, become a ragged value."""
     shape = shape_of(tensors[0])
     whole = _whole(tensors) if shape[:1] == (1,) and dim % len(shape) == 0 else None
     if whole is None:
@@ -65,7 +65,7 @@ def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
 
 
 def add(x: Any, y: Any, *, alpha: float = 1) -> Any:
-    """x + alpha y; a first element added to zeros begins the sum of a list."""
+    """Compute x + alpha y; a first element added to zeros starts the sum of a list."""
     for one, other in ((x, y), (y, x)):
         if isinstance(one, Element) and one.at == FIRST and alpha == 1 and _is_zeros(other, one):
             return one.builder.sum_up_to(one)
@@ -73,7 +73,7 @@ def add(x: Any, y: Any, *, alpha: float = 1) -> Any:
 
 
 def _whole(tensors: Sequence[Any]) -> TracedList | None:
-    """The list of which these are all elements, in order; None if they stand elsewhere."""
+    """Return the list whose elements these are, all of them in order; None for other tensors."""
     first = next((x for x in tensors if isinstance(x, Element)), None)
     if first is None:
         return None
@@ -84,7 +84,7 @@ def _whole(tensors: Sequence[Any]) -> TracedList | None:
 
 
 def _is_zeros(x: Any, like: Element) -> bool:
-    """Whether `x` is a constant of zeros that broadcasts to the shape of an element."""
+    """Return whether `x` is a constant of zeros that broadcasts to the shape of an element."""
     is_constant = isinstance(x, (int, float, np.ndarray)) and np.ndim(x) <= len(like.shape)
     return is_constant and not np.any(x) and np.broadcast_shapes(np.shape(x), like.shape) == like.shape
 

@@ -34,18 +34,18 @@ MEMORY = {
     "data_ptr", "storage", "untyped_storage", "storage_offset", "stride", "set_", "resize_", "share_memory_",
     "pin_memory", "apply_", "map_",
 }  # fmt: skip
-"""Functions of a tensor's memory, which a recorded value lacks."""
+"""Functions that read a tensor's memory, which a recorded value does not have."""
 NUMBERS = {"item", "tolist", "numpy", "is_nonzero", "equal", "allclose", "__array__"}
 """Functions that return numbers to Python."""
 CONSTRUCTORS: Mapping[Any, bool] = {torch.as_tensor: True, torch.asarray: True, torch.tensor: False}
-"""Functions that make a tensor from anything, and whether gradients flow to a given tensor."""
+"""Functions that make a tensor from data, and whether gradients flow to a given tensor."""
 
 AWAIT = (
-    "they are computed when the mini-batch runs. An async function waits for them: `await ab.value(x)`; torch.where "
-    "chooses between values."
+    "they are computed when the mini-batch runs. An async function can wait for them by `await ab.value(x)`; "
+    "torch.where chooses between values."
 )
 BEFORE_INPUT = ("condition", "n", "sorted_sequence")
-"""Keyword arguments of functions of torch whose first argument is not `input`."""
+"""The first arguments of torch functions whose first argument is not `input`."""
 
 
 def probe(x: Any) -> Any:
@@ -54,7 +54,7 @@ def probe(x: Any) -> Any:
 
 
 def needs_no_node(name: str) -> bool:
-    """Whether the function of this name may need no node, because `tell` applies or refuses it."""
+    """Return whether the function of this name may need no node, because `tell` applies or rejects it."""
     return any(name in names for names in (MEMORY, NUMBERS, TELLING, MAKING, CONVERTING))
 
 
@@ -65,7 +65,7 @@ def tell(function: Callable[..., Any], name: str, args: Sequence[Any], kwargs: M
         GraphError: it needs a value's memory, or its numbers outside torch, or moves it to another device.
     """
     if name in MEMORY:
-        raise GraphError(f"{named(name)} needs the memory of a recorded value, which it has not; {AWAIT}")
+        raise GraphError(f"{named(name)} needs the memory of a recorded value, but values have no numbers yet; {AWAIT}")
     if name in NUMBERS:
         raise GraphError(f"{named(name)} needs the numbers of a recorded value now; {AWAIT}")
     if name not in TELLING and name not in MAKING and name not in CONVERTING:
@@ -80,8 +80,8 @@ def tell(function: Callable[..., Any], name: str, args: Sequence[Any], kwargs: M
         return found
     if found.device.type != "cpu":
         raise GraphError(
-            f"a recorded value is moved to {found.device} by {named(name)}, but functions that are batched compute on "
-            f"the processor; leave the module and the instances there."
+            f"a recorded value is moved to {found.device} by {named(name)}, but batched functions compute on the CPU; "
+            f"leave the module and the instances there."
         )
     return args[0] if found is given[0] else NotImplemented
 
@@ -96,7 +96,7 @@ def named(name: str) -> str:
 
 
 def construct(data: Any, dtype: torch.dtype | None = None, device: Any = None, **options: Any) -> Any:
-    """Make `torch.tensor` of numbers and values by functions of torch that need no numbers."""
+    """Build the result of `torch.tensor` of numbers and values by torch functions that need no numbers."""
     if isinstance(data, (list, tuple)) and data:
         parts = [
             _number(construct(part)) if isinstance(part, (Value, torch.Tensor)) else construct(part) for part in data
@@ -104,7 +104,7 @@ def construct(data: Any, dtype: torch.dtype | None = None, device: Any = None, *
         kind = parts[0].dtype
         for part in parts:
             kind = torch.promote_types(kind, part.dtype)
-        if any(part.is_meta for part in parts):  # a body that runs without numbers
+        if any(part.is_meta for part in parts):  # a body is running without numbers
             parts = [part.to("meta") for part in parts]
         made: Any = torch.stack([part if part.dtype is kind else part.to(kind) for part in parts])
     else:
@@ -114,14 +114,14 @@ def construct(data: Any, dtype: torch.dtype | None = None, device: Any = None, *
 
 
 def _number(x: Any) -> Any:
-    """Return a tensor of one element without axes, as torch takes it in a list."""
+    """Reshape a tensor of one element to a scalar, which torch accepts in a list; return others unchanged."""
     return x.reshape(()) if x.dim() and x.numel() == 1 else x
 
 
 def by_position(
     args: tuple[Any, ...], kwargs: dict[str, Any], with_other: bool
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments with the first operand of a function given by position, and `other` too if asked for."""
+    """Return the arguments with the first operand of a function by position, and `other` too if `with_other`."""
     if not args and kwargs.keys().isdisjoint(BEFORE_INPUT):
         for first in ("input", "tensors"):
             if first in kwargs:

@@ -1,4 +1,4 @@
-"""Modules of torch as modules of autobatch."""
+"""Torch modules as modules of autobatch."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ DATA_PTR, DTYPE, SHAPE, TENSOR = methodcaller("data_ptr"), attrgetter("dtype"), 
 
 
 class TorchModule(Module):
-    """A module of torch as autobatch sees it: its parameters and float buffers, by their names there.
+    """A torch module as a module of autobatch: its parameters and float buffers, by their names in torch.
 
     Args:
-        module: of torch.
+        module: the torch module.
 
     Attributes:
-        sparse: the names of parameters whose gradients are sparse tensors, where they are read by rows alone.
-        float_dtype: in which cells compute; traces of cells read it, and so are made again when it changes.
+        sparse: the names of parameters whose gradients are sparse tensors, as long as they are only read by rows.
+        float_dtype: the dtype in which cells compute; traces of cells read it, so a change makes them anew.
     """
 
     _adopt = staticmethod(to_arrays)
@@ -52,13 +52,13 @@ class TorchModule(Module):
         self._found: dict[str, TensorParameter] = {}
         self._tensors: list[torch.Tensor] = []
         self._n_left = 0
-        self._seen: tuple[Any, ...] = ()  # of the tensors, at the last look
+        self._seen: tuple[Any, ...] = ()  # the state of the tensors at the last look
         self._patched = Found()
         self._has_own = False
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of all parameters and float buffers; without any, that of the data that was met last, or float32.
+        """Return the dtype of all parameters and float buffers; without any, that of the last data, or float32.
 
         Raises:
             GraphError: they differ in dtype; the message names two.
@@ -67,8 +67,8 @@ class TorchModule(Module):
         if len(found) > 1:
             (dtype, name), (other, second) = sorted(found.items(), key=str)[:2]
             raise GraphError(
-                f"the tensors of {type(self.module).__name__} differ in dtype: {name!r} is {dtype} and {second!r} is "
-                f"{other}; call .to(torch.float32) or .double() on the whole module."
+                f"the tensors of {type(self.module).__name__} must have one dtype, got {dtype} for {name!r} and "
+                f"{other} for {second!r}; call .to(torch.float32) or .double() on the whole module."
             )
         return next(iter(found), np.dtype(FLOATS[self.float_dtype]))
 
@@ -87,13 +87,14 @@ class TorchModule(Module):
         return found
 
     def _value_methods(self) -> tuple[type, ...]:
-        """Those of tensors."""
+        """Return the methods of tensors."""
         return (TensorMethods,)
 
     def _patches(self) -> Sequence[Patch]:
-        """Methods that are cells, modules that are, and the attributes of other modules that these are.
+        """Return the patches of methods and modules that are cells, and of the attributes that hold such modules.
 
-        The same list as long as the attributes and the cells of all modules are the same, unless there are own modules.
+        The list is cached as long as the attributes and the cells of all modules stay the same, unless a module is an
+        `OwnModule`.
         """
         walk = self._known.look()
         if self._has_own or not self._patched.holds(walk):
@@ -107,7 +108,7 @@ class TorchModule(Module):
         yield from patches_in([*modules, *own])
         for parent in modules:
             bound = vars(parent).get("forward")
-            if isinstance(bound, BoundTorchCell):  # what calls of modules ask for first
+            if isinstance(bound, BoundTorchCell):  # a call of a module reads CALLED first
                 yield Patch(bound.called.cell, parent, vars(parent), CALLED)
             for name, child in parent._modules.items():
                 if child is None or name in vars(parent):
@@ -117,7 +118,7 @@ class TorchModule(Module):
                     yield Patch(bound.called.cell, child, vars(parent), name, partial(_make_proxy, child))
 
     def _named_parts(self) -> Iterator[tuple[str, Any]]:
-        """Modules of torch and of autobatch, and parameters."""
+        """Yield parameters, torch modules and modules of autobatch, each with its name."""
         yield from self.parameters().items()
         for name, module in self.module.named_modules():
             yield f"module {name}", module
@@ -126,16 +127,16 @@ class TorchModule(Module):
                 yield from ((f"{name} own {part}", x) for part, x in own if isinstance(x, Module))
 
     def _while_recording(self) -> AbstractContextManager[Any]:
-        """The context in which ops of parameters are recorded."""
+        """Return the context in which ops of parameters are recorded."""
         return OfParameters(self)
 
     def has_buffer(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor lies in the memory of one of the module's buffers."""
+        """Return whether a tensor shares the memory of one of the module's buffers."""
         memory = tensor.untyped_storage()._cdata
         return any(buffer.untyped_storage()._cdata == memory for buffer in self.module.buffers())
 
     def meet(self, instances: Any) -> None:
-        """Compute in the dtype of the parameters, or without any in that of tensors among the instances."""
+        """Set the dtype of computations: that of the parameters, or else of float tensors among the instances."""
         if not self._tensors or self._known.look() is not self._walk:
             self.parameters()
         tensors = self._tensors or tensors_in(instances)
@@ -153,7 +154,7 @@ class TorchModule(Module):
     def parameters(self) -> dict[str, Parameter]:
         """Return the parameters and float buffers, by name; the same dict until they or the modules change.
 
-        If a tensor was replaced, the parameter stays the same and stands for the new tensor.
+        If a tensor was replaced, the parameter stays the same and represents the new tensor.
         """
         walk, found, tensors = self._known.look(), self._found, self._tensors
         seen = _look_at(tensors)
@@ -172,7 +173,7 @@ class TorchModule(Module):
 
     @contextmanager
     def holding(self, tensors: Sequence[tuple[TensorParameter, torch.Tensor]]) -> Iterator[None]:
-        """Context manager that puts these tensors in the places of parameters."""
+        """Put these tensors in the places of parameters within the context."""
         holders: dict[object, torch.nn.Module] = {id(module): module for module in self._walk.modules}
         places, before = self._walk.by_tensor(), list[tuple[dict[str, Any], str, torch.Tensor]]()
         try:
@@ -227,23 +228,23 @@ class TorchModule(Module):
 
 
 def _look_at(tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-    """What parameters depend on, beside the dtypes of the tensors that they stand for."""
+    """Return the state that parameters depend on, besides the dtypes of their tensors."""
     return TensorParameter.n_moved, TensorParameter.n_left, [*map(DATA_PTR, tensors)], [*map(SHAPE, tensors)]
 
 
 def are_same(found: dict[str, Any], others: dict[str, Any]) -> bool:
-    """Whether two dicts hold the same objects under the same names, in the same order."""
+    """Return whether two dicts hold the same objects under the same names, in the same order."""
     return [*found] == [*others] and all(map(is_, found.values(), others.values()))
 
 
 def _can_follow(parameter: TensorParameter, tensor: torch.Tensor) -> bool:
-    """Whether a parameter may stand for a tensor that has no other parameter."""
+    """Return whether a parameter may switch to a tensor: it has no other parameter, and the same shape."""
     is_free = PARAMETERS.get(id(tensor), parameter) is parameter
     return is_free and tensor.shape == parameter.shape and tensor.is_floating_point()
 
 
 def _make_proxy(module: torch.nn.Module, function: Callable[..., Any]) -> Any:
-    """A proxy of a module that calls a function instead: modules are slow to find and to call."""
+    """Make a proxy of a module that calls a function instead, because modules are slow to look up and to call."""
     members = {
         "__call__": staticmethod(function),
         "__getattr__": lambda self, name: getattr(module, name),

@@ -1,8 +1,8 @@
-"""Cells that torch itself runs: a body with ops that we lack becomes one op, whose kernel calls the body on a batch.
+"""Cells that torch itself runs: a body with unsupported ops becomes one op, whose kernel calls the body on a batch.
 
-The op takes all values that the body reads, and gives all its outputs as one vector per node. How its kernel gives the
-body the rows of a batch follows from what the body does, see `autobatch.torch.outline`. In training the call is kept,
-and torch's own autograd differentiates it.
+The op takes all values that the body reads, and returns all its outputs as one vector per node. The analysis of the
+body decides how the kernel passes the rows of a batch, see `autobatch.torch.outline`. In training the call is kept, and
+torch's own autograd differentiates it.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from autobatch.torch.structures import tensors_in
 
 NUMBERS = count()
 ONCE = (
-    "its derivative is asked for inside the program, as second derivatives need it, but torch runs it, or an op of it "
-    "(see explain), and differentiates that once, after the run; write it with ops that have counterparts here."
+    "its derivative is needed inside the program, as for second derivatives, but torch runs it, or an op of it "
+    "(see explain), and differentiates that only once, after the run; write it with ops that have counterparts here."
 )
 
 
@@ -53,22 +53,25 @@ class Body:
     """A function of tensors that torch runs.
 
     Args:
-        name: of the cell.
-        function: gives tensors, in any structure.
+        name: the name of the cell.
+        function: a function of tensors that returns tensors, in any structure.
         kinds: the shapes and dtypes of its arguments, of one node, and whether these have gradients.
         model: the dtype of the model.
-        why: torch runs it, for `explain`.
+        why: the reason why torch runs it, for `explain`.
 
     Attributes:
-        model: the dtype of the model; outline: what the function does.
-        parameters: that it reads beside its arguments.
-        shapes: of the arguments among the floats of the model; floats: the places of those that have gradients.
-        constants: the places of those that no result is computed from, or that torch has no gradient for.
+        model: the dtype of the model.
+        outline: the analysis of the function.
+        parameters: the parameters that it reads beside its arguments.
+        shapes: the shapes of the arguments when stored as floats of the model.
+        floats: the places of the arguments with gradients.
+        constants: the places of arguments that no result depends on, or that torch has no gradient for.
         kinds: the shape and the dtype of each output.
-        outputs: the shape of each output among floats; size: how many numbers all have.
+        outputs: the shape of each output when stored as floats.
+        size: the number of floats of all outputs.
 
     Raises:
-        GraphError: torch cannot run it, or its result is nothing that a value can stand for.
+        GraphError: torch cannot run the function, or a value cannot represent its result.
     """
 
     def __init__(
@@ -86,24 +89,24 @@ class Body:
         for y in tensors_in(outline.result):
             check_kind(y.dtype, model)
             if y.layout is not torch.strided:
-                raise GraphError(f"it returns a tensor of layout {y.layout}; values are dense, so call .to_dense().")
+                raise GraphError(f"its result must be a dense tensor, got layout {y.layout}; call .to_dense().")
         self.outputs = [shape_within(*kind) for kind in self.kinds]
         self.size = sum(map(math.prod, self.outputs))
 
     def __repr__(self) -> str:
-        """The name and a number of its own: programs compare ops by what they print."""
+        """Return the name and a unique number, because programs compare ops by their text."""
         return f"{self.name} {self._number}"
 
     @property
     def draws(self) -> bool:
-        """Whether it draws random numbers."""
+        """Return whether it draws random numbers."""
         return self.outline.draws
 
     def needed_by(self, part: slice) -> list[int]:
         """Return the positions of the arguments, including parameters, to which gradients of an output flow.
 
         Args:
-            part: of the vector of all outputs; for any other part the result is empty.
+            part: the part of the vector of all outputs that holds this output; for other parts the result is empty.
         """
         numbers = {id(parameter): len(self.shapes) + n for n, parameter in enumerate(self.parameters)}
         ends = accumulate(map(math.prod, self.outputs), initial=0)
@@ -117,23 +120,23 @@ class Body:
 
     @property
     def weights(self) -> list[Tensor]:
-        """The parameters that have gradients."""
+        """Return the tensors of the trainable parameters."""
         return [p.tensor for p in self.parameters if p.trainable]
 
     def of_rows(self, tensors: Sequence[Tensor], n_rows: int) -> Sequence[Tensor]:
-        """The outputs of all rows, among the floats of the model; ints and bools as they are."""
+        """Compute the outputs of all rows, as floats of the model; ints and bools stay."""
         if self._way is Way.WHOLE:
             return self._of_row(*tensors)
         if self._way is Way.MAPPED:
             try:
                 return self._mapped(tensors)
-            except RuntimeError:  # a rule does not take the rows as they lie in memory, as that of group_norm
+            except RuntimeError:  # a rule, such as that of group_norm, rejects the memory layout of the rows
                 self._way = Way.ONE_BY_ONE
         by_row = [self._of_row(*(x[k] for x in tensors)) for k in range(n_rows)]
         return [torch.stack(ys) for ys in zip(*by_row, strict=True)]
 
     def _mapped(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The function of all rows, by `vmap`."""
+        """Compute all rows by `vmap`."""
         respelling = Respelling() if self.outline.is_respelled else nullcontext()
         attending = sdpa_kernel(SDPBackend.MATH) if self.outline.attends else nullcontext()
         with respelling, attending:
@@ -141,23 +144,23 @@ class Body:
         return found
 
     def _of_row(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """The function, of what lies among floats."""
+        """Compute one row, from and to tensors stored as floats."""
         given = (from_floats(x, dtype) for x, dtype in zip(tensors, self._dtypes, strict=True))
         return tuple(to_floats(y, self.model) for y in tensors_in(self._function(*given)))
 
     def forward(self, arrays: Sequence[Any], out: Any) -> None:
-        """Compute the outputs of all rows, as vectors with tickets behind them."""
+        """Compute the outputs of all rows, as vectors followed by their tickets."""
         tape, arrays = OPEN.tape, arrays[: len(self.shapes)]
         if tape is None:
             with torch.no_grad():
                 found = self.of_rows(self._enter_all(arrays, len(out)), len(out))
-        else:  # from copies, as the backend may use the memory of the arguments again
+        else:  # copy, because the backend may reuse the memory of the arguments
             found = tape.add(self, self._enter_all(map(np.array, arrays), len(out)), out[:, self.size :])
         for y, place, shape in zip(found, _columns(out, self.outputs), self.outputs, strict=False):
             if y.shape[1:] != shape:
                 raise GraphError(
-                    f"{self.name} gives a tensor of shape {tuple(y.shape[1:])}, but of {shape} without numbers; "
-                    f"compute it outside of cells."
+                    f"the result of {self.name} must have shape {shape}, as without numbers, got {tuple(y.shape[1:])}; "
+                    f"compute it outside cells."
                 )
             flat = y.detach().reshape(place.shape)
             if is_float(flat.dtype):
@@ -166,51 +169,51 @@ class Body:
                 copy_whole(flat, place)
 
     def _enter_all(self, arrays: Iterable[Any], n_rows: int) -> list[Tensor]:
-        """The arguments as tensors; ints and bools, which may lie among floats, as such."""
+        """Convert the arguments to tensors; ints and bools, which may be stored as floats, to their own dtypes."""
         tensors = [_enter(array, n_rows) for array in arrays]
         return [x if is_float(dtype) else x.to(dtype) for x, dtype in zip(tensors, self._dtypes, strict=True)]
 
     def backward(self, g: Any, tickets: Any, out: Any) -> None:
-        """Compute the gradients of all arguments that are floats, as vectors."""
+        """Compute the gradients of the arguments in `floats`, as vectors."""
         _tape().inputs(self, _enter(g, len(out)), tickets, _columns(out, [self.shapes[k] for k in self.floats]))
 
     def note_weight(self, g: Any, tickets: Any, number: int) -> None:
-        """Note the gradient of a parameter, of all rows together, on the tape of the run."""
+        """Note the gradient of a parameter, summed over all rows, on the tape of the run."""
         if self.parameters[number].trainable:
             at = sum(p.trainable for p in self.parameters[:number])
             _tape().weights(self, _enter(g, len(tickets)), tickets, at)
 
 
 def _enter(array: Any, n_rows: int) -> Tensor:
-    """An array (rows, *shape) as a tensor, in its own memory where it can be; a single row or number stands for all."""
+    """Convert an array (rows, *shape) to a tensor, sharing memory if possible; repeat a single row or number."""
     array = np.atleast_1d(array)
     if len(array) != n_rows or not array.flags.writeable:
         array = np.array(np.broadcast_to(array, (n_rows, *array.shape[1:])))
     x = torch.from_numpy(array)
-    return x if array.size else x.new_empty(x.shape)  # whose strides are torch's
+    return x if array.size else x.new_empty(x.shape)  # with torch's strides for empty tensors
 
 
 def _columns(out: Any, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-    """The columns of a matrix in which the rows of these shapes lie, one after the other."""
+    """Split a matrix into the columns of consecutive parts of these shapes; the result shares its memory."""
     ends = accumulate(map(math.prod, shapes), initial=0)
     whole = torch.from_numpy(out)
     return [whole[:, first:end] for first, end in pairwise(ends)]
 
 
 def _tape() -> Tape:
-    assert OPEN.tape is not None, "what is differentiated has run in training"
+    assert OPEN.tape is not None, "only training runs are differentiated"
     return OPEN.tape
 
 
 def _draw(xp: Any, *arrays: Any, out: Any, body: Body, site: int, random: Randomness) -> None:
-    """Run a body that draws: torch's generator starts from a number of ours, and is afterwards as it was before."""
+    """Run a body that draws random numbers: seed torch's generator with a number of ours, and restore it afterwards."""
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(int(random.uniform(np, arrays[-1], site, ())[0]))
         body.forward(arrays, out)
 
 
 def _pullback(g: Any, y: Any, *args: Any, body: Body, site: int = 0) -> tuple[Any, ...]:
-    """The gradients of all arguments of a call: values, parameters, and the number of the draw, which has none."""
+    """Return the gradients of all arguments of a call: values, parameters, and the draw number, which has none."""
     tickets = slice_(y, index=slice(body.size, body.size + TICKET))
     gradients: list[Any] = [None] * len(body.shapes)
     if body.floats:
@@ -223,7 +226,7 @@ def _pullback(g: Any, y: Any, *args: Any, body: Body, site: int = 0) -> tuple[An
 
 
 def _note_weight(xp: Any, g: Any, tickets: Any, out: Any, body: Body, number: int) -> None:
-    """The gradient of a parameter where its rows are added up later."""
+    """Note the gradient of a parameter, and write zeros: the rows of `out` are summed later."""
     out[...] = 0
     body.note_weight(g, tickets, number)
 
@@ -258,17 +261,17 @@ WEIGHTS = Op(
     kernel=_note_weight,
     row_sum=lambda xp, g, tickets, out, body, number: body.note_weight(g[0], tickets[0], number),
 )
-"""Adds nothing: the calls of the run keep the gradient (`autobatch.torch.calls`), which may be large."""
+"""The gradient of a parameter; adds zeros, because the run's calls keep the gradient (`autobatch.torch.calls`)."""
 
 
 class Reads(NamedTuple):
-    """What a program reads and draws.
+    """The parameters that a program reads, and whether it draws random numbers.
 
     Attributes:
         parameters: the `id`s of all parameters that it reads.
-        by_others: those whose gradients autobatch computes: code other than a torch body reads them, or they are an
-            argument of one.
-        draws: whether an op of it draws random numbers.
+        by_others: those whose gradients autobatch computes: code other than a torch body reads them, or they are
+            arguments of one.
+        draws: whether one of its ops draws random numbers.
     """
 
     parameters: frozenset[int]
@@ -280,7 +283,7 @@ _READS: WeakKeyDictionary[CellProgram, Reads] = WeakKeyDictionary()
 
 
 def reads_of(program: CellProgram) -> Reads:
-    """What a program reads and draws, found once."""
+    """Return the reads and draws of a program, cached."""
     found = _READS.get(program)
     if found is None:
         parameters, by_others = map(frozenset, (map(id, program.parameters), map(id, _read_by_others(program))))
@@ -291,7 +294,7 @@ def reads_of(program: CellProgram) -> Reads:
 
 
 def _read_by_others(program: CellProgram) -> Iterator[Parameter]:
-    """Return the parameters of a program that code other than a torch body reads, or that are an argument of one."""
+    """Yield the parameters of a program that code other than a torch body reads, or that are arguments of one."""
     for var in program.vars:
         if isinstance(var.source, Instruction):
             is_torch = var.source.op in (FORWARD, DRAWING)
@@ -303,8 +306,8 @@ def _read_by_others(program: CellProgram) -> Iterator[Parameter]:
 
 
 def record_call(body: Body, values: Sequence[Any]) -> list[Any]:
-    """Record a call of a function that torch runs, of values of the program; its outputs, in order."""
-    values = [STAGE.current.wrap(x) for x in values]  # a constant, too, is computed when the mini-batch runs
+    """Record a call, on values of the program, of a function that torch runs; return its outputs in order."""
+    values = [STAGE.current.wrap(x) for x in values]  # constants are evaluated when the mini-batch runs, too
     values = [stop_gradient(x) if k in body.constants else x for k, x in enumerate(values)]
     if body.draws:
         draw, site = STAGE.current.next_draw()
@@ -320,7 +323,7 @@ def record_call(body: Body, values: Sequence[Any]) -> list[Any]:
 
 
 def _parts(flat: Any, shapes: Sequence[tuple[int, ...]]) -> list[Any]:
-    """The values of these shapes that lie one after the other in a vector."""
+    """Split a vector into consecutive values of these shapes."""
     found, first = [], 0
     for shape in shapes:
         size = math.prod(shape)

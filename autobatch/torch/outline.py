@@ -1,12 +1,12 @@
-"""What a function of tensors does, by the definition of what it calls: shapes, what it reads, how many rows may run it.
+"""The analysis of a function of tensors: its shapes, the parameters it reads, and how to run it on many rows.
 
-The function runs once on tensors without numbers (the "meta" device), so nothing is concluded from numbers. It computes
-for one row, and there are three ways to compute many rows, each of which gives every row what it has alone:
+The function runs once on tensors without numbers (the "meta" device), so the conclusions never depend on numbers. It
+computes one row. There are three ways to compute many rows, which all give each row the result that it has alone:
 
-- `WHOLE`: the function is given all rows at once, along a leading axis, if all that it calls computes element by
-  element, or along the last axes (`autobatch.torch.per_row`), and it asks for no shape.
+- `WHOLE`: call the function once on all rows, along a leading axis, if all functions that it calls work element by
+  element or along the last axes (`autobatch.torch.per_row`), and it reads no shape.
 - `MAPPED`: `torch.func.vmap`, if each op has a rule for it.
-- `ONE_BY_ONE`: one row after the other. Hooks of tensors and `autograd.Function`s see the gradients of one row there.
+- `ONE_BY_ONE`: one row after the other. Hooks of tensors and `autograd.Function`s then see the gradients of one row.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Kind(NamedTuple):
     has_gradient: bool
 
     def rows(self, n: tuple[int, ...], device: str = "meta") -> Tensor:
-        """A tensor of this kind with more axes in front, without numbers, or (device "cpu") with some of no meaning."""
+        """Make a tensor of this kind with leading axes `n`, without numbers, or (device "cpu") with arbitrary ones."""
         with unheard(), torch.inference_mode(False), torch.enable_grad():
             x = torch.ones((*n, *self.shape), dtype=self.dtype, device=device)
             if device == "cpu" and self.dtype.is_floating_point and len(self.shape) > 1:
-                x = x + torch.eye(*self.shape[-2:], dtype=self.dtype)  # a matrix that has an inverse
+                x = x + torch.eye(*self.shape[-2:], dtype=self.dtype)  # make matrices invertible
             return x.requires_grad_().clone() if self.has_gradient else x
 
 
@@ -54,32 +54,32 @@ CHANGED = (
     "an argument x, not torch.zeros(n)."
 )
 CHECKING = {functional.gaussian_nll_loss, torch.corrcoef, torch.cov, torch.istft}
-"""Functions that ask for numbers only to refuse them."""
+"""Functions that read numbers only to validate them."""
 OTHERWISE_SHAPED = {torch.native_batch_norm, torch._native_batch_norm_legit}
-"""Functions whose results have other shapes without numbers, in torch 2.13."""
+"""Functions whose results have wrong shapes on tensors without numbers, in torch 2.13."""
 DROPPING = {
     functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d, functional.alpha_dropout,
     functional.feature_alpha_dropout, functional.rrelu, functional.scaled_dot_product_attention,
     functional.multi_head_attention_forward, torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu,
 }  # fmt: skip
-"""Functions that draw random numbers in train(), and none in eval()."""
+"""Functions that draw random numbers in train(), but not in eval()."""
 ATTENDING = {functional.scaled_dot_product_attention, functional.multi_head_attention_forward}
-"""Functions that have several kernels, of which that of plain products alone can be mapped."""
+"""Functions with several kernels, of which only that of plain products can be mapped."""
 JOINING = {
     torch.stack, torch.cat, torch.concat, torch.concatenate, torch.hstack, torch.vstack, torch.row_stack, torch.dstack,
     torch.column_stack,
 }  # fmt: skip
-"""Functions of lists of tensors, all of which must be on one device."""
+"""Functions of lists of tensors that must be on one device."""
 EMBEDDINGS = functional.embedding, functional.embedding_bag
 NO_GRADIENT = "is not differentiable with respect to argument", "does not support automatic differentiation for"
 NEVER_MAPPED = {"select_scatter", "prod", "median", "nanmedian", "max.default", "min.default"}
-"""Ops, or overloads, whose rule for `vmap` gives other gradients than the op itself, in torch 2.13."""
+"""Ops, or overloads, whose rule for `vmap` gives wrong gradients, in torch 2.13."""
 NEVER_MAPPED_NUMBERS = {"roll", "index_select"}
-"""Ops whose rule takes the rows for an axis where what a row has is a single number."""
+"""Ops whose rule for `vmap` mistakes the rows for an axis if each row is a single number."""
 
 
 class Way(StrEnum):
-    """How a function of one row computes many; see above."""
+    """A way to compute many rows by a function of one row; see above."""
 
     WHOLE = "whole"
     MAPPED = "mapped"
@@ -90,7 +90,8 @@ class Needs(NamedTuple):
     """The arguments and parameters that gradients of a result flow to.
 
     Attributes:
-        arguments: their places; parameters: their `id`s.
+        arguments: the places of the arguments.
+        parameters: the `id`s of the parameters.
     """
 
     arguments: frozenset[int]
@@ -98,20 +99,26 @@ class Needs(NamedTuple):
 
 
 class Outline:
-    """What a function does.
+    """The result of the analysis of a function.
+
+    Args:
+        function: the function of the tensors of one row.
+        kinds: the kinds of its arguments.
 
     Attributes:
-        kinds: of its arguments; those that no result is computed from have no gradient.
-        result: what it returns, with tensors that have no numbers.
-        only_checks: whether what runs asks for numbers to check them, and for nothing else.
+        kinds: the kinds of its arguments; those that no result depends on have no gradient.
+        result: the result, with tensors without numbers.
+        only_checks: whether the code that runs now reads numbers only to check them.
         reads: the parameters that it reads, by `id`.
-        needs: where the gradients of each result tensor flow.
-        n_draws: how many of its ops draw random numbers; may_draw: whether it calls functions that do so in train().
-        is_respelled: whether it calls a function that computes the same without numbers, see `autobatch.torch.asking`.
+        needs: the destinations of the gradients of each result tensor.
+        n_draws: the number of its ops that draw random numbers.
+        may_draw: whether it calls functions that draw in train().
+        is_respelled: whether a function was replaced by an equal one that reads no numbers, see
+            `autobatch.torch.asking`.
         attends: whether it computes attention.
-        may_share: whether a result may share memory with an argument; results_share: whether two results do so with
-            each other.
-        way: how it computes many rows.
+        may_share: whether a result may share memory with an argument.
+        results_share: whether two results share memory.
+        way: the way to compute many rows.
     """
 
     def __init__(self, function: Callable[..., Any], kinds: Sequence[Kind]) -> None:
@@ -140,11 +147,11 @@ class Outline:
             self.way = Way.WHOLE
         else:
             self.way = Way.MAPPED if self._can_be_mapped(function, kinds) else Way.ONE_BY_ONE
-        for noted in (self._made, self._varying, self._twins):  # tensors, which would outlive the module
+        for noted in (self._made, self._varying, self._twins):  # release tensors, which would outlive the module
             noted.clear()
 
     def _run(self, function: Callable[..., Any], kinds: Sequence[Kind]) -> tuple[_Functions, Sequence[Kind]]:
-        """Run the function; arguments for which torch has no gradient, such as weights of a loss, are constants."""
+        """Run the function; make arguments constants if torch has no gradient for them, such as weights of a loss."""
         try:
             return self._run_once(function, kinds), kinds
         except RuntimeError as error:
@@ -159,7 +166,7 @@ class Outline:
             raise
 
     def _run_once(self, function: Callable[..., Any], kinds: Sequence[Kind]) -> _Functions:
-        """Run the function without numbers, or with some where an op of torch must have numbers."""
+        """Run the function without numbers, or with arbitrary ones if an op of torch needs numbers."""
         for device in ("meta", "cpu"):
             rows = [kind.rows((), device) for kind in kinds]
             self._note_varying(rows)
@@ -177,38 +184,38 @@ class Outline:
 
     @property
     def draws(self) -> bool:
-        """Whether it draws random numbers."""
+        """Return whether the function draws random numbers."""
         return self.n_draws > 0
 
     def _can_be_mapped(self, function: Callable[..., Any], kinds: Sequence[Kind]) -> bool:
-        """Whether `torch.func.vmap` takes the function, with a rule for each op."""
+        """Return whether `torch.func.vmap` can map the function, with a rule for each op."""
         rows = [kind.rows((2,)) for kind in kinds]
         with unheard(), _entered(torch.enable_grad(), _Functions(self, rows)):
             try:
                 mapped(lambda *xs: tuple(tensors_in(function(*xs))), rows)
-            except Exception:  # what vmap lacks, it says in many ways
+            except Exception:  # vmap raises many kinds of errors
                 return False
         return True
 
     def note_read(self, x: Tensor) -> None:
-        """Take note of a parameter."""
+        """Note that a parameter is read."""
         if (parameter := find_parameter(x)) is not None:
             self.reads[id(parameter)] = parameter
             self._note_varying([x])
 
     def varies(self, x: Tensor) -> bool:
-        """Whether a tensor may have other numbers in another run, or in another row."""
+        """Return whether a tensor may have other numbers in another run, or in another row."""
         return x.is_meta or not is_plain(x) or x.untyped_storage()._cdata in self._varying
 
     def values(self, tensors: Iterable[Tensor]) -> None:
-        """Nothing: what runs without numbers has no place in a program."""
+        """Return None: a run without numbers has no values of a program."""
 
     def _note_varying(self, tensors: Iterable[Tensor]) -> None:
         memory = [x.untyped_storage() for x in tensors if is_plain(x)]
         self._varying.update((one._cdata, one) for one in memory)
 
     def _check_leaves(self, behind: set[Any]) -> None:
-        """Refuse results that are differentiated by what is neither an argument, nor a parameter that is read."""
+        """Raise a GraphError if a result has a gradient by a tensor that is no argument and no read parameter."""
         for x in self._leaves(behind):
             parameter = find_parameter(x)
             is_known = x.untyped_storage()._cdata in self._made if parameter is None else id(parameter) in self.reads
@@ -233,22 +240,26 @@ class Outline:
         return Needs(frozenset(arguments), frozenset(self.reads.keys() & (parameters | unknown)))
 
     def twin(self, x: Tensor, of_numbers: bool = False) -> Tensor:
-        """A tensor without numbers in the place of one that has them, the same in each call.
+        """Return a tensor without numbers to replace one that has them, the same in each call.
 
         Args:
-            of_numbers: also of a tensor without axes, which most functions take beside tensors without numbers.
+            x: the tensor.
+            of_numbers: whether to replace scalars too; most functions accept these beside tensors without numbers.
         """
         if x.is_meta or not (x.dim() or of_numbers):
             return x
         if id(x) not in self._twins:
             twin = torch.empty_like(x, device="meta")
-            self._made.pop(twin.untyped_storage()._cdata, None)  # the earlier tensor in that memory must not be changed
+            self._made.pop(twin.untyped_storage()._cdata, None)  # it replaces a given tensor, which must not change
             self._twins[id(x)] = x, twin.requires_grad_() if x.requires_grad else twin
         return self._twins[id(x)][1]
 
     @contextmanager
     def checking(self) -> Iterator[None]:
-        """Within the context, what runs asks for numbers to check them; the first that do are not those of all rows."""
+        """Mark the code within the context as reading numbers only to check them.
+
+        Such a function is never mapped, because the first numbers that it checks are not those of all rows.
+        """
         before, self.only_checks, self._is_never_mapped = self.only_checks, True, True
         try:
             yield
@@ -256,7 +267,7 @@ class Outline:
             self.only_checks = before
 
     def note_op(self, op: Any, args: Any) -> None:
-        """Take note of what a basic op needs."""
+        """Note the needs of a basic op."""
         name = op.overloadpacket.__name__
         self.n_draws += torch.Tag.nondeterministic_seeded in op.tags
         self._is_never_mapped |= not NEVER_MAPPED.isdisjoint((name, f"{name}.{op._overloadname}"))
@@ -264,16 +275,16 @@ class Outline:
         self._is_never_mapped |= name == "embedding" and args[3:4] == (True,)  # vmap counts the ids of all rows
 
     def check_change(self, op: Any, args: Any) -> None:
-        """Refuse an op that changes what was there before."""
+        """Raise a GraphError if an op changes memory that the function has not made itself."""
         changed = [x for x, given in zip(args, op._schema.arguments, strict=False) if is_changed(given)]
         if any(x.untyped_storage()._cdata not in self._made for x in tensors_in(changed)):
             raise GraphError(
-                f"torch changes in place what others read ({op.overloadpacket.__name__}), as batch norm does in "
-                f"training; {CHANGED}"
+                f"torch changes a tensor in place that others read ({op.overloadpacket.__name__}), as batch norm does "
+                f"in training; {CHANGED}"
             )
 
     def note_made(self, op: Any, args: Any, result: Any) -> None:
-        """Take note of memory that the function has made, and may change, and of what depends on numbers that vary."""
+        """Note memory that the function has made, and so may change, and results that vary."""
         if torch.Tag.nondeterministic_seeded in op.tags or any(map(self.varies, tensors_in(args))):
             self._note_varying(tensors_in(result))
         if not any(x.alias_info is not None for x in op._schema.returns):
@@ -282,11 +293,11 @@ class Outline:
 
 
 class _Functions(TorchFunctionMode):
-    """Meets what the function calls: takes the numbers from all tensors, and decides whether it may be given all rows.
+    """The mode that intercepts function calls: it removes the numbers of all tensors, and decides on `WHOLE`.
 
     Attributes:
         given: the arguments.
-        is_per_row: whether all calls so far give each row of a batch what they give the row alone.
+        is_per_row: whether all calls so far, with a batch, give each row the result that it has alone.
         has_hooks: whether a hook of a tensor was registered.
     """
 
@@ -315,7 +326,7 @@ class _Functions(TorchFunctionMode):
             twin = partial(self._outline.twin, of_numbers=function in JOINING)
             args, kwargs = on_tensors(twin, args), on_tensors(twin, kwargs)
         if function in OTHERWISE_SHAPED and any(x.is_meta for x in tensors):
-            raise NotImplementedError("its shapes are known with numbers only.")
+            raise NotImplementedError("its shapes are only known with numbers.")
         n_draws = self._outline.n_draws
         self._outline.may_draw |= function in DROPPING
         self._outline.attends |= function in ATTENDING
@@ -324,16 +335,16 @@ class _Functions(TorchFunctionMode):
         if rows:
             self._rows.update((id(x), x) for x in tensors_in(found))
         elif self._outline.n_draws > n_draws:
-            self.is_per_row = False  # rows do not share what they draw
+            self.is_per_row = False  # each row must draw its own numbers
         return found
 
     def is_of_row(self, x: Tensor) -> bool:
-        """Whether a tensor differs from row to row."""
+        """Return whether a tensor differs from row to row."""
         return id(x) in self._rows
 
 
 class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Meets the basic ops: refuses those that need numbers, and those that change what was there before."""
+    """The mode that intercepts basic ops: it rejects those that need numbers, or that change given tensors."""
 
     def __init__(self, outline: Outline) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -348,7 +359,7 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not self._outline.only_checks:
                 check_numbers(op, args, self._outline)
             elif any(x.is_meta for x in tensors_in((args, kwargs))):
-                raise NotImplementedError("what is checked has no numbers.")
+                raise NotImplementedError("the checked tensors have no numbers.")
             self._outline.check_change(op, args)
             self._outline.note_op(op, args)
             result = op(*args, **(kwargs or {}))
@@ -357,24 +368,24 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def is_changed(argument: Any) -> bool:
-    """Whether an op changes an argument in place."""
+    """Return whether an op changes an argument in place."""
     return argument.alias_info is not None and argument.alias_info.is_write
 
 
 def is_plain(x: Tensor) -> bool:
-    """Whether a tensor has memory of its own."""
+    """Return whether a tensor has plain memory: it is dense, and not a wrapper of `torch.func`."""
     return x.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def mapped(function: Callable[..., Any], rows: Sequence[Tensor]) -> Any:
-    """`torch.func.vmap` of a function, applied; RuntimeError where it has no rule for an op."""
+    """Apply `torch.func.vmap` of a function to rows; RuntimeError if it has no rule for an op."""
     with _without_fallback():
         return torch.func.vmap(function, randomness="different")(*rows)
 
 
 @contextmanager
 def _without_fallback() -> Iterator[None]:
-    """Within the context, `vmap` refuses ops that it has no rule for."""
+    """Make `vmap` raise an error, within the context, for ops that it has no rule for."""
     functorch: Any = torch._C._functorch
     before = functorch._is_vmap_fallback_enabled()
     functorch._set_vmap_fallback_enabled(False)
@@ -385,7 +396,7 @@ def _without_fallback() -> Iterator[None]:
 
 
 def _lacks_gradient(error: Exception) -> bool:
-    """Whether torch refuses a function because it has no gradient for it."""
+    """Return whether torch raised an error because it has no gradient for a function."""
     return any(text in str(error) for text in NO_GRADIENT)
 
 
@@ -394,41 +405,41 @@ def _with_constant(kinds: Sequence[Kind], constant: int) -> list[Kind]:
 
 
 class Refused(GraphError):
-    """Neither autobatch nor torch can run it on batches."""
+    """The error for code that neither autobatch nor torch can run on batches."""
 
 
 def check_hook(x: Tensor, is_given: bool) -> None:
-    """Refuse a hook of an argument or of a parameter, which others may read, too.
+    """Check that a hook is not on an argument or on a parameter, which others may read too.
 
     Raises:
-        GraphError: it is one of these.
+        GraphError: it is on one of these.
     """
     if is_given or find_parameter(x) is not None:
         raise Refused(
-            "a hook is registered on an argument of the cell, or on a parameter, but would see only that part of the "
-            "gradient that comes through one call; register it outside of the cell, on the tensor itself."
+            "a hook is registered on an argument of the cell, or on a parameter, but would see only the part of the "
+            "gradient from one call; register it outside the cell, on the tensor itself."
         )
 
 
 def check_constant(x: Tensor) -> None:
-    """Refuse a constant of a cell that asks for a gradient.
+    """Check that a constant of a cell requires no gradient.
 
     Raises:
-        GraphError: it does.
+        GraphError: it requires one.
     """
     if x.requires_grad and torch.is_grad_enabled():
         raise Refused(
-            f"the result of a cell depends on a tensor of shape {tuple(x.shape)} that asks for a gradient, and is "
+            f"the result of a cell depends on a tensor of shape {tuple(x.shape)} that requires a gradient, but is "
             f"neither an argument nor a parameter that the cell reads; make it an nn.Parameter of the module, read it "
             f"in the cell, give it to the cell, or detach() it."
         )
 
 
 def check_function(function: Any, args: Any, kwargs: Any) -> None:
-    """Refuse a function of torch that means nothing for a row of a batch, or a value.
+    """Check that a function of torch is meaningful for one row of a batch, or for a value.
 
     Raises:
-        GraphError: it is one.
+        GraphError: it is not.
     """
     if function is functional.batch_norm:
         _check_batch_norm(*args, **kwargs)
@@ -439,20 +450,20 @@ def check_function(function: Any, args: Any, kwargs: Any) -> None:
         check(args[0], args[3], args[4], args[1], args[2], *args[5:])
     if function in EMBEDDINGS and (args[3] if len(args) > 3 else kwargs.get("max_norm")) is not None:
         raise Refused(
-            f"torch's {function.__name__} with max_norm= changes its weight at every call, and calls in a batch have "
+            f"torch's {function.__name__} with max_norm= changes its weight at every call, but calls in a batch have "
             f"no order; leave max_norm out, or scale the weight between mini-batches."
         )
     if function == ASSIGN_DATA:
         raise Refused(
-            "the data of a tensor are assigned while instances are recorded or a cell is traced, which has no place in "
-            "a program; make a new tensor instead."
+            "the data of a tensor are assigned while instances are recorded or a cell is traced, which a program "
+            "cannot express; make a new tensor instead."
         )
     if _is_strided(function):
-        raise Refused("torch's as_strided reads the memory of a tensor, which values do not have; use view or narrow.")
+        raise Refused("torch's as_strided reads the memory of a tensor, but values have none; use view or narrow.")
 
 
 def is_checked(function: Any) -> bool:
-    """Whether `check_function` may refuse this function."""
+    """Return whether `check_function` may reject this function."""
     norms = functional.batch_norm, functional.instance_norm, torch.batch_norm, torch.instance_norm
     return function in norms or function == ASSIGN_DATA or _is_strided(function)
 
@@ -471,10 +482,10 @@ def _check_batch_norm(
     *rest: Any,
     **others: Any,
 ) -> None:
-    """Refuse batch norm that changes the statistics of a module; the arguments are torch's."""
+    """Raise a GraphError for batch norm that changes the statistics of a module; the arguments are torch's."""
     if training and isinstance(running_mean, Tensor) and find_parameter(running_mean) is not None:
         raise Refused(
-            "batch norm in training depends on what else is in its batch, and the batches are not yours here; use "
+            "batch norm in training depends on the other rows of its batch, but autobatch chooses the batches; use "
             "LayerNorm, or call eval() on the module."
         )
 
@@ -489,22 +500,22 @@ def _check_instance_norm(
     *rest: Any,
     **others: Any,
 ) -> None:
-    """Refuse instance norm that updates a module's statistics; arguments as in torch."""
+    """Raise a GraphError for instance norm that updates a module's statistics; the arguments are torch's."""
     if use_input_stats and isinstance(running_mean, Tensor) and find_parameter(running_mean) is not None:
         raise Refused(
-            "instance norm that tracks statistics changes them in training at every call, and calls in a batch have no "
+            "instance norm that tracks statistics changes them in training at every call, but calls in a batch have no "
             "order; use track_running_stats=False, or call eval() on the module."
         )
 
 
 def leaves_behind(functions: Iterable[Any]) -> list[Tensor]:
-    """The tensors that ask for gradients among the nodes of a graph of torch."""
+    """Return the leaf tensors of some nodes of torch's graph."""
     found = (getattr(node, "variable", None) for node in functions)
     return [x for x in found if x is not None]
 
 
 def has_functions_of_users(tensors: Sequence[Tensor]) -> bool:
-    """Whether tensors are computed from values and parameters by an `autograd.Function` with a custom backward."""
+    """Return whether tensors are computed from values and parameters by a user's `autograd.Function`."""
     return any(map(_is_of_users, functions_behind(tensors, computed_parameters())))
 
 
@@ -514,7 +525,7 @@ def _is_of_users(node: Any) -> bool:
 
 
 def functions_behind(tensors: Sequence[Tensor], until: Set[Any] = frozenset()) -> set[Any]:
-    """Return the torch graph nodes that compute tensors, stopping at some of them."""
+    """Return the nodes of torch's graph that compute tensors, without going beyond the nodes in `until`."""
     stack, seen = [x.grad_fn for x in tensors], set[Any]()
     while stack:
         node: Any = stack.pop()
@@ -525,28 +536,28 @@ def functions_behind(tensors: Sequence[Tensor], until: Set[Any] = frozenset()) -
 
 
 class Linked(torch.autograd.Function):
-    """Gives a tensor that we have made a place in torch's graph: behind those that it is computed from."""
+    """The node in torch's graph of a tensor that we have made, connected to those that it is computed from."""
 
     @staticmethod
     def forward(ctx: Any, make: Callable[[], Tensor], *tensors: Tensor) -> Tensor:
-        """Give the tensor."""
+        """Return the tensor."""
         return make()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        """Refuse: what has been made is differentiated in the program."""
-        raise GraphError("a cell differentiates what it computes, which only torch can do.")
+        """Raise a GraphError, because the program differentiates such tensors."""
+        raise GraphError("a cell differentiates a tensor that it computes, which only torch can do.")
 
 
 def link(made: Tensor, *tensors: Tensor) -> Tensor:
-    """A tensor that we have made, behind others in torch's graph."""
+    """Connect a tensor that we have made to those that it is computed from, in torch's graph."""
     linked: Tensor = Linked.apply(lambda: made, *tensors)  # type: ignore[no-untyped-call]
     return linked
 
 
 @contextmanager
 def _entered(*modes: Any) -> Iterator[None]:
-    """Within the context, torch runs in these modes, and else with its defaults."""
+    """Run torch, within the context, in these modes and otherwise with its defaults."""
     plain = torch.inference_mode(False), torch.autocast("cpu", enabled=False), torch.random.fork_rng(devices=())
     with ExitStack() as stack:
         with unheard():

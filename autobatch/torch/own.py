@@ -1,4 +1,4 @@
-"""Modules of autobatch as modules of torch: one set of numbers, which either library trains."""
+"""Modules of autobatch as torch modules: one set of numbers, which either library can train."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from autobatch.params.parameter import Parameter
 from autobatch.torch.parameters import TensorParameter, make_parameter
 
 M = TypeVar("M", bound=Module)
-HELD = "_as_torch"  # the attribute by which a module of autobatch keeps its module of torch alive
+HELD = "_as_torch"  # the attribute in which a module of autobatch keeps its torch module alive
 
 
 class OwnModule(nn.Module, Generic[M]):
-    """A module of autobatch as one of torch, made by `abt.as_torch`: parameters of the same names, in the same memory.
+    """A module of autobatch as a torch module, made by `abt.as_torch`: the same parameter names and memory.
 
     Args:
-        model: of autobatch; its parameters are replaced by ones that lie in tensors.
+        model: the module of autobatch; its parameters are replaced by ones that share memory with tensors.
 
     Attributes:
-        own: the same; its methods are what `abt.batched` takes, or what functions over one instance call.
+        own: the module of autobatch. Give its methods to `abt.batched`, or call them in functions of one instance.
     """
 
     def __init__(self, model: M) -> None:
@@ -54,7 +54,7 @@ class OwnModule(nn.Module, Generic[M]):
         return self._places
 
     def train(self, mode: bool = True) -> Self:
-        """Turn dropout on, or off with `mode=False`, also in the module of autobatch."""
+        """Turn dropout on, or off with `mode=False`, in the module of autobatch too."""
         self.own.train(mode)
         return super().train(mode)
 
@@ -65,7 +65,7 @@ class OwnModule(nn.Module, Generic[M]):
         return type(self), (self._copy_of_model({}),)
 
     def _copy_of_model(self, memo: dict[int, Any]) -> M:
-        """A copy of the module of autobatch, with parameters of its own."""
+        """Copy the module of autobatch, with new plain parameters."""
         memo[id(self)] = None
         for parameter in self.own.parameters().values():
             memo[id(parameter)] = Parameter(parameter.data, parameter.trainable).astype(parameter.dtype)
@@ -75,18 +75,18 @@ class OwnModule(nn.Module, Generic[M]):
 
 @checked()
 def as_torch(model: M) -> OwnModule[M]:
-    """Give a module of autobatch to torch: an `nn.Module` with its parameters, by the same names, in the same memory.
+    """Convert a module of autobatch to an `nn.Module` with the same parameter names, in the same memory.
 
-    `abt.batched(model.loss)` then gives tensors with a `grad_fn`, a module of torch may have the result as a part, and
-    optimizers of either library train it. Its `state_dict` is that of the model; `train`, `eval`, `double` and so on
-    hold for both, and copies have a copy of the model.
+    `abt.batched(model.loss)` then returns tensors with a `grad_fn`, the result may be a submodule of a torch module,
+    and optimizers of either library can train it. Its `state_dict` is that of the model. `train`, `eval`, `double` and
+    so on apply to both, and copies have a copy of the model.
 
     Args:
-        model: with parameters on the processor. Call this before functions of it are batched, for its parameters are
-            replaced.
+        model: a module with parameters on the CPU. Call this before batching functions of it, because its parameters
+            are replaced.
 
     Returns:
-        The same for the same model.
+        The torch module; the same one for the same model.
 
     Raises:
         GraphError: a parameter is in a tuple, or on a device.
@@ -96,10 +96,10 @@ def as_torch(model: M) -> OwnModule[M]:
 
 
 def _replace(holder: Any, made: dict[int, TensorParameter]) -> None:
-    """Put the new parameters in the place of the old ones."""
+    """Replace the parameters in a holder by the new ones."""
     if isinstance(holder, tuple):
         if any(isinstance(x, Parameter) for x in holder):
-            raise GraphError("a module keeps parameters in a tuple, where none can be replaced; keep them in a list.")
+            raise GraphError("a module must not keep parameters in a tuple, where they cannot be replaced; use a list.")
         return
     items = vars(holder) if isinstance(holder, Module) else holder
     for key, value in list(enumerate(items) if isinstance(items, list) else items.items()):

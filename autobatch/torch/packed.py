@@ -39,7 +39,7 @@ class OverPacked:
     """A recurrent function of packed data; the batch sizes are part of its type.
 
     Attributes:
-        __name__: of the function.
+        __name__: the name of the function.
     """
 
     __name__: str

@@ -1,4 +1,4 @@
-"""Parameters of torch as parameters of autobatch, in the same memory: what an optimizer changes, programs see."""
+"""Torch parameters as parameters of autobatch, in shared memory: programs see the changes of an optimizer."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ FLOATS = {torch.float32: "float32", torch.float64: "float64"}
 
 
 class TensorParameter(Parameter):
-    """A tensor of a module of torch, a parameter or a buffer, read where it lies.
+    """A tensor of a torch module, a parameter or a buffer, read in place.
 
-    It stands for a place in the module. If a tensor of the same shape replaces the one there, `bind` switches to it,
+    It represents a place in the module. If a tensor of the same shape replaces the one there, `bind` switches to it,
     and so do programs that read it. If a plan moves the numbers, the tensor moves with them.
 
     Args:
-        tensor: float32 or float64, on the processor.
-        name: in the module's `state_dict`.
+        tensor: a float32 or float64 tensor on the CPU.
+        name: the name in the module's `state_dict`.
 
     Attributes:
-        n_assigned: how often the tensor was given other numbers by its `data`.
-        n_left: how often any parameter has left its module for good.
-        n_moved: how often any parameter came to stand for another tensor, or for other memory.
+        n_assigned: the number of assignments to the tensor's `data`.
+        n_left: the number of parameters, of all modules, that have left their module for good.
+        n_moved: the number of times that any parameter switched to another tensor or other memory.
 
     Raises:
-        GraphError: the tensor has another dtype, or is elsewhere.
+        GraphError: the tensor has another dtype, or is on a device.
     """
 
     n_assigned = 0
@@ -53,25 +53,25 @@ class TensorParameter(Parameter):
 
     @property
     def tensor(self) -> torch.Tensor:
-        """The tensor; GraphError if its module is gone."""
+        """Return the tensor; GraphError if its module is gone."""
         tensor = self._tensor()
         if tensor is None:
-            raise GraphError(f"the module with the parameter {self.name!r} is gone; record its instances again.")
+            raise GraphError(f"the module with parameter {self.name!r} is gone; record its instances again.")
         return tensor
 
     def is_bound(self, tensor: torch.Tensor) -> bool:
-        """Whether this stands for a tensor."""
+        """Return whether this represents `tensor`."""
         return self._tensor() is tensor
 
     @property
     def trainable(self) -> bool:  # type: ignore[override]
-        """Whether the tensor requires gradients; False once it is gone."""
+        """Return whether the tensor requires gradients; False once it is gone."""
         tensor = self._tensor()
         return tensor is not None and tensor.requires_grad
 
     @property
     def version(self) -> int:
-        """Another number whenever the numbers or their place may have changed since the last look."""
+        """Return a number that changes whenever the numbers or their place may have changed."""
         noted = self.tensor._version
         if noted != self._noted:
             self._noted = noted
@@ -80,9 +80,12 @@ class TensorParameter(Parameter):
 
     @property
     def checked_version(self) -> int:
-        """The same as `version`, with changes that torch does not count.
+        """Return the version, including changes that torch does not count.
 
-        These are fused optimizers, `tensor.data.copy_(x)`, arrays of NumPy that share the memory, and other processes.
+        These are made by fused optimizers, `tensor.data.copy_(x)`, NumPy arrays that share the memory, and other
+        processes.
+
+        Cost: one pass over the numbers.
         """
         flat = self._flat
         found = fingerprint(np.ascontiguousarray(self.array).reshape(-1) if flat is None else flat)
@@ -92,15 +95,15 @@ class TensorParameter(Parameter):
         return self.version
 
     def refresh(self, tensor: torch.Tensor) -> bool:
-        """Find the numbers again if the tensor got new ones, by `module.to` or by assigning its `data`.
+        """Update to the current memory of the tensor, after `module.to` or an assignment to its `data`.
 
-        If they have another shape, this leaves the tensor, for which another parameter has to be made.
+        If the shape has changed, this leaves the tensor, for which another parameter has to be made.
 
         Args:
-            tensor: the tensor that this stands for.
+            tensor: the tensor that this represents.
 
         Returns:
-            Whether it stood for another tensor before.
+            Whether it represented another tensor before.
         """
         if self._tensor() is not tensor:
             self.bind(tensor)
@@ -136,7 +139,7 @@ class TensorParameter(Parameter):
         TensorParameter.n_moved += 1
 
     def _renew(self, tensor: torch.Tensor, array: FloatArray | None = None) -> None:
-        """Read the numbers of a tensor from now on."""
+        """Switch to the numbers of a tensor."""
         self._take(_array_of(tensor, self.name) if array is None else array)
         self._lent, self.buffer = None, None
         self.note_change()
@@ -147,45 +150,45 @@ class TensorParameter(Parameter):
         self.tensor.data = torch.from_numpy(array)
 
     def _take(self, array: FloatArray) -> None:
-        """Take the array in which the numbers of the tensor lie."""
+        """Set the array that holds the numbers of the tensor."""
         self.array, self._address, self._dtype = array, address_of(array), TENSOR_TYPES[array.dtype]
         self._flat = array.reshape(-1) if array.flags.c_contiguous else None
         TensorParameter.n_moved += 1
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        raise GraphError("parameters of torch are copied with their module: copy.deepcopy(module).")
+        raise GraphError("torch parameters must be copied with their module; use copy.deepcopy(module).")
 
 
 def _nothing() -> None:
-    """Stand for a tensor that is gone."""
+    """Replace the weak reference to a tensor that is gone."""
 
 
 class Tangent(TensorParameter):
-    """The direction in which a parameter moves: it is given other numbers for each mini-batch, see `Passing.held`."""
+    """The tangent of a parameter, whose numbers are set anew for each mini-batch, see `Passing.held`."""
 
 
 TENSOR_TYPES = {np.dtype(name): dtype for dtype, name in FLOATS.items()}
 PARAMETERS: dict[int, TensorParameter] = {}
-"""What stands for each tensor of a module, by the tensor's `id`, as long as it lives."""
+"""The parameter of each tensor of a module, by the tensor's `id`, as long as the tensor lives."""
 
 
 def find_parameter(tensor: torch.Tensor) -> TensorParameter | None:
-    """What stands for a tensor of a module; None for any other tensor.
+    """Return the parameter of a module's tensor; None for any other tensor.
 
-    A parameter that no batched function knows yet gets a name when one does.
+    A parameter that no batched function knows yet has no name; it gets one from the first.
     """
     found = PARAMETERS.get(id(tensor))
     return make_parameter(tensor, "") if found is None and type(tensor) is torch.nn.Parameter else found
 
 
 def computed_parameters() -> set[Any]:
-    """Return the torch graph nodes of computed module tensors, such as those of `functional_call`."""
+    """Return the nodes, in torch's graph, of computed module tensors such as those of `functional_call`."""
     tensors = [parameter._tensor() for parameter in [*PARAMETERS.values()]]
     return {tensor.grad_fn for tensor in tensors if tensor is not None and tensor.grad_fn is not None}
 
 
 def make_parameter(tensor: torch.Tensor, name: str) -> TensorParameter:
-    """What stands for a tensor of a module, the same as long as the tensor lives; and name it."""
+    """Return the parameter of a module's tensor, the same as long as the tensor lives, and name it."""
     found = PARAMETERS.get(id(tensor))
     if found is None:
         found = PARAMETERS[id(tensor)] = TensorParameter(tensor, name)
@@ -194,11 +197,11 @@ def make_parameter(tensor: torch.Tensor, name: str) -> TensorParameter:
 
 
 def _array_of(tensor: torch.Tensor, name: str) -> FloatArray:
-    """The numbers of a tensor, where they lie; its memory is put in order first where it is not."""
+    """Return the numbers of a tensor as an array in the same memory; make the tensor contiguous first."""
     if tensor.device.type != "cpu" or tensor.dtype not in FLOATS:
         raise GraphError(
-            f"{name!r} is {tensor.dtype} on {tensor.device}; cells that autobatch runs have float32 or float64 on the "
-            f"processor: call .to('cpu', torch.float32) on the module."
+            f"{name!r} must be float32 or float64 on the CPU for cells that autobatch runs, got {tensor.dtype} on "
+            f"{tensor.device}; call .to('cpu', torch.float32) on the module."
         )
     if not tensor.is_contiguous():
         tensor.data = tensor.data.contiguous()
@@ -214,13 +217,13 @@ def _(x: torch.Tensor) -> torch.Tensor:
 
 @copy_of.register
 def _(x: torch.nn.Module) -> torch.nn.Module:
-    """Return the module itself: modules in instances from an iterator are not copied."""
+    """Return the module itself, because modules in instances from an iterator are not copied."""
     return x
 
 
 @content_of.register
 def _(x: torch.Tensor) -> Hashable | None:
-    """What a trace has of a tensor that is a constant there; a parameter is read when programs run."""
+    """Return the content of a tensor that a trace keeps as a constant; None for a parameter, read at run time."""
     if type(x) is torch.nn.Parameter or id(x) in PARAMETERS or isinstance(x, Symbol):
         return None
     kind = x.dtype, tuple(x.shape), x.requires_grad

@@ -1,9 +1,9 @@
-"""Mini-batches in torch's graph: outputs whose `grad_fn` runs our backward stages, and gradients that have one too.
+"""Mini-batches in torch's graph: the `grad_fn` of outputs runs our backward stages, and gradients have one too.
 
-The gradients of a mini-batch are differentiated by a second function, which is made where that is first asked for. It
-runs the instances once more, and gives the derivative of their outputs along a direction in which parameters and inputs
-move. The gradient of that, for the same gradients of the outputs, is the product of the Hessian and the direction. It
-is of this kind as well, and so there are derivatives of any order.
+The gradients of a mini-batch are differentiated by a second function, which is made on first use. It runs the instances
+once more, and computes the derivative of their outputs along a direction of parameters and inputs. The gradient of this
+derivative, for the same gradients of the outputs, is the product of the Hessian and the direction. It is a mini-batch
+of the same kind, so derivatives of any order exist.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ from autobatch.trace.record import MiniBatch, Recorder
 OfOutputs: TypeAlias = Mapping[int, torch.Tensor]
 """The gradients of outputs, by slot."""
 Held: TypeAlias = Sequence[tuple[TensorParameter, torch.Tensor]]
-"""Parameters, and numbers that they shall have."""
+"""Parameters, and the numbers to set them to."""
 
 
 class Runner(Protocol):
-    """What runs mini-batches; see `autobatch.torch.batched.TorchBatched`."""
+    """The engine of mini-batches; see `autobatch.torch.batched.TorchBatched`."""
 
     @property
     def recorder(self) -> Recorder:
-        """Records the instances."""
+        """Return the recorder of instances."""
 
     @property
     def reaching(self) -> Reaching:
-        """Finds what results depend on."""
+        """Return the finder of the dependencies of results."""
 
     @property
     def parameters(self) -> ParameterState:
-        """The parameters of the module."""
+        """Return the parameters of the module."""
 
     def refresh_parameters(self) -> ParameterState:
         """Look up the parameters of the module."""
@@ -76,11 +76,11 @@ class Runner(Protocol):
 
     @property
     def seed(self) -> int:
-        """On which random numbers depend, and on the step."""
+        """Return the seed of random numbers."""
 
     @property
     def step(self) -> int:
-        """Counts calls."""
+        """Return the number of calls so far; random numbers depend on it too."""
 
     def along(
         self, passing: Passing, gradients: OfOutputs, directions: Sequence[torch.Tensor | None]
@@ -92,17 +92,17 @@ class Passing:
     """A mini-batch that has run forward, until it runs backward or its outputs are gone.
 
     Args:
-        batched: runs it.
-        step: the mini-batch, planned.
-        minibatch: the same, as it was read.
-        draw: the seed and the number of the step, if they are those of another run.
-        held: parameters that had other numbers before and may have after, each with those of this run.
+        batched: the engine that runs it.
+        step: the planned mini-batch.
+        minibatch: the mini-batch as it was read.
+        draw: the seed and the step number of another run; None for the current ones.
+        held: parameters whose numbers are specific to this run, with these numbers.
 
     Attributes:
-        instances: as they were given.
-        tensors: what has gradients: the parameters that are read, and then tensors among the instances.
+        instances: the instances as given.
+        tensors: the tensors with gradients: first the parameters read, then tensors among the instances.
         columns: per slot, the values of all instances.
-        dtype: of the module.
+        dtype: the dtype of the module.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Passing:
             columns.append(run.outputs)
             step.counts.append(run.counts())
             if len(step.parts) > 1:
-                run.close()  # there is no memory for all of them: each runs once more before it is differentiated
+                run.close()  # memory holds only one part at a time: each runs again before it is differentiated
                 continue
             self._runs.append((part, run))
             weakref.finalize(self, run.close)
@@ -155,7 +155,7 @@ class Passing:
         A second call reruns the forward pass of the mini-batch.
 
         Args:
-            gradients: of outputs, by slot.
+            gradients: the gradients of outputs, by slot.
 
         Raises:
             GraphError: a parameter has changed since the forward pass.
@@ -184,13 +184,13 @@ class Passing:
         return [*grads, *self.inputs.split(read.flat, numbers)]
 
     def _run_again(self) -> Iterator[tuple[Part, Run]]:
-        """Run the parts once more, one after the other."""
+        """Run the parts again, one at a time."""
         for part, instances in self._step.divided():
             yield part, self._batched.start(self._step, part, instances, self.draw)
 
     @contextmanager
     def _as_it_ran(self) -> Iterator[None]:
-        """Context manager in which parameters stand for the tensors of this mini-batch, even if the module has changed.
+        """Bind parameters, within the context, to the tensors of this mini-batch, even if the module has changed.
 
         Raises:
             GraphError: the tensors have changed since the forward pass, or their places in the module are gone.
@@ -221,25 +221,28 @@ class Passing:
     def differentiate_gradients(
         self, gradients: OfOutputs, directions: Sequence[torch.Tensor | None]
     ) -> list[torch.Tensor | None]:
-        """Differentiate the gradients of `tensors`: the gradients of those of outputs, and of `tensors`.
+        """Differentiate the gradients of `tensors`.
 
         Args:
-            gradients: of outputs, from which they were computed.
-            directions: the gradient of each; None for zeros.
+            gradients: the gradients of outputs from which they were computed, by slot.
+            directions: the gradient of each of them; None for zeros.
+
+        Returns:
+            The gradients of `gradients`, then those of `tensors`.
 
         Raises:
-            GraphError: that is impossible; the message says why.
+            GraphError: second derivatives are unavailable; the message gives the reason.
         """
         _refuse_rows(directions)
         if any(isinstance(x, Graph) for x in self.instances):
             raise GraphError(
-                "second derivatives are asked for of a mini-batch of recorded graphs, which no longer hold the "
-                "instances that have to be recorded once more; give the instances themselves to the batched function."
+                "second derivatives of a mini-batch of recorded graphs are not available, because the instances have "
+                "to be recorded again; give the instances themselves to the batched function."
             )
         if self._batched.recorder.is_async:
             raise GraphError(
-                "second derivatives are asked for of an async function, whose programs run once; differentiate a "
-                "function that awaits nothing, or each instance alone."
+                "second derivatives of an async function are not available, because its programs run once; "
+                "differentiate a function that awaits nothing, or each instance alone."
             )
         module = self._batched.recorder.module
         assert isinstance(module, TorchModule)
@@ -248,7 +251,7 @@ class Passing:
             return self._batched.along(self, gradients, directions)
 
     def _gradient(self, name: str, ours: Gradient, theirs: Total | None) -> torch.Tensor:
-        """The gradient of a parameter, of what our programs and what torch find."""
+        """Return the gradient of a parameter: the sum of those that our programs and torch have computed."""
         if theirs is None:
             return _to_gradient(ours)
         return theirs.value if name in self._of_torch else theirs.value + _to_gradient(ours)
@@ -260,10 +263,10 @@ class Passing:
 
 
 class Bound:
-    """A parameter, and its tensor while a mini-batch runs.
+    """A parameter, and the tensor that it had when a mini-batch ran.
 
     Args:
-        parameter: at the end of the forward pass.
+        parameter: the parameter at the end of the forward pass.
     """
 
     def __init__(self, parameter: TensorParameter) -> None:
@@ -272,20 +275,20 @@ class Bound:
         self._address = self.tensor.data_ptr()
 
     def is_same(self) -> bool:
-        """Whether the tensor still has the same numbers, even if plans have moved them."""
+        """Return whether the tensor still has the same numbers, even if plans have moved them."""
         is_there = self.tensor.data_ptr() == self._address or self.parameter.n_assigned == self._n_assigned
         return is_there and self.tensor._version == self._version
 
 
 def _has_changed(parameter: TensorParameter) -> GraphError:
     return GraphError(
-        f"a parameter has changed since the mini-batch ran forward, {parameter.name!r}; call backward() before "
-        f"optimizer.step(), and before parameters and buffers are changed or modules replaced."
+        f"parameter {parameter.name!r} has changed since the mini-batch ran forward; call backward() before "
+        f"optimizer.step(), and before changing parameters or buffers or replacing modules."
     )
 
 
 class Passed(torch.autograd.Function):
-    """A mini-batch in torch's graph."""
+    """The node of a mini-batch in torch's graph."""
 
     @staticmethod
     def forward(ctx: Any, passing: Passing, *tensors: torch.Tensor) -> Any:
@@ -304,7 +307,7 @@ class Passed(torch.autograd.Function):
 
 
 class _Pulled(torch.autograd.Function):
-    """The gradients of a mini-batch in torch's graph."""
+    """The node of a mini-batch's gradients in torch's graph."""
 
     @staticmethod
     def forward(ctx: Any, passing: Passing, slots: Sequence[int], *tensors: torch.Tensor) -> Any:
@@ -321,10 +324,11 @@ class _Pulled(torch.autograd.Function):
 
 
 def gradients_of(passing: Passing, gradients: OfOutputs) -> Sequence[torch.Tensor]:
-    """The gradient of each of the tensors of a mini-batch, which can be differentiated in turn.
+    """Return the gradient of each tensor of a mini-batch; the gradients can be differentiated in turn.
 
     Args:
-        gradients: of outputs, by slot.
+        passing: the mini-batch.
+        gradients: the gradients of outputs, by slot.
     """
     found: Sequence[torch.Tensor] = _Pulled.apply(  # type: ignore[no-untyped-call]
         passing, tuple(gradients), *gradients.values(), *passing.tensors
@@ -333,14 +337,14 @@ def gradients_of(passing: Passing, gradients: OfOutputs) -> Sequence[torch.Tenso
 
 
 def put_numbers(held: Held) -> None:
-    """Give parameters numbers."""
+    """Set parameters to the given numbers, in place."""
     with torch.no_grad():
         for parameter, numbers in held:
             parameter.tensor.copy_(numbers)
 
 
 def _to_arrays(gradients: Sequence[torch.Tensor | None], slots: Sequence[int] | None = None) -> dict[int, Any]:
-    """The gradients of outputs by slot, as arrays; slots are numbered from 0 where none are given."""
+    """Convert the gradients of outputs to arrays, by slot; slots are numbered from 0 by default."""
     pairs = enumerate(gradients) if slots is None else zip(slots, gradients, strict=True)
     try:
         return {slot: np.ascontiguousarray(g.numpy()) for slot, g in pairs if g is not None}
@@ -350,13 +354,13 @@ def _to_arrays(gradients: Sequence[torch.Tensor | None], slots: Sequence[int] | 
 
 
 def _refuse_rows(gradients: Sequence[torch.Tensor | None]) -> None:
-    """Raise a GraphError if a gradient stands for many."""
+    """Raise a GraphError if a gradient represents a batch of gradients."""
     functorch: Any = torch._C._functorch
     for x in gradients:
         if x is not None and (functorch.is_functorch_wrapped_tensor(x) or functorch.is_legacy_batchedtensor(x)):
             raise GraphError(
-                "a batched function is differentiated for many gradients at a time, by is_grads_batched=True, "
-                "vectorize=True or torch.func.vmap; differentiate for one after another, with retain_graph=True."
+                "a batched function must be differentiated for one gradient at a time, not by is_grads_batched=True, "
+                "vectorize=True or torch.func.vmap; differentiate in a loop, with retain_graph=True."
             ) from None
 
 

@@ -1,6 +1,6 @@
-"""Patches: functions that replace modules of torch, and methods that are cells, while instances are recorded.
+"""Patches: functions that replace cells, torch modules and methods, while instances are recorded.
 
-Modules of torch are slow to find and to call, so proxies take their places in the attributes of other modules.
+Torch modules are slow to look up and to call, so proxies replace them in the attributes of other modules.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Patch(NamedTuple):
     Attributes:
         cell, owner: the cell, and its module.
         attributes, name: the dict of the object's attributes, and the attribute's name.
-        wrap: makes the attribute's value of the function; None for the function itself.
+        wrap: converts the function to the value of the attribute; None for the function itself.
     """
 
     cell: Cell
@@ -33,10 +33,10 @@ class Patch(NamedTuple):
 
 
 class Patches:
-    """Replaces a module's cells by functions; the cells are restored while a cell's body is traced.
+    """The replacement of a module's cells by functions; cells are restored while a cell's body is traced.
 
     Args:
-        log: of the recording.
+        log: the log of the recording.
     """
 
     def __init__(self, log: Log) -> None:
@@ -48,7 +48,10 @@ class Patches:
 
     @contextmanager
     def applied(self, patches: Sequence[Patch], entry_of: Callable[[Cell, Any], Entry]) -> Iterator[None]:
-        """Within the context, the functions of entries replace cells; the same patches have the same entries."""
+        """Replace cells by the functions of their entries within the context.
+
+        The entries of the last `patches` object are cached.
+        """
         if patches is not self._known[0]:
             by_entry: dict[Entry, list[Patch]] = {}
             for patch in patches:
@@ -65,7 +68,7 @@ class Patches:
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """Within the context, the module has its own cells."""
+        """Restore the module's own cells within the context."""
         self._undo()
         try:
             yield
@@ -73,12 +76,12 @@ class Patches:
             self._apply(self._patches)
 
     def wrap_functions(self, around: Callable[[Any], Any] | None) -> None:
-        """Wrap each function in `around` from now on, until the recording ends; None: no longer."""
+        """Wrap each function in `around` until the recording ends; None stops wrapping."""
         self._around, self._log.is_wrapped = around, around is not None
         self._apply(self._patches)
 
     def around(self, function: Any) -> Any:
-        """The function, wrapped if functions are."""
+        """Return the function, wrapped if functions are wrapped now."""
         return function if self._around is None else self._around(function)
 
     def _apply(self, entries: Iterable[Entry]) -> None:
@@ -97,12 +100,12 @@ class Patches:
 
 
 class Found(NamedTuple):
-    """The patches that were found once, which stay valid while `holds` says so.
+    """Cached patches, valid as long as `holds` returns True.
 
     Attributes:
         where: the list in which they were found; None at first.
-        patches: all of them.
-        cells: of those that replace methods, by class and name.
+        patches: all patches.
+        cells: the cells of those that replace methods, by class and name.
     """
 
     where: Any = None
@@ -111,18 +114,18 @@ class Found(NamedTuple):
 
     @classmethod
     def among(cls, where: Any, patches: Iterable[Patch]) -> Found:
-        """What was found in a list."""
+        """Cache the patches that were found in a list."""
         listed = [*patches]
         methods: dict[tuple[type, str], Cell] = {(type(patch.owner), patch.name): patch.cell for patch in listed}
         return cls(where, listed, {key: cell for key, cell in methods.items() if getattr(*key, None) is cell})
 
     def holds(self, where: Any) -> bool:
-        """Whether they are those of this list: it is the same, and the classes have the same cells."""
+        """Return whether the list is the same object, and the classes still have the same cells."""
         return where is self.where and all(getattr(*key, None) is cell for key, cell in self.cells.items())
 
 
 def patches_in(modules: Iterable[Any]) -> Iterator[Patch]:
-    """Yield the cells of torch among the methods of modules, each of which a function may replace on its module."""
+    """Yield a patch for each torch cell among the methods of modules."""
     found: dict[type, dict[str, Cell]] = {}
     for owner in modules:
         kind: type = type(owner)

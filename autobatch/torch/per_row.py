@@ -1,7 +1,7 @@
-"""What functions of torch do with a leading axis: those that give each row of a batch what they give the row alone.
+"""Torch functions that accept a leading batch axis and compute each row as if it were alone.
 
-A rule is given the arguments of a call for one row, and says whether the same call with a batch in the place of each
-tensor of rows computes the same, row by row. What has no rule is not given batches.
+A rule takes the arguments of a call for one row. It returns whether the same call, with a batch in place of each tensor
+that differs from row to row, computes the same results row by row. Functions without a rule are never given batches.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from autobatch.torch.structures import tensors_in
 
 
 class Call(NamedTuple):
-    """A call of a function of torch for one row.
+    """A call of a torch function for one row.
 
     Attributes:
-        rows: the tensors among the arguments that differ from row to row.
+        args, kwargs: the arguments.
+        rows: the tensors among them that differ from row to row.
     """
 
     args: Sequence[Any]
@@ -28,12 +29,12 @@ class Call(NamedTuple):
     rows: list[Tensor]
 
     def argument(self, place: int, name: str) -> Any:
-        """An argument; None if it is not given."""
+        """Return an argument; None if it is not given."""
         return self.args[place] if len(self.args) > place else self.kwargs.get(name)
 
     @property
     def is_of_first(self) -> bool:
-        """Whether the first argument alone is rows, which have an axis."""
+        """Return whether only the first argument differs from row to row, and has an axis."""
         return bool(self.args) and len(self.rows) == 1 and self.rows[0] is self.args[0] and self.args[0].dim() > 0
 
 
@@ -41,24 +42,24 @@ Rule = Callable[[Call], bool]
 
 
 def _element_by_element(call: Call) -> bool:
-    """All rows have as many axes as the result, so that other tensors broadcast to each of them."""
+    """Return whether all row tensors have as many axes as the result, so that other tensors broadcast to each row."""
     rank = max(x.dim() for x in tensors_in((call.args, call.kwargs)))
     return all(x.dim() == rank for x in call.rows) and not {"out", "memory_format"}.intersection(call.kwargs)
 
 
 def _unreduced(call: Call) -> bool:
-    """A loss of each element."""
+    """Return whether a loss is computed for each element."""
     return call.kwargs.get("reduction") == "none" and _element_by_element(call)
 
 
 def _fill(call: Call) -> bool:
-    """What is filled in is a number, which no row has for itself."""
+    """Return whether the fill value is a number, which all rows share."""
     value = call.argument(2, "value")
     return not isinstance(value, Tensor) and _element_by_element(call)
 
 
 def _along(place: int, name: str = "dim") -> Rule:
-    """Axes are counted from the end, and the first argument alone is rows."""
+    """Return the rule that axes are counted from the end, and only the first argument differs from row to row."""
 
     def rule(call: Call) -> bool:
         axes = call.argument(place, name)
@@ -69,7 +70,7 @@ def _along(place: int, name: str = "dim") -> Rule:
 
 
 def _join(call: Call) -> bool:
-    """All parts are rows, and the axis is counted from the end."""
+    """Return whether all parts differ from row to row, and the axis is counted from the end."""
     axis = call.argument(1, "dim")
     return len(call.rows) == len(tensors_in(call.args)) and type(axis) is int and axis < 0 and "out" not in call.kwargs
 
@@ -83,13 +84,13 @@ def _times(call: Call) -> bool:
 
 
 def _look_up(call: Call) -> bool:
-    """The ids alone are rows; the rows of the table are not scaled."""
+    """Return whether only the ids differ from row to row, and the table is not rescaled."""
     is_plain = call.argument(3, "max_norm") is None and not call.argument(5, "scale_grad_by_freq")
     return is_plain and len(call.rows) == 1 and call.rows[0] is call.args[0]
 
 
 def _take(call: Call) -> bool:
-    """The index begins with `...`, and has ints and slices only."""
+    """Return whether the index begins with `...`, and otherwise has only ints and slices."""
     index = call.args[1]
     is_from_end = isinstance(index, tuple) and bool(index) and index[0] is Ellipsis
     return call.is_of_first and is_from_end and all(isinstance(part, (int, slice)) for part in index[1:])
@@ -116,7 +117,7 @@ LOSSES = """
 binary_cross_entropy binary_cross_entropy_with_logits hinge_embedding_loss huber_loss kl_div l1_loss mse_loss
 poisson_nll_loss smooth_l1_loss soft_margin_loss
 """
-"""Functions that do so where they reduce nothing."""
+"""Losses that do so if they reduce nothing."""
 HARMLESS = ("dtype", "device", "layout", "requires_grad", "is_cuda", "is_meta", "is_sparse", "is_quantized")
 """Attributes of tensors that do not depend on the number of axes."""
 ALONG = {
@@ -124,11 +125,11 @@ ALONG = {
     "cumsum": 1, "prod": 1, "chunk": 2, "split": 2, "unsqueeze": 1, "squeeze": 1, "unbind": 1, "flip": 1, "glu": 1,
     "normalize": 2, "narrow": 1, "select": 1,
 }  # fmt: skip
-"""Functions along axes, and the place of the axes among their arguments."""
+"""Functions along axes, and the position of the axes among their arguments."""
 
 
 def _of_name(name: str) -> Iterator[Any]:
-    """The functions and methods of torch of a name."""
+    """Yield the functions and methods of torch with a name."""
     for space in (torch, Tensor, torch._C.TensorBase, functional, torch.special):
         if (found := getattr(space, name, None)) is not None:
             yield found
@@ -152,7 +153,7 @@ PER_ROW = _make_rules()
 
 
 def is_per_row(function: Any, call: Call) -> bool:
-    """Whether a call gives each row of a batch what it gives that row alone."""
+    """Return whether a call with a batch computes each row as if it were alone."""
     rule = PER_ROW.get(function)
     if rule is None and isinstance(function, torch._ops.OpOverload) and torch.Tag.pointwise in function.tags:
         rule = _element_by_element

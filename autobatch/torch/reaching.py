@@ -1,4 +1,4 @@
-"""Find the parameters and tensors that results depend on. Only these get gradients, as in torch.
+"""The parameters and tensors that results depend on. Only these get gradients, as in torch.
 
 A zero gradient is different from None: optimizers with weight decay or momentum then update the parameter. So the
 answer follows from the definitions of the ops, never from numbers. Gradients flow node by node, from the results that
@@ -32,9 +32,9 @@ class Flow(NamedTuple):
     """The gradient flow of a program.
 
     Attributes:
-        ports: whether an output depends on a port, (outputs, ports).
-        weights: whether an output depends on a parameter, (outputs, parameters).
-        parameters: their `id`s.
+        ports: whether an output depends on a port: bool[outputs, ports].
+        weights: whether an output depends on a parameter: bool[outputs, parameters].
+        parameters: the `id`s of the parameters.
     """
 
     ports: Array
@@ -46,7 +46,7 @@ _FLOWS: WeakKeyDictionary[CellProgram, Flow] = WeakKeyDictionary()
 
 
 class Reaching:
-    """Finds the dependencies of results, for one batched function, whose marks it reuses."""
+    """The finder of the dependencies of results, for one batched function; it reuses its marks between calls."""
 
     def __init__(self) -> None:
         self._marks = Marks()
@@ -56,9 +56,9 @@ class Reaching:
         """Find the parameters, by `id`, that results depend on; mark the nodes for `numbers`.
 
         Args:
-            graph: as recorded or merged.
+            graph: the graph, recorded or merged.
             cells: its types.
-            slots: those of the results.
+            slots: the slots of the results.
         """
         if self._known[0] is not cells:
             flows = [flow_of(cell.type.program) for cell in cells.cells]
@@ -99,8 +99,10 @@ def flow_of(program: CellProgram) -> Flow:
 
 
 def _arguments(vars: Sequence[Var], index: int) -> Sequence[int]:
-    """Return the values to which an instruction's gradients flow; for an output of a torch body, only its
-    dependencies."""
+    """Return the values to which an instruction's gradients flow.
+
+    For an output of a torch body, these are only the dependencies of this output.
+    """
     source = vars[index].source
     if isinstance(source, Instruction) and source.op is slice_:
         of = vars[source.args[0]].source

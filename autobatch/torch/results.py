@@ -1,7 +1,8 @@
-"""Results of batched functions as tensors, whatever the instances of a mini-batch return at a place.
+"""Results of batched functions as tensors.
 
-An instance may return a computed value, a value with any number of rows, or an unrecorded tensor such as a constant. If
-all have the same shape and dtype they are stacked; otherwise the result is a list with one tensor per instance.
+At each place of a result, an instance may return a computed value, a value with any number of rows, or an unrecorded
+tensor such as a constant. If those of all instances have the same shape and dtype they are stacked; otherwise the
+result is a list with one tensor per instance.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from autobatch.trace.results import Slot, check_outlines, per_instance, stack_co
 
 
 def stack_tensors(structures: Sequence[Any], columns: Sequence[Any]) -> Any:
-    """Put the results of all instances into one structure of tensors; lists come back per instance.
+    """Combine the results of all instances into one structure of tensors; lists stay per instance.
 
     Args:
-        structures: per instance, see `autobatch.trace.results.read_result`.
-        columns: per slot, its rows in the order of instances.
+        structures: the structure of each instance, see `autobatch.trace.results.read_result`.
+        columns: for each slot, its rows in the order of instances.
     """
     are_same = all(map(operator.is_, structures, repeat(structures[0])))
     return _stack(structures, are_same, list(map(to_tensors, columns)), rest={})
@@ -58,7 +59,7 @@ def _stack(structures: Sequence[Any], are_same: bool, columns: Sequence[Any], re
 
 
 def _is_tensor(structure: Any) -> bool:
-    """Whether an instance has one tensor at a place."""
+    """Return whether an instance has one tensor at a place."""
     if type(structure) is Static:
         return isinstance(structure.value, Tensor)
     return type(structure) is Slot or structure.kind == "rows"
@@ -69,7 +70,7 @@ def _is_number(structure: Any) -> bool:
 
 
 def _join(found: list[Any]) -> Any:
-    """Stack tensors of the same form; a number among them, such as the 0 of an empty sum, takes their dtype."""
+    """Stack tensors of one shape and dtype; convert numbers, such as the 0 of an empty sum, to their dtype."""
     like: Tensor = next(x for x in found if isinstance(x, Tensor))
     tensors = [x if isinstance(x, Tensor) else torch.tensor(x, dtype=like.dtype) for x in found]
     kinds = {(x.shape, x.dtype) for x in tensors}

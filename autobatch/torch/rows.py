@@ -1,10 +1,11 @@
-"""Tensors of any number of rows in bodies of torch: the ops of torch that are applied to ragged values.
+"""Tensors with any number of rows in bodies of torch: the ops that accept ragged values.
 
 A ragged value (`autobatch.trace.ragged`) is made of all elements of a list (`autobatch.torch.lists`). To torch it is a
-tensor (n, d), where n is the length of the list in the present call; n may equal d, or be one, and no op may care.
+tensor (n, d), where n is the length of the list in the current call. n may equal d, or be one, and no op may depend on
+that.
 
-Few ops are applied to ragged values: those that treat all rows alike, or reduce them. The tables have them; anything
-else needs the length of the list.
+Only ops that treat all rows alike, or reduce them, accept ragged values; they are in the tables below. All others need
+the length of the list.
 """
 
 from __future__ import annotations
@@ -34,23 +35,23 @@ BY_ELEMENT = (
     "clamp_max", "addcmul", "addcdiv", "lerp", "logical_not", "bitwise_not", "logical_and", "bitwise_and",
     "logical_or", "bitwise_or", "clone", "alias", "contiguous", "_to_copy", "detach",
 )  # fmt: skip
-"""Ops of ragged values that are element by element; other values broadcast to the rows."""
+"""Element-wise ops on ragged values; other values broadcast to the rows."""
 ALONG = (
     "sum", "mean", "amax", "amin", "max", "argmax", "logsumexp", "var", "std", "var_mean", "linalg_vector_norm",
     "_softmax", "_log_softmax", "slice", "select", "split", "split_with_sizes", "unbind", "unsqueeze", "squeeze",
 )  # fmt: skip
-"""Ops along axes: of each row where the axes are those of rows."""
+"""Ops along axes, applied to each row if the axes are those of rows."""
 OVER = ("sum", "mean", "amax", "amin", "logsumexp", "_softmax", "_log_softmax")
-"""Those among them that may be over the rows too."""
+"""The ops in `ALONG` that may reduce over the rows too."""
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """A result of an op of a ragged value that the program cannot have, unless the list has one length.
+    """A result of an op on a ragged value that a program cannot represent unless the length of the list is known.
 
     Attributes:
         group: the number of the list.
-        why: its length is needed.
+        why: the reason why its length is needed.
     """
 
     group: int
@@ -58,37 +59,37 @@ class Unknown:
 
 
 def shape_in_torch(value: Any) -> tuple[int, ...]:
-    """The shape of the tensor that stands for a value: a ragged one has as many rows as the list of this call."""
+    """Return the shape of a value's tensor; that of a ragged value has a row per element of the current list."""
     return (n_rows(value), *value.var.shape) if isinstance(value, Ragged) else shape_of(value)
 
 
 def n_rows(value: Any) -> int:
-    """The length, in the present call, of the list that has an element or a ragged value."""
+    """Return the length, in the current call, of the list of an element or a ragged value."""
     n: int = value.builder.lengths[value.var.domain]
     return n
 
 
 def refuse(name: str, *values: Any) -> Never:
-    """Ask for the length of the list whose rows a value has."""
+    """Raise a NeedsLength error for the list of the first ragged value."""
     ragged = next(x for x in leaves(values) if isinstance(x, Ragged))
     raise NeedsLength(ragged.var.domain, f"applies {name} to all of it")
 
 
 def _of_rows(x: Ragged, function: Rule) -> Any:
-    """Ragged values, of what a function makes of each row."""
+    """Apply a function to each row; return its results as ragged values."""
     result = function(x.row)
     return result if result is NotImplemented else map_leaves(lambda y: Ragged(x.builder, y.index), result)
 
 
 def _spread(name: str, x: Ragged, others: Any) -> Any:
-    """Other arguments of an op at each row; NeedsLength if there are ragged values among them."""
+    """Broadcast the other arguments of an op to each row; NeedsLength if one of them is ragged."""
     if any(isinstance(y, Ragged) for y in leaves(others)):
         refuse(name, x, others)
     return map_leaves(lambda y: x.builder.at_edges(y, x) if isinstance(y, Traced) else y, others)
 
 
 def _along(name: str) -> Rule:
-    """An op along axes of rows, or over the rows."""
+    """Return the rule of an op along axes of rows, or over the rows."""
     function = aten.OPS[name].function
     parameters = signature(function)
 
@@ -117,14 +118,14 @@ def _refusing(name: str) -> Rule:
 
 
 def _largest(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
-    """The largest element of all; along the first axis its place would be the number of a row."""
+    """Return the largest element of all; along the first axis its place is `Unknown`, because it numbers a row."""
     if dim is None:
         return ops.max(x)
     return ops.max(x, dim, keepdim), Unknown(x.var.domain, "asks which of all elements is the largest")
 
 
 def _cut(x: Any, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Any:
-    """All rows."""
+    """Return `x` for a slice of all rows; NeedsLength for any other slice."""
     is_whole = slice(start, end, step).indices(n_rows(x)) == (0, n_rows(x), 1)
     return x if is_whole else refuse("slice", x)
 
@@ -133,7 +134,7 @@ OVER_ROWS: dict[str, Rule] = {name: aten.OPS[name].function for name in OVER} | 
 
 
 def _view(x: Any, size: Sequence[int], *others: Any) -> Any:
-    """Each row in another shape."""
+    """Reshape each row."""
     total, known = n_rows(x) * math.prod(x.var.shape), -math.prod(size)
     wanted = [total // max(known, 1) if length == -1 else length for length in size]
     if wanted[:1] != [n_rows(x)] or math.prod(wanted[1:]) != math.prod(x.var.shape):
@@ -142,20 +143,20 @@ def _view(x: Any, size: Sequence[int], *others: Any) -> Any:
 
 
 def _expand(x: Any, size: Sequence[int], *, implicit: bool = False) -> Any:
-    """Each row broadcast to a shape."""
+    """Broadcast each row to a shape."""
     if len(size) != x.ndim or size[0] not in (-1, n_rows(x)):
         refuse("expand", x)
     return _of_rows(x, lambda row: aten.shapes.expand(row, size[1:]))
 
 
 def _join(tensors: Sequence[Any], dim: int = 0) -> Any:
-    """Each row with those in its place."""
+    """Join corresponding rows."""
     is_by_row = all(isinstance(x, Ragged) and dim % x.ndim for x in tensors)
     return ops.concat(tensors, dim) if is_by_row else refuse("cat", tensors)
 
 
 def _normalise(x: Any, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
-    """The last axes of each row with mean 0 and variance 1, scaled and shifted; and mean and 1 / deviation."""
+    """Normalize the last axes of each row; return also mean and 1 / deviation."""
     return _layer_norm(aten.layers.native_layer_norm, x, shape, weight, bias, eps)
 
 
@@ -167,7 +168,7 @@ def _layer_norm(function: Rule, x: Any, shape: Sequence[int], *others: Any) -> A
 
 
 def _matmul(x: Any, y: Any) -> Any:
-    """The product of each row and a vector or matrix, or the sum of rows by weights."""
+    """Multiply each row by a vector or matrix, or sum rows by weights."""
     if isinstance(x, Ragged) and isinstance(y, Ragged) and x.ndim == 1 and y.ndim <= 2:
         return product(x, y)
     if not isinstance(x, Ragged) or isinstance(y, Ragged) or x.ndim == 1 or len(shape_of(y)) > 2:
@@ -198,12 +199,12 @@ def _linear(input: Any, weight: Any, bias: Any = None) -> Any:
 
 
 def _norm(input: Any, normalized_shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
-    """Normalise the last axis of each row."""
+    """Normalize the last axis of each row."""
     return _layer_norm(functions.layer_norm, input, normalized_shape, weight, bias, eps)
 
 
 def _take(x: Any, index: Any) -> Any:
-    """Leave indices that are no values to torch."""
+    """Return NotImplemented for an index without values; NeedsLength for others."""
     return refuse("an index", x, index) if any(isinstance(y, Symbol) for y in leaves(index)) else NotImplemented
 
 

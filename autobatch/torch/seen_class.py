@@ -1,13 +1,13 @@
-"""Tell whether Python's `isinstance` or torch's C++ code reads the class of a recorded value.
+"""The class that a recorded value reports: a tensor's to Python's `isinstance`, its own to torch's C++ code.
 
 Python sees a recorded value as a `torch.Tensor`: `isinstance` and `match` patterns read `value.__class__`. Torch's C++
-code reads `__class__` in the same way, believes it and reads the tensor's memory, so `torch.arange(value)` would crash
-the process. Only the calling Python instruction tells the two apart. The tensor class is therefore reported to
+code reads `__class__` in the same way, trusts it and reads the tensor's memory, so `torch.arange(value)` would crash
+the process. Only the calling Python instruction distinguishes the two. The tensor class is therefore reported to
 `isinstance(...)`, `match` and `x.__class__`, and to nothing else.
 
-The position of a call in the source is where the function's expression begins, so the last instruction that begins
-there is the one that loads the function. The function and the class argument of `isinstance` are evaluated again from
-the bytecode (`autobatch.torch.expressions`): `isinstance(value, torch.FloatTensor)` runs C++ code of torch too.
+A call has the source position at which the function's expression begins, so the last instruction with this position is
+the one that loads the function. The function and the class argument of `isinstance` are evaluated again from the
+bytecode (`autobatch.torch.expressions`), because `isinstance(value, torch.FloatTensor)` runs C++ code of torch too.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ PLACES: dict[tuple[int, int], Place] = {}
 
 
 def asks_for_class(frame: FrameType) -> bool:
-    """Whether the current instruction of a frame, which led to a read of `__class__`, reads it for Python.
+    """Return whether the current instruction of a frame, which reads `__class__`, reads it for Python.
 
     Raises:
-        GraphError: undecidable, or torch's C++ code would read it next.
+        GraphError: this cannot be decided, or torch's C++ code would read the class next.
     """
     key = id(frame.f_code), frame.f_lasti
     place = PLACES.get(key)
@@ -90,7 +90,7 @@ def _is_asked_by_call(frame: FrameType, place: Place) -> bool:
     if called is UNKNOWN:
         if place.last is not None and 1 <= place.n_args <= 2 and _is_class(place.last.evaluate(frame)):
             raise GraphError(
-                "a call of a recorded value and a class cannot be told from a call of torch; call "
+                "a call with a recorded value and a class cannot be distinguished from a call of torch; call "
                 "isinstance(value, ...) by that name."
             )
         return False
@@ -110,7 +110,7 @@ def _refuse_builtin() -> typing.Never:
 
 
 def _check_classes(classes: Any) -> None:
-    """Refuse classes whose instance check is C++ code of torch, and those that are unknown."""
+    """Raise a GraphError for classes that are unknown, or whose instance check is C++ code of torch."""
     if classes is UNKNOWN:
         raise GraphError(
             "the class argument of isinstance(value, ...) of a recorded value is computed in the call, so it cannot be "
@@ -134,7 +134,7 @@ def _is_class(x: Any) -> bool:
 def _place_of(code: CodeType, at: int) -> Place:
     code_until = instructions_until(code, at)
     *before, now = code_until
-    if now.opname == "MATCH_CLASS":  # of a class, and a constant: the names of the attributes
+    if now.opname == "MATCH_CLASS":  # operands: a class, and a constant with the names of the attributes
         last = expression_before(code_until, len(before) - 1)
         if last is None:
             _check_classes(UNKNOWN)
@@ -145,13 +145,13 @@ def _place_of(code: CodeType, at: int) -> Place:
     begin = _begin(now)
     if begin is None and isinstance.__name__ in code.co_names:
         raise GraphError(
-            f"{code.co_qualname} calls isinstance, but its code has no positions, by which isinstance is told from "
+            f"{code.co_qualname} calls isinstance, but its code lacks the positions that distinguish isinstance from "
             f"calls of torch; run Python without -X no_debug_ranges."
         )
     loads = [k for k, x in enumerate(before) if _begin(x) == begin and x.opname not in BETWEEN]
     called = expression_before(code_until, loads[-1] + 1) if loads else None
     if loads and called is None and before[loads[-1]].argval == isinstance.__name__:
-        called = Expression("LOAD_CONST", isinstance, (), loads[-1])  # an attribute of what a call returns
+        called = Expression("LOAD_CONST", isinstance, (), loads[-1])  # an attribute of the result of a call
     is_plain = now.opname not in ("CALL_FUNCTION_EX", "CALL_KW") and not any(
         x.opname == "KW_NAMES" for x in before[-3:]
     )

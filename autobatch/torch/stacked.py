@@ -1,7 +1,7 @@
-"""Results of `torch.stack`: values whose rows are recorded values, so stacking takes no node.
+"""Results of `torch.stack`: values whose rows are recorded values, so stacking needs no node.
 
-Reductions over the rows, single rows, slices, results of the program and awaited values read the rows themselves. For
-anything else the rows are joined first, by one node of `torch.stack`.
+Reductions over the rows, single rows, slices, results of the program and awaited values read the rows directly. All
+other uses join the rows first, by one node of `torch.stack`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Structures of tensors: tuples, lists, dicts and dataclasses of them, as functions of torch take and give them."""
+"""Structures of tensors: tuples, lists, dicts and dataclasses, as arguments and results of torch functions."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from torch import Size, Tensor, return_types
 
 from autobatch.ir.arguments import PLAIN_TUPLES, Key, is_structure, parts_of
 
-PLAIN_TUPLES.add(Size)  # of numbers that may be tensors, in a result
+PLAIN_TUPLES.add(Size)  # in a result, its numbers may be tensors
 
 
 @cache
 def _named(kind: Any) -> Any:
-    """The named tuple of the fields of what a function of torch returns, such as `torch.return_types.max`."""
+    """Return the named tuple with the fields of a torch result class, such as `torch.return_types.max`."""
     fields = [name for name, member in vars(kind).items() if type(member) is MemberDescriptorType]
     return namedtuple(kind.__name__, fields)
 
 
 def __getattr__(name: str) -> Any:
-    """Such a named tuple, which pickles find here."""
+    """Return the named tuple of this name, for pickles."""
     kind: Any = getattr(return_types, name, None)
     if kind is None:
-        raise AttributeError(f"there is no {name!r} here, nor in torch.return_types.")
+        raise AttributeError(f"neither this module nor torch.return_types has an attribute {name!r}.")
     return _named(kind)
 
 
 def on_leaves(function: Callable[[Any], Any], x: Any) -> Any:
-    """`x` with a function applied to all that is in its tuples, lists, dicts and dataclasses."""
+    """Apply a function to all leaves of the tuples, lists, dicts and dataclasses in `x`."""
     if type(x).__module__ == "torch.return_types":
         kind: Any = type(x)
         return _named(kind)(*(on_leaves(function, part) for part in x))
@@ -41,12 +41,12 @@ def on_leaves(function: Callable[[Any], Any], x: Any) -> Any:
 
 
 def on_tensors(function: Callable[[Tensor], Any], x: Any) -> Any:
-    """`x` with a function applied to the tensors in it."""
+    """Apply a function to the tensors in `x`."""
     return on_leaves(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, x)
 
 
 def leaves_of(x: Any) -> Iterator[Any]:
-    """All that is in the tuples, lists, dicts and dataclasses of a structure, in order."""
+    """Yield all leaves of the tuples, lists, dicts and dataclasses of a structure, in order."""
     if is_structure(x):
         for part in parts_of(x):
             yield from leaves_of(part)
@@ -55,10 +55,10 @@ def leaves_of(x: Any) -> Iterator[Any]:
 
 
 def tensors_in(x: Any) -> list[Tensor]:
-    """The tensors in a structure, in order."""
+    """Return the tensors in a structure, in order."""
     return [leaf for leaf in leaves_of(x) if isinstance(leaf, Tensor)]
 
 
 def filled(x: Any, tensors: Iterator[Any]) -> Any:
-    """`x` with others in the place of its tensors, in order."""
+    """Replace the tensors in `x` by others, in order."""
     return on_tensors(lambda _: next(tensors), x)

@@ -1,9 +1,9 @@
-"""Derivatives along a direction: the function that second derivatives of batched losses are the gradients of.
+"""Directional derivatives: their gradients are the second derivatives of batched losses.
 
-The function runs an instance as the first did, and reads the log of its calls forward: each call has one of another
-type beside it, such as "tangent of merge", which gives how the results move while parameters and inputs move in a
-direction. Tangents of parameters are weights of such types, so that their batches stay matrix products; those of inputs
-are data of the instance, as the inputs are.
+The function runs an instance as the original does, and reads the log of its calls forward. It adds a call of another
+type to each call, such as "tangent of merge", which computes the derivative of the results along a direction of
+parameters and inputs. Tangents of parameters are weights of such types, so that their batches stay matrix products.
+Tangents of inputs are data of the instance, like the inputs.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from autobatch.trace.results import SlotTable
 from autobatch.trace.tape import record_tangents
 
 RESULT, VALUE, TANGENT = "result", "result[0]", "result[1]"
-"""Where slots lie: those of a function, and in what `Along` makes of it, of the same and of its derivative."""
+"""Prefixes of slot paths: of a function's result; of the value and the derivative in the result of `Along`."""
 
 
 class TangentModule(TorchModule):
-    """A module, and a direction in which its parameters move: another tensor for each, which has no gradient itself.
+    """A module with a direction for its parameters: a tangent tensor for each.
 
     Args:
         moved: the module.
@@ -49,7 +49,7 @@ class TangentModule(TorchModule):
         self._lock = RLock()
 
     def parameters(self) -> dict[str, Parameter]:
-        """Those of the module, and their tangents; the same dict until there are others."""
+        """Return the parameters of the module and their tangents; the same dict until they change."""
         with self._lock:
             own = self._moved.parameters()
             if self._all[0] is not own:
@@ -62,16 +62,17 @@ class TangentModule(TorchModule):
             return self._all[1]
 
     def meet(self, instances: Any) -> None:
-        """Compute as the module does."""
+        """Use the dtype of the module."""
         self._moved.meet(instances)
         self.float_dtype = self._moved.float_dtype
 
     def tangent(self, name: str, parameter: TensorParameter, has_gradient: bool) -> Tangent:
-        """The tangent of a parameter.
+        """Return the tangent of a parameter, made once.
 
         Args:
-            name: of the parameter.
-            has_gradient: whether it is differentiated by the tangent, too.
+            name: the name of the parameter.
+            parameter: the parameter.
+            has_gradient: whether the result is differentiated with respect to the tangent too.
         """
         name = f"{'varied ' if has_gradient else ''}tangent of {name}"
         with self._lock:
@@ -84,10 +85,10 @@ class TangentModule(TorchModule):
 
 
 class ReadInputs(TensorInputs):
-    """The tensors among the instances that ask for gradients, and the values that stand for them.
+    """The tensors among the instances that require gradients, and the values that represent them.
 
     Attributes:
-        values: each time that an instance reads a tensor, its value and the tensor.
+        values: for each read of a tensor by an instance, its value and the tensor.
     """
 
     def __init__(self, recording: Any) -> None:
@@ -96,7 +97,7 @@ class ReadInputs(TensorInputs):
         self._tensor_of: dict[int, torch.Tensor] = {}
 
     def enter_tensor(self, tensor: torch.Tensor) -> FloatInput:
-        """The input that stands for a tensor."""
+        """Return the input that represents a tensor."""
         leaf = super().enter_tensor(tensor)
         self._tensor_of[id(leaf)] = tensor
         return leaf
@@ -109,14 +110,14 @@ class ReadInputs(TensorInputs):
 
 
 class Directions:
-    """How parameters and inputs of a mini-batch move.
+    """The direction of the parameters and inputs of a mini-batch.
 
     Args:
-        parameters: those that move, each with its tangent.
-        inputs: the tangents of tensors among the instances, by their numbers: in which order cells were given them.
+        parameters: the parameters that have tangents, each with its tangent.
+        inputs: the tangents of tensors among the instances, by the numbers of these: the order in which cells got them.
 
     Attributes:
-        met: the tensors among the instances that have been met, but for tangents.
+        met: the tensors among the instances so far, without tangents.
     """
 
     def __init__(self, parameters: Sequence[tuple[Parameter, Parameter]], inputs: Mapping[int, torch.Tensor]) -> None:
@@ -125,13 +126,13 @@ class Directions:
         self.met: list[torch.Tensor] = []
 
     def start(self, inputs: ReadInputs) -> None:
-        """Begin with an instance; the first of a recording is given other inputs than those before."""
+        """Begin an instance; a new recording, recognized by its new `inputs`, restarts the numbering of tensors."""
         if self._recorded is not inputs:
             self._recorded, self.met, self._numbers = inputs, [], dict[int, int]()
         self._n_entered, self._n_read = len(inputs.tensors), len(inputs.values)
 
     def seeds(self) -> list[tuple[Any, Any]]:
-        """The inputs that an instance has read, each with its tangent."""
+        """Return the inputs that an instance has read and that have tangents, each with its tangent."""
         inputs = self._recorded
         assert inputs is not None
         for tensor in inputs.tensors[self._n_entered :]:
@@ -146,17 +147,17 @@ class Directions:
 
 
 class Moved(NamedTuple):
-    """An instance, and how parameters and the inputs move."""
+    """An instance, and the direction of parameters and inputs."""
 
     instance: Any
     directions: Directions
 
 
 class Along:
-    """A function and its derivative along a direction, over one instance that moves.
+    """A function of a `Moved` instance that computes another function and its derivative along the direction.
 
     Args:
-        function: over one instance.
+        function: the other function, of one instance.
     """
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
@@ -176,7 +177,7 @@ class Along:
 
 
 def _tangents(x: Any, found: Derivatives) -> Any:
-    """The tangents of floats in a result, in its structure, with None for all else."""
+    """Return the tangents of floats in a result, in its structure, with None for everything else."""
     if isinstance(x, Value):
         if x.key.below or x.key.dtype:
             return None
@@ -188,14 +189,14 @@ def _tangents(x: Any, found: Derivatives) -> Any:
 
 
 def slots_of_tangents(own: SlotTable, along: SlotTable, gradients: Mapping[int, Any]) -> dict[int, int]:
-    """The slots of derivatives along a direction, by those of what is derived.
+    """Map slots of a function to those of the directional derivatives.
 
     Args:
-        own, along: of a function, and of what `Along` makes of it.
-        gradients: those that are asked for.
+        own, along: the slots of the function, and of its `Along`.
+        gradients: the gradients of outputs, whose slots are mapped.
 
     Raises:
-        GraphError: one is of results of another dtype than the module's.
+        GraphError: a slot has results of another dtype than the module's.
     """
     rows, numbers = own.rows(), _numbers(along)
     found = {}
@@ -203,19 +204,19 @@ def slots_of_tangents(own: SlotTable, along: SlotTable, gradients: Mapping[int, 
         path, shape, dtype = rows[slot]
         if dtype:
             raise GraphError(
-                f"second derivatives are asked for of the {path} of a function, which is {dtype}; return it in the "
-                f"dtype of the module."
+                f"the {path} of a function must have the dtype of the module for second derivatives, got {dtype}; "
+                f"convert it before returning it."
             )
         found[slot] = numbers[TANGENT + path.removeprefix(RESULT), shape, dtype]
     return found
 
 
 def check_values(own: SlotTable, along: SlotTable, before: Sequence[NDArray[Any]], now: Sequence[Any]) -> None:
-    """Raise a GraphError if a mini-batch, recorded once more, has other results.
+    """Raise a GraphError if a mini-batch, recorded again, has different results.
 
     Args:
         own, along: slots, as for `slots_of_tangents`.
-        before, now: columns, per slot.
+        before, now: the columns per slot, of the first and the second run.
     """
     numbers = _numbers(along)
     for (path, shape, dtype), x in zip(own.rows(), before, strict=False):
@@ -226,21 +227,21 @@ def check_values(own: SlotTable, along: SlotTable, before: Sequence[NDArray[Any]
 
 
 def check_inputs(before: Sequence[torch.Tensor], now: Sequence[torch.Tensor]) -> None:
-    """Raise a GraphError if a mini-batch, recorded once more, gives other tensors that ask for gradients to cells."""
+    """Raise a GraphError if a mini-batch, recorded again, passes other tensors that require gradients to cells."""
     if [(x.shape, x.dtype) for x in before] != [(x.shape, x.dtype) for x in now]:
         raise _has_changed()
 
 
 def _has_changed() -> GraphError:
     return GraphError(
-        "second derivatives are asked for of a mini-batch, which is recorded once more for them, and its results are "
-        "others than before: the instances, the module, its mode, or what the function reads has changed, or draws "
-        "random numbers outside of cells, or results were changed in place."
+        "for second derivatives the mini-batch is recorded again, but its results differ from the first ones: the "
+        "instances, the module, its mode, or other inputs of the function have changed, or it draws random numbers "
+        "outside cells, or results were changed in place."
     )
 
 
 def _tolerances(x: NDArray[Any]) -> tuple[float, float]:
-    """The relative and the absolute error of numbers that differ by rounding alone."""
+    """Return the relative and absolute tolerance for numbers that differ only by rounding."""
     eps = float(np.finfo(x.dtype).eps) ** 0.5
     return eps, eps * float(np.abs(x).max(initial=0.0, where=np.isfinite(x)))
 

@@ -1,14 +1,14 @@
-"""Tracing of modules of torch: a body runs on tensors that stand for values, and each op becomes one of ours.
+"""Tracing of torch modules: a body runs on tensors that represent values, and each torch op becomes one of ours.
 
-A module's `forward` runs once per signature on `Traced` tensors. Ops of torch reach us in two places. What has an op of
-its own here, such as a linear layer, is met as the function that the module calls (`autobatch.torch.functions`). All
-else torch itself takes apart into its basic ops, ATen's, of which `autobatch.torch.aten` has the counterparts. Shapes
-and dtypes of results are torch's own: each op also runs on tensors without numbers (the "meta" device), which refuses
-what torch would refuse.
+A module's `forward` runs once per signature on `Traced` tensors. Ops of torch are intercepted in two places. Functions
+with an op of their own here, such as a linear layer, are intercepted as the module calls them
+(`autobatch.torch.functions`). Torch decomposes all others into its basic ops, ATen's, whose counterparts are in
+`autobatch.torch.aten`. Shapes and dtypes of results are torch's own: each op also runs on tensors without numbers (the
+"meta" device), which raises the errors that torch would raise.
 
-Where no argument stands for a value or is a parameter, torch computes the numbers, which are constants of the program.
+If no argument represents a value or is a parameter, torch computes the numbers, which are constants of the program.
 
-A list of any length is given to a body as a list of tensors (`autobatch.torch.lists`).
+A list of any length is passed to a body as a list of tensors (`autobatch.torch.lists`).
 """
 
 from __future__ import annotations
@@ -66,27 +66,27 @@ FACTORIES = {
     "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty",
     "new_empty_strided",
 }  # fmt: skip
-"""Ops that read nothing of a tensor but its shape and dtype."""
-HOLE = object()  # in the arguments of an op, for a tensor that is given when it runs
+"""Ops that read only the shape and dtype of a tensor."""
+HOLE = object()  # marks the arguments of an op that are tensors passed at run time
 BODIES: WeakValueDictionary[Hashable, Body] = WeakValueDictionary()
-"""Ops that torch runs, by what they are applied to: equal ones are one, as programs compare them."""
+"""Ops that torch runs, by their arguments; equal ones must be one object, because programs compare them."""
 
 USED_LATER = (
-    "a tensor that stood for a value while a cell was traced is used afterwards; a cell returns what others read, and "
-    "keeps nothing."
+    "a tensor that represented a value while a cell was traced is used afterwards; a cell must return everything that "
+    "others read, and keep nothing."
 )
 
 
 class NoCounterpart(GraphError):
-    """We lack an op of torch."""
+    """The error for an op of torch without a counterpart here."""
 
 
 class Traced(torch.Tensor):
-    """A tensor that stands for a value of the cell that is traced.
+    """A tensor that represents a value of the cell being traced.
 
     Attributes:
-        value: of the program.
-        is_own: whether it may be changed in place, because no other tensor has its numbers.
+        value: the value in the program.
+        is_own: whether it may be changed in place, because no other tensor shares its numbers.
     """
 
     value: Any
@@ -96,13 +96,13 @@ class Traced(torch.Tensor):
     def __new__(
         cls: type[Traced], value: Any, shape: tuple[int, ...], dtype: torch.dtype, is_own: bool = False
     ) -> Traced:
-        """Make one of this shape."""
+        """Make a tensor of this shape."""
         self: Traced = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype)
         self.value, self.is_own = value, is_own
         return self
 
     def detached(self) -> Traced:
-        """Another tensor that stands for the same value."""
+        """Return another tensor that represents the same value."""
         return Traced(self.value, tuple(self.shape), self.dtype)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -110,12 +110,12 @@ class Traced(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """Refuse ops after the trace."""
+        """Raise a GraphError for an op after the trace."""
         raise GraphError(USED_LATER)
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Refuse functions after the trace that torch refuses by the class."""
+        """Raise a GraphError for functions after the trace that torch itself would reject because of the class."""
         if function in (torch.Tensor.tolist, torch.Tensor.numpy):
             raise GraphError(USED_LATER)
         return super().__torch_function__(function, types, args, kwargs)  # type: ignore[no-untyped-call]
@@ -125,10 +125,10 @@ class Tracing:
     """The trace of one body.
 
     Args:
-        dtype: of the computation.
+        dtype: the dtype of the computation.
 
     Attributes:
-        lists: of any length, that the body is given.
+        lists: the lists of any length among the arguments of the body.
         changed: the op, if any, that would change a module buffer in place.
     """
 
@@ -138,7 +138,7 @@ class Tracing:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Within the context, ops of torch become ops of the program."""
+        """Record ops of torch as ops of the program within the context."""
         with ExitStack() as modes:
             with unheard():
                 for mode in (torch.inference_mode(False), torch.enable_grad(), _Functions(self), _Ops(self)):
@@ -146,15 +146,15 @@ class Tracing:
             yield
 
     def varies(self, x: torch.Tensor) -> bool:
-        """Whether a tensor stands for a value, or is a parameter."""
+        """Return whether a tensor represents a value, or is a parameter."""
         return isinstance(x, Traced) or find_parameter(x) is not None
 
     def values(self, tensors: Iterable[torch.Tensor]) -> list[Any]:
-        """What such tensors stand for."""
+        """Return the values that such tensors represent."""
         return [STAGE.current.wrap(self.value(x)) for x in tensors]
 
     def enter(self, x: Any) -> Any:
-        """The tensor that stands for an argument of the cell; what is neither value nor data is given as it is."""
+        """Return the tensor that represents an argument of the cell; return other objects unchanged."""
         if isinstance(x, Fixed):
             return torch.tensor(x.numbers)
         if isinstance(x, TracedList):
@@ -168,7 +168,7 @@ class Tracing:
         return link(made, made.detached().requires_grad_()) if has_gradient else made
 
     def _dtype_of(self, x: Any) -> torch.dtype:
-        """What the numbers of an argument stand for."""
+        """Return the dtype that the numbers of an argument represent."""
         if not hasattr(x, "index"):  # a parameter
             return self.dtype
         vars, index = x.builder.vars, x.index
@@ -178,16 +178,18 @@ class Tracing:
         return torch.int64 if int_limit(vars, index) or is_int else self.dtype
 
     def refuse_lists(self, why: str, unless_live: bool = False) -> None:
-        """Ask for the length of a list that the body is given, if there is one.
+        """Raise a NeedsLength error if an argument of the body is a list of any length.
 
         Args:
-            unless_live: not while numbers of the model are values: the body may need them as numbers instead.
+            why: the reason in the message.
+            unless_live: whether to raise nothing while numbers of the data are values; the body may need these as
+                numbers instead.
         """
         if self.lists and not (unless_live and self.lists[0].builder.live):
             raise NeedsLength(self.lists[0].group, why)
 
     def check_lists(self) -> None:
-        """Ask for the length of lists that the body has combined element by element, and that are not equally long."""
+        """Raise a NeedsLength error if the body combined lists of different lengths element by element."""
         if not self.lists:
             return
         builder = self.lists[0].builder
@@ -196,7 +198,7 @@ class Tracing:
                 raise NeedsLength(first, "combines it with a list of another length")
 
     def value(self, x: Any) -> Any:
-        """What a tensor stands for: a value, a parameter, or an array of constants; anything else is given as it is."""
+        """Return the value, parameter or array of constants of a tensor; return other objects unchanged."""
         if isinstance(x, Traced):
             if isinstance(x.value, Unknown):
                 raise NeedsLength(x.value.group, x.value.why)
@@ -210,7 +212,10 @@ class Tracing:
         return x.detach().numpy()
 
     def apply(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Apply one of our functions to what tensors stand for; NotImplemented where it refuses what torch takes."""
+        """Apply one of our functions to the values of tensors; NotImplemented if it rejects arguments that torch takes.
+
+        Errors that ask for data or lists, or that torch cannot help with, propagate.
+        """
         try:
             return function(on_leaves(self.value, args), on_leaves(self.value, kwargs))
         except (NeedsData, Refused):
@@ -219,22 +224,23 @@ class Tracing:
             return NotImplemented
 
     def results(self, result: Any) -> Any:
-        """What the cell returns for what the body returns.
+        """Convert the result of the body to the result of the cell.
 
         Raises:
-            NoCounterpart: a function with a backward of its own has a part in it, or a constant that is no float.
+            Refused: the body changes a buffer of the module.
+            NoCounterpart: the result depends on a function with a custom backward, or is a constant of another dtype.
         """
         if self.changed:
             raise Refused(
                 f"it changes a buffer of the module in place ({self.changed}), but it is traced once for all calls; "
-                f"change the buffer outside of the cell."
+                f"change the buffer outside the cell."
             )
         if has_functions_of_users(tensors_in(result)):
             raise NoCounterpart("an autograd.Function has a backward of its own.")
         return on_leaves(self._result, result)
 
     def _result(self, x: Any) -> Any:
-        """What the cell returns for a tensor, or for anything else."""
+        """Convert one tensor, or another object, of the result."""
         value = self.value(x)
         if isinstance(value, Ragged):
             raise NeedsLength(value.var.domain, "returns a row per element")
@@ -250,7 +256,7 @@ class Tracing:
         return stand_for(value, dtype=name_of(x.dtype))
 
     def _checked(self, value: Any, kind: Kind) -> Any:
-        """Ints of the data as a result, which a kernel of torch refuses where floats of the model would round them."""
+        """Return ints of the data as a result, checked by a torch kernel that rejects ints that floats would round."""
         key = "ints of the data", kind, self.dtype
         body = BODIES.get(key)
         if body is None:
@@ -259,7 +265,13 @@ class Tracing:
         return record_call(body, [value])[0]
 
     def leave(self, value: Any, like: torch.Tensor, is_own: bool) -> Traced:
-        """The tensor that stands for a result, of the shape and dtype that torch says."""
+        """Return the tensor that represents a result.
+
+        Args:
+            value: the value in the program.
+            like: a tensor of the shape and dtype that torch gives.
+            is_own: see `Traced`.
+        """
         shape = tuple(like.shape)
         held = shape_within(shape, like.dtype)
         assert isinstance(value, Unknown) or shape_in_torch(value) == held, (shape_in_torch(value), held)
@@ -268,14 +280,14 @@ class Tracing:
         return Traced(value, shape, like.dtype, is_own)
 
     def like(self, x: Any) -> Any:
-        """A tensor without numbers; anything else, and a number, is given as it is."""
+        """Return a tensor without numbers; return scalars that are constants, and other objects, unchanged."""
         if not isinstance(x, torch.Tensor) or (not isinstance(x, Traced) and not x.dim()):
             return x
         return _without_numbers(x)
 
 
 class _Functions(TorchFunctionMode):
-    """Meets the functions of torch that have an op of their own here."""
+    """The mode that intercepts the functions of torch that have an op of their own here."""
 
     def __init__(self, tracing: Tracing) -> None:
         super().__init__()
@@ -304,12 +316,12 @@ class _Functions(TorchFunctionMode):
         return function(*args, **kwargs)
 
     def _fits(self, function: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether tensors are floats of the model, beside ints that number some of them."""
+        """Return whether all tensors are floats of the model, or ints that index these."""
         kinds = {x.dtype for x in tensors}
         return kinds == {self._tracing.dtype} or (function in NUMBERED and kinds == {self._tracing.dtype, torch.int64})
 
     def _leave(self, x: Any, tensors: list[torch.Tensor]) -> Any:
-        """The tensor that stands for a result, which is computed from others."""
+        """Return the tensor that represents a result computed from `tensors`; return other objects unchanged."""
         if not isinstance(x, Operators):
             return x
         like = torch.empty(shape_in_torch(x), dtype=self._tracing.dtype, device="meta")
@@ -318,7 +330,7 @@ class _Functions(TorchFunctionMode):
 
 
 class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Meets the ops that torch takes its functions apart into."""
+    """The mode that intercepts the basic ops into which torch decomposes its functions."""
 
     def __init__(self, tracing: Tracing) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -326,7 +338,7 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Import nothing of the compiler of torch."""
+        """Return False without importing torch's compiler."""
         return False
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -340,7 +352,7 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if torch.Tag.nondeterministic_seeded in op.tags:
                 raise NoCounterpart(f"its {name} draws random numbers.")
             if any(map(is_changed, op._schema.arguments)) and any(map(_is_buffer, tensors)):
-                tracing.changed = name  # refused at the end, because other errors explain more
+                tracing.changed = name  # raise at the end, because other errors explain more
                 return args[0]
             return op(*args, **kwargs)
         check_numbers(op, args, tracing)
@@ -363,7 +375,7 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return _pair(lambda value, like: tracing.leave(value, like, not is_view), result, likes)
 
     def _make(self, op: Any, args: Any, kwargs: Any) -> Traced:
-        """Make a constant in the shape of a value."""
+        """Make a constant of the shape of a value."""
         for x in tensors_in((args, kwargs)):
             if isinstance(x, Traced) and isinstance(x.value, Ragged):
                 refuse(op.overloadpacket.__name__, x.value)
@@ -371,21 +383,24 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made = op(*given, **kwargs)
         if op.overloadpacket.__name__.endswith(("empty", "empty_like", "empty_strided")):
             made.zero_()
-        if made.dtype is torch.bfloat16:  # of which NumPy has no arrays
+        if made.dtype is torch.bfloat16:  # NumPy has no such dtype
             raise NoCounterpart("it makes a constant of bfloat16.")
         return self._tracing.leave(made.numpy(), made, is_own=True)
 
     def _ask_torch(self, op: Any, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Record an op that we lack as one that torch runs on batches; give the result, and tensors like it.
+        """Record an op without a counterpart as one that torch runs on batches.
+
+        Returns:
+            The result, and a tensor without numbers of the same shape and dtype.
 
         Raises:
-            NoCounterpart: that is impossible, but torch may be able to run the whole cell.
+            NoCounterpart: torch cannot run this op on batches, but may be able to run the whole cell.
         """
         model, tensors = self._tracing.dtype, tensors_in((args, kwargs))
         traced = [x for x in tensors if isinstance(x, Traced)]
         lack = NoCounterpart(f"torch's op {name} has no counterpart here.")
         is_of_list = any(isinstance(x.value, (Element, Ragged)) for x in traced)
-        is_single = [str(x.type) for x in op._schema.returns] == ["Tensor"]  # others keep things for their gradients
+        is_single = [str(x.type) for x in op._schema.returns] == ["Tensor"]  # others return data for their gradients
         if is_of_list or not is_single:
             raise lack
         holes = on_leaves(lambda x: HOLE if isinstance(x, Traced) else x, (args, kwargs))
@@ -402,7 +417,7 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
             key = op, _key_of(holes), tuple(kinds), model
             body = BODIES.get(key)
             if body is None:
-                with ThreadPoolExecutor(1) as outside:  # of this mode, in which torch does not differentiate or map
+                with ThreadPoolExecutor(1) as outside:  # another thread, because torch cannot map within this mode
                     body = BODIES[key] = outside.submit(Body, name, call, kinds, model, why).result()
         except (AutobatchError, RuntimeError, ValueError, IndexError, TypeError):
             raise lack from None
@@ -410,16 +425,16 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return outputs[0], likes
 
     def _likes(self, op: Any, args: Any, kwargs: Any) -> Any:
-        """What an op gives, without numbers."""
+        """Run an op on tensors without numbers."""
         kwargs = on_leaves(self._tracing.like, kwargs) | ({"device": "meta"} if "device" in kwargs else {})
         in_lists = [on_tensors(_without_numbers, x) if isinstance(x, (list, tuple)) else x for x in args]
         return op(*on_leaves(self._tracing.like, in_lists), **kwargs)
 
     def _change(self, op: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Change a tensor in place: it stands for another value from now on, unless others read it.
+        """Change a tensor in place: from now on it represents a new value.
 
         Raises:
-            NoCounterpart: others may see the change, or it has another gradient than a new tensor would.
+            NoCounterpart: other tensors may see the change, or torch has no op that makes a new tensor instead.
         """
         target = args[0]
         whose = "an argument, a parameter or a view" if self._tracing.varies(target) else "a constant"
@@ -427,7 +442,7 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise NoCounterpart(f"torch changes {whose} in place ({name}), which a cell must not; {CHANGED}")
         like = getattr(getattr(torch.ops.aten, name[:-1]), op._overloadname, None)
         if like is None:
-            raise NoCounterpart(f"torch changes a tensor in place ({name}), and has nothing that makes a new one.")
+            raise NoCounterpart(f"torch changes a tensor in place ({name}), and has no op that makes a new one.")
         made = self._meet(like, args, kwargs)
         if made.shape != target.shape or made.dtype is not target.dtype:
             raise NoCounterpart(f"torch changes the shape or dtype of a tensor in place ({name}).")
@@ -441,12 +456,12 @@ def _without_numbers(x: torch.Tensor) -> torch.Tensor:
 
 
 def _is_buffer(x: torch.Tensor) -> bool:
-    """Whether a tensor is a buffer, or part of one, of the module being recorded."""
+    """Return whether a tensor is a buffer, or part of one, of the module being recorded."""
     return CURRENT.module is not None and x.layout is torch.strided and CURRENT.module.has_buffer(x)
 
 
 def _key_of(x: Any) -> Hashable:
-    """Equal for equal arguments of an op."""
+    """Return a key that is equal for equal arguments of an op."""
     if isinstance(x, (list, tuple)):
         return type(x), tuple(map(_key_of, x))
     if isinstance(x, dict):
@@ -455,12 +470,12 @@ def _key_of(x: Any) -> Hashable:
 
 
 def kind_of(x: Traced) -> Kind:
-    """What torch runs an op on: a tensor that may have a gradient, now or once frozen parameters are trained."""
+    """Return the kind of a tensor; it has a gradient if it requires one now, or once frozen parameters are trained."""
     return Kind(tuple(x.shape), x.dtype, x.requires_grad or (is_float(x.dtype) and _reads_parameters(x.value)))
 
 
 def _reads_parameters(value: Any) -> bool:
-    """Whether a gradient may reach parameters from a value, were they trained."""
+    """Return whether a gradient of a value would reach parameters, trained or frozen."""
     left = [value.index] if isinstance(value, TracedValue) else []
     seen = set(left)
     while left:
@@ -474,12 +489,12 @@ def _reads_parameters(value: Any) -> bool:
 
 
 def _is_data(value: Any) -> bool:
-    """Whether a value is data of the node, and no part of it."""
+    """Return whether a value is a whole attribute of the node's data."""
     return isinstance(getattr(getattr(value, "var", None), "source", None), Attribute)
 
 
 def _pair(function: Callable[[Any, Any], Any], x: Any, y: Any) -> Any:
-    """Apply a function to the parts of two equal structures."""
+    """Apply a function to pairs of corresponding parts of two structures."""
     if isinstance(x, (list, tuple)):
         return type(y)([_pair(function, *both) for both in zip(x, y, strict=True)])
     return function(x, y)

@@ -1,4 +1,4 @@
-"""Functions and methods of torch applied to recorded values, outside of cells.
+"""Functions and methods of torch applied to recorded values, outside cells.
 
 Each becomes a node: a separate cell whose body is the function. `torch.stack(values)` adds no node; it is a value whose
 rows are the values (`autobatch.torch.stacked`). Reductions over it read all values at once, however many there are.
@@ -41,13 +41,13 @@ from autobatch.trace.handles import Rows, Value
 
 WITHOUT_GRADIENT = {"__get__", "detach", "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones"}
 DIRECT = ("add", "sub", "rsub", "mul", "div", "neg", "sum", "mean")
-"""Functions that are one op of ours, of which the passes over graphs know: `total + loss` becomes a sum of many."""
+"""Functions that are one op of ours, which graph passes recognize: repeated `total + loss` becomes a sum of many."""
 OF_OPS: dict[str, Callable[..., Any]] = {
     "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.true_divide, "pow": torch.pow, "neg": torch.neg,
     "matmul": torch.matmul, "less": torch.lt, "less_equal": torch.le, "greater": torch.gt, "greater_equal": torch.ge,
     "equal": torch.eq, "not_equal": torch.ne,
 }  # fmt: skip
-"""Torch's functions for ours that Python's operators call: of what is no float, they give other kinds of numbers."""
+"""Torch's functions for our ops of Python's operators; on other kinds than floats they give other kinds of numbers."""
 SPELLED = {
     "__add__": "add", "__radd__": "add", "__sub__": "sub", "__rsub__": "rsub", "__mul__": "mul", "__rmul__": "mul",
     "__truediv__": "div", "__neg__": "neg",
@@ -70,20 +70,20 @@ REPLACED: dict[Any, Callable[..., Any]] = {
     packed.VF._pad_packed_sequence: packed.pad_packed,
     **{getattr(torch, name): partial(packed.run_recurrent, name) for name in packed.RECURRENT},
 }
-"""Torch functions that need memory, and their replacements for recorded values, which may return NotImplemented."""
+"""Torch functions that read memory, and their replacements for recorded values, which may return NotImplemented."""
 TAKE: Any = torch.Tensor.__getitem__
 INFERENCE_MODE: Any = torch._C._InferenceMode
 
 
 def apply(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Record a function of torch, applied to values and tensors; what it returns is detached if grad mode is off."""
+    """Record a function of torch, applied to values and tensors; detach the result if grad mode is off."""
     return without_gradient(_apply(function, args, kwargs))
 
 
 def _apply(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     current: Any = STAGE.current
     if current is None or not hasattr(current, "call_cell"):
-        raise GraphError("a recorded value means something only while its instance is recorded; return it instead.")
+        raise GraphError("a recorded value can be used only while its instance is recorded; return it instead.")
     if kwargs:
         args, kwargs = by_position(args, kwargs, with_other=function.__name__ in DIRECT)
     name, is_special, has_op = _look_up(function)
@@ -100,15 +100,18 @@ def _apply(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if "not Traced" not in str(error):
             raise
         raise GraphError(
-            f"torch.{name} takes a number of Python where it was given a recorded value, whose number is only computed "
-            f"when the mini-batch runs; an async function waits for it: `await ab.value(x)`."
+            f"torch.{name} takes a Python number where it was given a recorded value, whose number is only computed "
+            f"when the mini-batch runs; an async function can wait for it by `await ab.value(x)`."
         ) from None
 
 
 @cache
 def _look_up(function: Any) -> tuple[str, bool, bool]:
-    """Return the name of a function, whether `_apply_special` may do more for it even without `inplace` and `out`, and
-    whether `_apply_op` may apply it."""
+    """Look up how to record a function.
+
+    Returns:
+        Its name; whether `_apply_special` may handle it even without `inplace` and `out`; whether `_apply_op` may.
+    """
     name = SPELLED.get(function.__name__, function.__name__)
     is_known = function in (GRAD, BACKWARD, REQUIRES, *REGISTER_HOOK) or function in DROPPING or function in REPLACED
     is_special = is_known or is_in_place(function.__name__) or needs_no_node(name) or is_checked(function)
@@ -116,15 +119,15 @@ def _look_up(function: Any) -> tuple[str, bool, bool]:
 
 
 def _apply_special(function: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Apply or refuse a function that is not recorded as others are; NotImplemented if it is."""
+    """Apply or reject a function that is not recorded in the usual way; NotImplemented for all others."""
     if function is GRAD:
         return grad(*args, **kwargs)
     if function is BACKWARD:
         refuse_backward()
     if function in REGISTER_HOOK:
         raise GraphError(
-            f"{named(name)} is called on a recorded value, whose gradient is only computed with those of its "
-            f"mini-batch; call it in a cell, on a tensor that the cell computes."
+            f"{named(name)} is called on a recorded value, whose gradient is only computed with its mini-batch; call "
+            f"it in a cell, on a tensor that the cell computes."
         )
     if function is REQUIRES:
         return args[0]
@@ -134,8 +137,8 @@ def _apply_special(function: Any, name: str, args: tuple[Any, ...], kwargs: dict
         return found
     if name == "is_contiguous" and not isinstance(args[0], Rows) and Flow.of(STAGE.current).is_shared(args[0]):
         raise GraphError(
-            "torch.Tensor.is_contiguous needs the memory of a recorded value that is a view or has views, which values "
-            "lack; call .contiguous(), which costs nothing here."
+            "torch.Tensor.is_contiguous needs the memory of a recorded value that is a view or has views, but values "
+            "have no memory; call .contiguous(), which costs nothing here."
         )
     if (told := tell(function, name, args, kwargs)) is not NotImplemented:
         return told
@@ -147,7 +150,7 @@ def _apply_special(function: Any, name: str, args: tuple[Any, ...], kwargs: dict
             args[0], f"torch's {name} with inplace=True", lambda: function(*args, **kwargs | {"inplace": False})
         )
     if kwargs.get("out") is not None:
-        raise GraphError(f"{named(name)} is given out=, a tensor to change by a recorded value; use what it returns.")
+        raise GraphError(f"{named(name)} must not be given out= with recorded values; use its result.")
     return NotImplemented
 
 
@@ -166,7 +169,7 @@ def _apply_op(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _take(table: Any, index: Any) -> Any:
-    """Record an index of a parameter, which torch takes: ints that number its rows are data of the node."""
+    """Record an index of a parameter by torch; ints that select its rows become data of the node."""
     if type(index) is list and index and all(map(_is_int, index)):
         index = np.array([int(x) % len(table) for x in index])
     found, parts = table, index if type(index) is tuple else (index,)
@@ -179,10 +182,10 @@ def _take(table: Any, index: Any) -> Any:
 
 
 class OfParameters(TorchFunctionMode):
-    """While instances are recorded, records functions of parameters, such as `self.first[0]`, as those of values.
+    """The mode that records functions of parameters, such as `self.first[0]`, like those of values.
 
     Args:
-        module: whose parameters they are.
+        module: the module of the parameters.
     """
 
     def __init__(self, module: Precision) -> None:
@@ -239,32 +242,32 @@ class OfParameters(TorchFunctionMode):
 
 
 def _explain(text: str) -> str:
-    """Return what the TypeError of C code that was given a recorded value means; an empty text for others."""
+    """Explain a TypeError of C code that was given a recorded value; return "" for other errors."""
     if "incompatible function arguments" in text:
         return (
-            "torch.func, autograd.Function.apply or other C++ code of torch is given a recorded value, which only has "
+            "torch.func, autograd.Function.apply or other C++ code of torch was given a recorded value, which only has "
             "numbers when the mini-batch runs; call it in a cell."
         )
     if found := re.match(r"descriptor '(\w+)' for 'torch\._C\.TensorBase' objects doesn't apply", text):
         return (
-            f"torch.Tensor.{found[1]} takes no recorded values where it is called as a function, because Python checks "
-            f"the class; write v.{found[1]}(...) of a value v, or call it in a cell."
+            f"torch.Tensor.{found[1]} called as a function takes no recorded values, because Python checks the class; "
+            f"write v.{found[1]}(...) for a value v, or call it in a cell."
         )
     return ""
 
 
 def _refuse_change(method: str, tensor: torch.Tensor) -> Never:
-    """Refuse to change a parameter or a buffer while instances are recorded."""
+    """Raise the GraphError of a change to a parameter or a buffer while instances are recorded."""
     parameter = find_parameter(tensor)
     name = repr(parameter.name) if parameter is not None and parameter.name else "a parameter"
     raise GraphError(
-        f"{method} changes {name} while instances are recorded, but what is recorded reads parameters and buffers when "
+        f"{method} changes {name} while instances are recorded, but recorded calls read parameters and buffers when "
         f"the mini-batch runs, after all instances; change it before or after the call, or call eval() on the module."
     )
 
 
 def _refuse_buffer(module: torch.nn.Module, name: str, buffer: Any) -> None:
-    """Refuse a recorded value as a module buffer, and any buffer in a cell; torch calls this on assignment."""
+    """Raise a GraphError for a buffer that is a recorded value or is set in a cell; torch calls this on assignment."""
     if isinstance(STAGE.current, Builder):
         raise GraphError(
             f"the buffer {name!r} of {type(module).__name__} is assigned in a cell, which is traced once for all "
@@ -281,7 +284,7 @@ torch.nn.modules.module.register_module_buffer_registration_hook(_refuse_buffer)
 
 
 def _inference_mode(is_on: bool) -> Any:
-    """Inference mode; around what is recorded here, grad mode, whose changes `OfParameters` intercepts."""
+    """Return inference mode; while recording, return grad mode, whose changes `OfParameters` intercepts."""
     return torch.set_grad_enabled(not is_on) if hasattr(STAGE.current, "patches") else INFERENCE_MODE(is_on)
 
 
@@ -311,7 +314,7 @@ class TensorMethods:
 
     @property
     def shape(self) -> torch.Size:
-        """The length of each axis; of single values, an attribute of their class."""
+        """Return the length of each axis; single values have it as an attribute of their class."""
         return torch.Size(super().shape)  # type: ignore[misc]
 
     @property  # type: ignore[misc]
@@ -321,7 +324,7 @@ class TensorMethods:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the numbers stand for; of floats, the dtype of the module."""
+        """Return the dtype that the numbers represent; for floats it is that of the module."""
         key = self.key.children[0] if self.key.kind == "rows" else self.key
         if key.below:
             return torch.int64
@@ -329,54 +332,52 @@ class TensorMethods:
 
     @property
     def data(self) -> Any:
-        """The value without its gradient."""
+        """Return the value without its gradient."""
         return apply(torch.Tensor.detach, (self,), {})
 
     @data.setter
     def data(self, other: Any) -> None:
-        raise GraphError(
-            "the data of a recorded value are assigned, which has no place in a program; make a new value."
-        )
+        raise GraphError("the data of a recorded value are assigned, which a program cannot express; make a new value.")
 
     @property
     def requires_grad(self) -> bool:
-        """Whether the value depends on a trained parameter, or on a tensor that requires a gradient."""
+        """Return whether the value depends on a trained parameter, or on a tensor that requires a gradient."""
         is_float = self.dtype.is_floating_point or self.dtype.is_complex
         return is_float and CURRENT.has_gradients and Flow.of(STAGE.current).has_gradient(self)  # type: ignore[arg-type]
 
     @property
     def is_leaf(self) -> bool:
-        """Whether the value does not require a gradient."""
+        """Return whether the value requires no gradient."""
         return not self.requires_grad
 
     @property
     def itemsize(self) -> int:
-        """The bytes of an element."""
+        """Return the bytes of an element."""
         return self.dtype.itemsize
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all elements."""
+        """Return the bytes of all elements."""
         return self.numel() * self.itemsize
 
     @property
     def real(self) -> Any:
-        """The real part; the value itself if it is not complex."""
+        """Return the real part; the value itself if it is not complex."""
         return apply(torch.real, (self,), {}) if self.dtype.is_complex else self
 
     @property
     def imag(self) -> Any:
-        """The imaginary part."""
+        """Return the imaginary part."""
         return apply(torch.imag, (self,), {})
 
     @property
     def mT(self) -> Any:
-        """The value with its last two axes swapped."""
+        """Return the value with its last two axes swapped."""
         return apply(torch.transpose, (self, -2, -1), {})
 
     @property
     def H(self) -> Any:
-        """The matrix, transposed and conjugated."""
+        """Return the matrix, transposed and conjugated."""
         return apply(torch.adjoint, (self,), {})
 
     mH = H
@@ -398,20 +399,20 @@ class TensorMethods:
             parts = _from_the_start([torch.tensor(x) if _is_plain_list(x) else x for x in parts], self.shape)
             return apply(torch.Tensor.__getitem__, (self, parts if type(index) is tuple else parts[0]), {})
         found: Any = super().__getitem__(index)  # type: ignore[misc]
-        if isinstance(found, Rows) and not len(found) and self.shape[0]:  # in torch, it depends on all rows
+        if isinstance(found, Rows) and not len(found) and self.shape[0]:  # in torch, an empty slice depends on all rows
             return apply(torch.Tensor.__getitem__, (self, index), {})
         return found
 
     def size(self, dim: int | None = None) -> Any:
-        """The shape, or the length of one axis."""
+        """Return the shape, or the length of one axis."""
         return self.shape if dim is None else self.shape[dim]
 
     def dim(self) -> int:
-        """The number of axes."""
+        """Return the number of axes."""
         return len(self.shape)
 
     def numel(self) -> int:
-        """The number of elements."""
+        """Return the number of elements."""
         return self.shape.numel()
 
     def __setattr__(self, name: str, x: Any) -> None:
@@ -419,23 +420,23 @@ class TensorMethods:
             super().__setattr__(name, x)
         except AttributeError:
             raise GraphError(
-                f"the attribute {name!r} is set on a recorded value, which keeps none; keep it in a variable."
+                f"the attribute {name!r} cannot be set on a recorded value; keep it in a variable."
             ) from None
 
     def _refuse(self, what: str) -> GraphError:
         return GraphError(f"{what} needs the numbers of a recorded value now; {validation_advice() or AWAIT}")
 
     def lacks(self, name: str) -> str:
-        """Return the message for a missing attribute."""
+        """Return the error message for a missing attribute."""
         told = "; requires_grad says whether it has a gradient" if name == "grad_fn" else ""
         return (
-            f"a recorded value, which stands for a tensor while its instance is recorded, has no attribute "
+            f"a recorded value, which represents a tensor while its instance is recorded, has no attribute "
             f"{name!r}{told}."
         )
 
 
 def _is_float(x: Any) -> bool:
-    """Whether an operand is floats of the module, or a number."""
+    """Return whether an operand has floats of the module's dtype, or is a number."""
     if isinstance(x, Value):
         key = x.key.children[0] if x.key.kind == "rows" else x.key
         return not key.below and not key.dtype
@@ -443,7 +444,7 @@ def _is_float(x: Any) -> bool:
 
 
 def _from_the_start(parts: list[Any], shape: tuple[int, ...]) -> tuple[Any, ...]:
-    """Return the parts of an index, with int tensors counted from the start of their axes."""
+    """Return the parts of an index, with negative ints in tensors made non-negative."""
     for axis, x in enumerate(parts):
         if x is None or x is Ellipsis or isinstance(x, Value):
             break
@@ -456,12 +457,12 @@ def _from_the_start(parts: list[Any], shape: tuple[int, ...]) -> tuple[Any, ...]
 
 
 def _is_int(x: Any) -> bool:
-    """Whether part of an index is an int of Python or NumPy."""
+    """Return whether part of an index is an int of Python or NumPy."""
     return isinstance(x, (int, np.integer)) and not isinstance(x, bool)
 
 
 def _is_plain_list(x: Any) -> bool:
-    """Whether `x` is a list of ints or bools."""
+    """Return whether `x` is a list of ints or bools, possibly nested."""
     return type(x) is list and all(type(part) in (int, bool, list) for part in leaves_of(x))
 
 
@@ -489,7 +490,9 @@ for _name in dir(torch.Tensor):
 
 
 def _as_data(x: Any) -> Any:
-    """An argument of a function of torch; a tensor of one int stays an array, for an int is part of the type."""
+    """Convert an argument of a torch function; a tensor of one int becomes an array, because an int would become part
+    of the type.
+    """
     if type(x) in (list, tuple) and any(isinstance(part, Value) for part in x):
         return type(x)(map(_as_data, x))
     if isinstance(x, Value) or not isinstance(x, torch.Tensor) or x.shape or x.is_floating_point():

@@ -61,7 +61,7 @@ def test_functions_that_are_right_pass() -> None:
     abt.check_batched(net.longest, rows)
     abt.check_batched(lambda x: net.state(x), rows, module=net, policy="agenda")
     abt.check_batched(net.total, [])
-    with pytest.raises(GraphError, match="'<lambda>' is a function of no module"):
+    with pytest.raises(GraphError, match="'<lambda>' must be a method of a module"):
         abt.check_batched(lambda x: x, rows)
 
 
@@ -74,7 +74,7 @@ def test_options_of_a_function_that_has_its_own_are_refused() -> None:
     net = Net()
     given: list[dict[str, Any]] = [{"policy": "agenda"}, {"module": net}]
     for options in given:
-        with pytest.raises(GraphError, match=r"batched already; give options where abt\.batched makes it"):
+        with pytest.raises(GraphError, match=r"already batched; give the options to abt\.batched"):
             abt.check_batched(net.total, chains(), **options)
 
 
@@ -120,7 +120,7 @@ def with_defect(monkeypatch: pytest.MonkeyPatch, change: Any) -> Any:
         (lambda y: y + 1e-3, r"instance 0: batched differs from torch alone by 0\.001, of numbers up to "),
         (lambda y: y.double(), r"instance 0: batched it is torch.float32 of shape .*, torch alone gives torch.float64"),
         (lambda y: y[:1], r"instance 0: batched it is torch.float32 of shape \(2, 3\), torch alone gives .* \(1, 3\)"),
-        (double, r"the gradient of a tensor of shape \(2, 3\), which is no parameter: batched differs"),
+        (double, r"the gradient of a tensor of shape \(2, 3\), not a parameter: batched differs"),
     ],
 )  # fmt: skip
 def test_defects_are_told(change: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -211,7 +211,7 @@ def test_totals_begin_with_numbers_and_tensors_stay_as_they_are() -> None:
         return found
 
     check(total, "auto", ("plain", "cell"))
-    with pytest.raises(GraphError, match=r"begin sums with 0.0"):
+    with pytest.raises(GraphError, match=r"start sums with 0.0"):
         check(in_place, "auto", ("plain",))
 
 

@@ -121,7 +121,7 @@ def test_a_changed_value_is_changed_under_all_its_names(text: str) -> None:
 def test_changes_that_others_would_see_are_refused_by_the_name_of_torch(text: str) -> None:
     batched = abt.batched(program(text), module=NET, backend="reference")
     for _ in range(2):
-        with pytest.raises(ab.AutobatchError, match=r"torch\.(Tensor\.)?\w+.* (changes|gives|is given)"):
+        with pytest.raises(ab.AutobatchError, match=r"torch\.(Tensor\.)?\w+.* (changes|must)"):
             batched(ROWS)
 
 
@@ -168,7 +168,7 @@ def test_outputs_of_a_cell_that_share_memory_are_not_changed_one_by_one(
 
     batched = abt.batched(change, module=NET, backend="reference")
     if name in SHARING:
-        with pytest.raises(ab.GraphError, match="a view of another one, or of which there are views"):
+        with pytest.raises(ab.GraphError, match="a view or has views"):
             batched(ROWS)
     else:
         torch.testing.assert_close(batched(ROWS), torch.stack([change(x) for x in ROWS]))
@@ -183,7 +183,7 @@ def test_shared_outputs_are_not_changed_after_an_await_either() -> None:
         a += 1
         return b
 
-    with pytest.raises(ab.GraphError, match="of which there are views"):
+    with pytest.raises(ab.GraphError, match="a view or has views"):
         abt.batched(change, module=NET, backend="reference")(ROWS)
 
 

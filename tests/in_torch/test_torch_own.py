@@ -155,5 +155,5 @@ def test_what_cannot_be_replaced_is_named() -> None:
         def __init__(self) -> None:
             self.both = (ab.Parameter([1.0]), ab.Parameter([2.0]))
 
-    with pytest.raises(GraphError, match="keeps parameters in a tuple"):
+    with pytest.raises(GraphError, match="must not keep parameters in a tuple"):
         abt.as_torch(Tupled())

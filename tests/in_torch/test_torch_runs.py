@@ -229,7 +229,7 @@ def test_numbers_are_asked_for_only_by_functions_that_check_them() -> None:
 def test_sparse_tensors_are_refused_in_a_sentence() -> None:
     cell = abt.cell(lambda x: x.to_dense())
     batched = abt.batched(lambda x: cell(x), module=nn.Linear(1, 1))  # type: ignore[no-untyped-call]
-    with pytest.raises(GraphError, match=r"layout torch.sparse_coo, but values are dense; call .to_dense()"):
+    with pytest.raises(GraphError, match=r"must be dense, got layout torch.sparse_coo; call .to_dense()"):
         batched([torch.eye(2).to_sparse()])
 
 

@@ -266,9 +266,9 @@ def change_parameter(net: TreeNet, losses: Tensor) -> None:
 
 
 CHANGES: dict[str, tuple[Callable[[TreeNet, Tensor], Any], str]] = {
-    "results": (change_results, "its results are others than before"),
-    "a parameter": (change_parameter, "a parameter has changed"),
-    "the mode": (lambda net, losses: net.train(), "its results are others than before"),
+    "results": (change_results, "its results differ from the first ones"),
+    "a parameter": (change_parameter, "parameter .* has changed"),
+    "the mode": (lambda net, losses: net.train(), "its results differ from the first ones"),
 }
 
 
@@ -286,11 +286,11 @@ def test_what_has_no_second_derivative_is_refused() -> None:
     net = make("torch")
     losses = abt.batched(net.loss, backend="reference")
     (gradient,) = autograd.grad(losses(TREES).sum(), net.merge.linear.weight, create_graph=True)
-    with pytest.raises(GraphError, match="second derivatives need it, but torch runs it"):
+    with pytest.raises(GraphError, match="as for second derivatives, but torch runs it"):
         autograd.grad(gradient.sum(), net.merge.linear.weight)
     graphs = losses.record_all(TREES)
     (gradient,) = autograd.grad(losses(graphs).sum(), net.merge.linear.weight, create_graph=True)
-    with pytest.raises(GraphError, match="a mini-batch of recorded graphs, which no longer hold"):
+    with pytest.raises(GraphError, match="a mini-batch of recorded graphs are not available"):
         autograd.grad(gradient.sum(), net.merge.linear.weight)
 
     async def waits(item: tuple[Any, int]) -> Tensor:
@@ -299,7 +299,7 @@ def test_what_has_no_second_derivative_is_refused() -> None:
 
     losses = abt.batched(waits, module=net, backend="reference")
     (gradient,) = autograd.grad(losses(TREES).sum(), net.word.weight, create_graph=True)
-    with pytest.raises(GraphError, match="of an async function, whose programs run once"):
+    with pytest.raises(GraphError, match="of an async function are not available"):
         autograd.grad(gradient.sum(), net.word.weight)
     functions: tuple[Callable[[int], Tensor], ...] = (
         lambda k: net.word(k).float().pow(2).double().sum(),
@@ -308,7 +308,7 @@ def test_what_has_no_second_derivative_is_refused() -> None:
     for function in functions:  # of other dtypes in between, in which no gradient may get lost
         losses = abt.batched(function, module=net, backend="reference")
         (gradient,) = autograd.grad(losses([1, 2]).pow(2).sum(), net.word.weight, create_graph=True)
-        with pytest.raises(GraphError, match="its derivative is asked for inside the program"):
+        with pytest.raises(GraphError, match="its derivative is needed inside the program"):
             autograd.grad(gradient.sum(), net.word.weight)
     x = torch.ones(4, 4, dtype=torch.float64, requires_grad=True)
     y = abt.batched(lambda x: net.step(x, (x, x))[0].sum(), module=net, backend="reference")(list(x))
@@ -406,12 +406,21 @@ async def of_async(model: Any, x: Tensor) -> Any:
 
 
 REFUSED: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
-    "a tensor that is not recorded": (of_plain, r"recorded from x = x.requires_grad_\(\) on"),
+    "a tensor that is not recorded": (of_plain, r"call x = x.requires_grad_\(\) within the function"),
     "nothing depends on it": (of_unused, "on which no output depends"),
-    "no scalar": (lambda m, x: autograd.grad(m.pair(x[0]).expand(5), m.scale), r"a value of shape \(5,\); sum it"),
-    "another shape": (lambda m, x: autograd.grad(m.energy(x), m.scale, torch.ones(2)), r"of shape \(2,\) for a value"),
-    "batched": (lambda m, x: autograd.grad(m.energy(x), m.scale, is_grads_batched=True), "call it in a loop"),
-    "backward": (lambda m, x: m.energy(x).backward(), "on what the batched function returns"),
+    "no scalar": (
+        lambda m, x: autograd.grad(m.pair(x[0]).expand(5), m.scale),
+        r"must be a scalar, got shape \(5,\); sum it",
+    ),
+    "another shape": (
+        lambda m, x: autograd.grad(m.energy(x), m.scale, torch.ones(2)),
+        r"the shape of its value, \(\), got \(2,\)",
+    ),
+    "batched": (
+        lambda m, x: autograd.grad(m.energy(x), m.scale, is_grads_batched=True),
+        "call torch.autograd.grad in a loop",
+    ),
+    "backward": (lambda m, x: m.energy(x).backward(), "on the result of the batched function"),
     "torch.func": (lambda m, x: torch.func.grad(m.energy)(x).sum(), "cells within torch.func"),
 }
 
@@ -424,12 +433,12 @@ def test_gradients_within_a_function_that_are_refused(name: str) -> None:
 
 
 def test_gradients_within_a_function_of_what_torch_runs_or_what_waits() -> None:
-    with pytest.raises(GraphError, match="its derivative is asked for inside the program"):
+    with pytest.raises(GraphError, match="its derivative is needed inside the program"):
         refused(lambda model, x: model.loss(x), runs="torch")
     model = Potential()
 
     async def function(x: Tensor) -> Any:
         return await of_async(model, x)
 
-    with pytest.raises(GraphError, match="while an async function is recorded"):
+    with pytest.raises(GraphError, match="not available in an async function"):
         abt.batched(function, module=model, backend="reference")([torch.ones(3, 3)])

@@ -246,7 +246,7 @@ def test_graphs_recorded_in_train_run_after_eval_and_back(make: Any, first: bool
 
 
 class WithPlainTensor(nn.Module):
-    """Multiplies by a tensor that asks for a gradient, and is no parameter."""
+    """Multiplies by a tensor that requires a gradient, and is no parameter."""
 
     def __init__(self, runs: str) -> None:
         super().__init__()
@@ -267,7 +267,7 @@ class WithPlainTensor(nn.Module):
 @pytest.mark.parametrize("runs", ["auto", "autobatch", "torch"])
 def test_a_constant_that_asks_for_a_gradient_gets_it_or_is_refused(runs: str) -> None:
     model = WithPlainTensor(runs)
-    with pytest.raises(GraphError, match=r"shape \(2,\) that asks for a gradient, .*; make it an nn.Parameter"):
+    with pytest.raises(GraphError, match=r"shape \(2,\) that requires a gradient, .*; make it an nn.Parameter"):
         abt.batched(model.inside)([torch.ones(2)])
     abt.batched(model.outside)([torch.ones(2)]).sum().backward()
     torch.testing.assert_close(model.scale.grad, model.linear(torch.ones(2)).detach())
@@ -307,7 +307,7 @@ def test_what_was_computed_of_parameters_outside_of_a_cell_is_refused_in_it(name
     outside = OF_PARAMETERS[name](model.w)
     body = (lambda x: x * outside) if how == "with a value" else (lambda x: x.detach() + passed(outside * 2))
     cell: Any = abt.cell(body, runs=runs)
-    with pytest.raises(GraphError, match=r"shape \(2,\) that asks for a gradient, .* read it in the cell, give it"):
+    with pytest.raises(GraphError, match=r"shape \(2,\) that requires a gradient, .* read it in the cell, give it"):
         abt.batched(lambda x: cell(x).sum(), module=model)([torch.ones(2)])
     outside = outside.detach()
     abt.check_batched(lambda x: cell(x).sum(), [torch.ones(2)], module=model)

@@ -55,7 +55,7 @@ def test_transforms_are_refused(case: str) -> None:
 @pytest.mark.slow
 def test_the_compiler_of_torch_is_refused() -> None:
     net = Net()
-    with pytest.raises(GraphError, match=r"torch\.compile cannot take apart a batched function"):
+    with pytest.raises(GraphError, match=r"torch\.compile cannot transform a batched function"):
         torch.compile(net.loss)([torch.ones(4)])  # type: ignore[no-untyped-call]
 
 
@@ -77,7 +77,7 @@ def test_a_parameter_that_changes_before_backward_is_noticed(change: Callable[[T
     f = abt.batched(lambda x: model.a(x), module=model, backend="reference")  # type: ignore[operator]
     y = f([torch.ones(2, requires_grad=True)]).sum()
     change(model.a.weight)
-    with pytest.raises(GraphError, match="a parameter has changed since the mini-batch ran forward"):
+    with pytest.raises(GraphError, match=r"parameter .* has changed since the mini-batch ran forward"):
         y.backward()
 
 
@@ -120,7 +120,7 @@ def test_a_module_that_is_replaced_before_backward_is_noticed() -> None:
     y = f([torch.ones(2)]).sum()
     model.a = abt.cell(nn.RNNCell(2, 2))
     f([torch.ones(2)])
-    with pytest.raises(GraphError, match="a parameter has changed since the mini-batch ran forward"):
+    with pytest.raises(GraphError, match=r"parameter .* has changed since the mini-batch ran forward"):
         y.backward()
 
 

@@ -1,7 +1,7 @@
-"""The basic ops of torch, ATen's, as ops of ours, by name: `table.OPS`.
+"""Counterparts of torch's basic ops, ATen's, by name: `table.OPS`.
 
-Each is given values, parameters and arrays in the place of tensors, and all else as torch gives it. It gives
-NotImplemented for what only torch can do.
+Each takes torch's arguments, with values, parameters and arrays in place of tensors. It returns NotImplemented for
+unsupported arguments, which are left to torch.
 
 Source: the operator schemas of torch, `torch.ops.aten`.
 """

@@ -23,25 +23,25 @@ stand_for(mm=product, mv=product, bmm=product, dot=ops.dot, matmul=product)
 
 @op("addmm", "addmv", "baddbmm")
 def addmm(bias: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> Any:
-    """β bias + α x @ y."""
+    """Compute β bias + α x @ y."""
     return ops.add(times(bias, beta), times(product(x, y), alpha))
 
 
 @op("_softmax", of=scaled)
 def softmax(x: Any, dim: int, half_to_float: bool) -> Any:
-    """The softmax along an axis."""
+    """Compute the softmax along an axis."""
     return ops.softmax(x, dim) if shape_of(x) else NotImplemented
 
 
 @op("_log_softmax", of=scaled)
 def log_softmax(x: Any, dim: int, half_to_float: bool) -> Any:
-    """The logarithm of the softmax along an axis."""
+    """Compute the logarithm of the softmax along an axis."""
     return ops.log_softmax(x, dim) if shape_of(x) else NotImplemented
 
 
 @op("native_layer_norm")
 def native_layer_norm(x: Any, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
-    """The last axes with mean 0 and variance 1, scaled and shifted; and mean and 1 / deviation."""
+    """Normalize the last axes, scale and shift; return also mean and 1 / deviation."""
     axes = tuple(range(-len(shape), 0))
     spread, middle = var_mean(x, axes, correction=0, keepdim=True)
     scale = rsqrt(ops.add(spread, eps))
@@ -53,7 +53,7 @@ def native_layer_norm(x: Any, shape: Sequence[int], weight: Any, bias: Any, eps:
 
 @op("nll_loss_forward", "nll_loss", of=indexed)
 def nll_loss_forward(x: Any, target: Any, weight: Any, reduction: int, ignore_index: int) -> Any:
-    """Minus the scores of the labels, 0 where a label is ignored; and the number of the other labels."""
+    """Compute the negative scores of the labels, 0 for ignored ones; return also the number of labels not ignored."""
     if weight is not None:
         return NotImplemented
     losses = ops.neg(pick(x, target, ignore=ignore_index))
@@ -63,14 +63,14 @@ def nll_loss_forward(x: Any, target: Any, weight: Any, reduction: int, ignore_in
 
 
 def mean_of(total: Any, count: Any) -> Any:
-    """A total divided by a count; of nothing, no number that has no gradient."""
+    """Divide a total by a count; a count of 0 gives NaN without a gradient."""
     is_none = ops.equal(count, 0.0)
     return ops.where(is_none, math.nan, ops.div(total, ops.where(is_none, 1.0, count)))
 
 
 @op("mse_loss")
 def mse_loss(x: Any, y: Any, reduction: int = MEAN) -> Any:
-    """The squares of differences."""
+    """Compute the squared differences."""
     return _reduce(ops.squared_error(x, y), reduction)
 
 
@@ -78,7 +78,7 @@ def mse_loss(x: Any, y: Any, reduction: int = MEAN) -> Any:
 def binary_cross_entropy_with_logits(
     x: Any, y: Any, weight: Any = None, pos_weight: Any = None, reduction: int = MEAN
 ) -> Any:
-    """Minus the logarithms of the probabilities of what is so, or is not."""
+    """Compute the binary cross-entropy of logits x and targets y."""
     if pos_weight is not None:
         return NotImplemented
     losses = ops.add(ops.mul(ops.sub(1.0, y), x), ops.softplus(ops.neg(x)))

@@ -1,7 +1,7 @@
-"""The table of ops of ATen that have a counterpart here, and for which kinds of numbers each is right.
+"""The table of ops of ATen that have a counterpart here, with a rule for the kinds of numbers that each supports.
 
-A counterpart computes with floats of the model, among which bools are 0 and 1. It is right where torch computes in that
-dtype, too: an op of ints, or one that casts, is left to torch unless its rule allows it.
+A counterpart computes with floats of the model, in which bools are 0 and 1. It is valid if torch computes in that dtype
+too. An op on ints, or one that casts, is left to torch unless its rule allows it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ class Kinds(NamedTuple):
     """The kinds of numbers in a call of an op.
 
     Attributes:
-        given: the tensors among its arguments; results: tensors like its results.
+        given: the tensors among its arguments.
+        results: tensors of the shapes and dtypes of its results.
         model: the dtype of the model.
     """
 
@@ -28,15 +29,15 @@ class Kinds(NamedTuple):
 
     @property
     def dtypes(self) -> set[torch.dtype]:
-        """All dtypes."""
+        """Return all dtypes."""
         return {x.dtype for x in (*self.given, *self.results)}
 
     def gives(self, *dtypes: torch.dtype) -> bool:
-        """Whether the results are of these dtypes."""
+        """Return whether all results have one of these dtypes."""
         return all(x.dtype in dtypes for x in self.results)
 
     def fits(self, x: torch.Tensor) -> bool:
-        """Whether torch converts an argument to the dtype of the model before it computes, if that is the result's."""
+        """Return whether torch converts an argument to the model's dtype before computing a result of that dtype."""
         is_within = x.dtype in (self.model, torch.bool, torch.int64, *WITHIN[self.model])
         return not x.dtype.is_complex and (is_within or not x.dim())
 
@@ -45,32 +46,32 @@ Rule = Callable[[Kinds], bool]
 
 
 def floats(kinds: Kinds) -> bool:
-    """Whether torch computes floats of the model; ints and bools among the arguments count as numbers."""
+    """Return whether torch computes floats of the model; int and bool arguments count as numbers."""
     return kinds.gives(kinds.model) and all(map(kinds.fits, kinds.given))
 
 
 def conditions(kinds: Kinds) -> bool:
-    """Whether all are bools."""
+    """Return whether all are bools."""
     return kinds.dtypes <= {torch.bool}
 
 
 def moved(kinds: Kinds) -> bool:
-    """Whether numbers only get another place: floats of the model, or bools."""
+    """Return whether all are floats of the model, or all are bools, as for ops that only move numbers."""
     return kinds.dtypes <= {kinds.model} or conditions(kinds)
 
 
 def seen(kinds: Kinds) -> bool:
-    """Whether a view is one of floats of the model, of bools or of ints."""
+    """Return whether all are floats of the model, all bools or all ints, as for views."""
     return moved(kinds) or kinds.dtypes <= {torch.int64}
 
 
 def chosen(kinds: Kinds) -> bool:
-    """Whether floats of the model are selected, or where conditions hold, bools."""
+    """Return whether floats of the model, or bools, are selected."""
     return floats(kinds) or conditions(kinds)
 
 
 def compared(kinds: Kinds) -> bool:
-    """Whether torch compares floats of the model, or ints with ints."""
+    """Return whether torch compares in the model's dtype, or as ints or bools."""
     common = kinds.given[0]
     for x in kinds.given[1:]:
         common = torch.empty((1,) * max(common.dim(), x.dim()), dtype=torch.result_type(common, x), device="meta")
@@ -78,31 +79,31 @@ def compared(kinds: Kinds) -> bool:
 
 
 def tested(kinds: Kinds) -> bool:
-    """Whether numbers count as true or false."""
+    """Return whether numbers are tested for truth, which gives bools."""
     return kinds.gives(torch.bool) and all(map(kinds.fits, kinds.given))
 
 
 def indexed(kinds: Kinds) -> bool:
-    """Whether ints number what is taken of floats of the model."""
+    """Return whether ints index floats of the model."""
     return kinds.gives(kinds.model) and kinds.dtypes <= {kinds.model, torch.int64}
 
 
 def placed(kinds: Kinds) -> bool:
-    """Whether floats of the model are looked through for the places of some."""
+    """Return whether floats of the model are searched for positions."""
     return kinds.gives(kinds.model, torch.int64) and all(x.dtype is kinds.model for x in kinds.given)
 
 
 def scaled(kinds: Kinds) -> bool:
-    """Whether floats of the model, of which there are some, are divided by their sum."""
+    """Return whether floats of the model, at least one, are divided by their sum."""
     return floats(kinds) and all(x.numel() for x in kinds.given)
 
 
 class Counterpart(NamedTuple):
-    """What stands for an op of ATen.
+    """The counterpart of an op of ATen.
 
     Attributes:
-        function: is given values, parameters and arrays in the place of tensors, and all else as torch gives it.
-        is_right: for these kinds of numbers.
+        function: a function of torch's arguments, with values, parameters and arrays in place of tensors.
+        is_right: returns whether the function is valid for the kinds of numbers of a call.
     """
 
     function: Callable[..., Any]
@@ -110,11 +111,11 @@ class Counterpart(NamedTuple):
 
 
 OPS: dict[str, Counterpart] = {}
-"""By name."""
+"""The counterparts by op name."""
 
 
 def op(*names: str, of: Rule = floats) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Mark what stands for the ops of these names."""
+    """Register the decorated function as the counterpart of the ops of these names."""
 
     def mark(function: Callable[..., Any]) -> Callable[..., Any]:
         OPS.update(dict.fromkeys(names, Counterpart(function, of)))
@@ -124,5 +125,5 @@ def op(*names: str, of: Rule = floats) -> Callable[[Callable[..., Any]], Callabl
 
 
 def stand_for(of: Rule = floats, **functions: Callable[..., Any]) -> None:
-    """Note what stands for ops, by name."""
+    """Register counterparts of ops, by name."""
     OPS.update({name: Counterpart(function, of) for name, function in functions.items()})
