@@ -99,6 +99,7 @@ from autobatch.params.sparse_rows import Rows
 from autobatch.release import VERSION
 from autobatch.trace.awaiting import eager, gather, value
 from autobatch.trace.cell import cell
+from autobatch.trace.fold import fold
 
 __version__ = VERSION
 
@@ -108,7 +109,7 @@ __all__ = [
     "Parameter", "PlanError", "PolicyError", "Rows", "ScheduleError", "ServingError", "ShapeError", "abs", "add",
     "affine", "argmax", "attend", "batched", "categorical", "cell", "clip", "concat", "cos", "cross_entropy",
     "distributed", "div", "dot", "dot_n", "dropout", "each", "eager", "einsum", "elu", "equal", "erf", "exp", "export",
-    "gather", "gelu", "grad", "greater", "greater_equal", "hvp", "jvp", "layer_norm", "leaky_relu", "less",
+    "fold", "gather", "gelu", "grad", "greater", "greater_equal", "hvp", "jvp", "layer_norm", "leaky_relu", "less",
     "less_equal", "load", "log", "log_softmax", "logsumexp", "logsumexp_n", "lookup", "matmul", "max", "max_n",
     "maximum", "mean", "mean_n", "min", "minibatches", "minimum", "mul", "neg", "normal", "not_equal", "ops", "optim",
     "outer", "policies", "pow", "randomness", "relu", "reshape", "serve", "serving", "sigmoid", "sin", "softmax",

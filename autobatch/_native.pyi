@@ -452,6 +452,63 @@ class Shortcut:
     def __init__(self, function: Callable[..., Any], inner: Callable[..., Any] | None, takes: int) -> None: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
+class Forest:
+    """The nodes of trees or a DAG as arrays, children first, with some of their fields."""
+
+    @staticmethod
+    def from_nested(
+        root: Any, children: str | tuple[str, ...] | Callable[[Any], Any], names: tuple[str, ...]
+    ) -> Forest:
+        """Read nested objects, whose fields are keys of dicts or attributes. An object that is met twice is one node.
+
+        Args:
+            children: the field that lists children, fields with one child each, or a function.
+            names: of the fields to read.
+
+        Raises:
+            DataError: a node is its own descendant, or children are neither a list nor a tuple.
+        """
+    @staticmethod
+    def from_arrays(n: int, edges: Any, names: tuple[str, ...], values: tuple[Any, ...]) -> Forest:
+        """Read arrays.
+
+        Args:
+            n: number of nodes.
+            edges: the child and the parent of each edge, of shape (edges, 2).
+            names: of the fields; values: an array or list of n items for each, or None if no node has the field.
+
+        Raises:
+            DataError: an argument is malformed, or the edges form a cycle.
+        """
+    @staticmethod
+    def edges_of(parents: Any) -> NDArray[np.int64]:
+        """Return the edges to the parents of nodes, which are -1 for roots; a DataError if these are no nodes."""
+    def __len__(self) -> int: ...
+    @property
+    def roots(self) -> list[int]:
+        """The nodes that are children of none."""
+    def value(self, node: int, column: int) -> Any:
+        """Return a field of a node; a KeyError if the node lacks it."""
+    def fold(
+        self,
+        node: tuple[Callable[..., Any], str, tuple[int, ...], tuple[bool, ...]],
+        each: tuple[Callable[..., Any], str, tuple[int, ...], tuple[bool, ...]] | None,
+        where: int,
+    ) -> Any:
+        """Call a function for each node, children first, with the list of its results for the children.
+
+        Args:
+            node: the function, its name, the columns of the fields that it takes, and whether each is required.
+            each: a second function, likewise, which is called right after the first with its result.
+            where: the column that says for which nodes `each` is called; -1 for all.
+
+        Returns:
+            The result for the root, or the list of the results of `each`, in the order of the nodes.
+
+        Raises:
+            DataError: a node lacks a required field, or there are several roots, or none, without `each`.
+        """
+
 class Function:
     """Records the calls of a cell.
 

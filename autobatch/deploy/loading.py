@@ -20,6 +20,7 @@ from autobatch.params.checkpoint import read_arrays
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
 from autobatch.trace.elements import Lengths
+from autobatch.trace.fold import BoundFold, Fold, fold
 
 EMPTY = inspect.Parameter.empty
 ADVICE = "pass a file written by ab.export"
@@ -44,6 +45,7 @@ class Loaded(Module):
     """
 
     _source: Source | None = None
+    _function: Any = None  # the fold that was exported
     _placed: frozenset[str] = frozenset()
 
     def __reduce__(self) -> Any:
@@ -66,6 +68,8 @@ class Loaded(Module):
         self.train(self.training)
 
 
+FUNCTIONS = {"node", "each", "root"}
+"""Arguments of a fold that name cells."""
 TAKEN = frozenset(dir(Loaded)) - {CALL}
 """Names that a cell of a file cannot have."""
 
@@ -77,8 +81,8 @@ def load(path: str | os.PathLike[str]) -> Any:
     Returns:
         A module in evaluation mode, with the parameters, submodules and cells of the exported one under their names:
         `model.merge(left, right)`, `model.blocks[0].step(x)`. Cells that were plain functions are its attributes as
-        well. `model.options` holds the policy and the precision, for
-        `ab.batched(function, module=model, **model.options)`, and `model.about` the `about` of `export`.
+        well, and folds over exported cells: `model.visit(tree)`. `model.options` holds the policy and the precision,
+        for `ab.batched(function, module=model, **model.options)`, and `model.about` the `about` of `export`.
 
     Raises:
         CheckpointError: the file is missing, damaged, of another format or of a later version, or needs an op that is
@@ -115,12 +119,19 @@ def _make(source: Source, parameters: Mapping[str, Parameter]) -> Any:
     for cell in content["cells"]:
         check_name(cell["name"], "a cell", TAKEN)
         cells[cell["module"]][cell["name"]] = _cell(cell, decoder, names)
-    modules: dict[str, Any] = {name: type(kind, (Loaded,), dict(cells[name]))() for name, kind in kinds.items()}
+    methods: dict[str, dict[str, Any]] = {name: dict(of) for name, of in cells.items()}
+    for one in content.get("folds", ()):  # files of version 0.2 have none
+        check_name(one["name"], "a fold", TAKEN)
+        methods[one["module"]][one["name"]] = _fold(one, cells[one["module"]])
+    modules: dict[str, Any] = {name: type(kind, (Loaded,), methods[name])() for name, kind in kinds.items()}
     names |= {id(module): name for name, module in modules.items()}
     root = modules[""]
     parts = {name: (parameters if name in parameters else modules)[name] for name in content["parts"] if name}
     parts |= {name: parts[first] for name, first in content["shared"].items()}
     _place(modules, parts)
+    if content.get("function"):
+        path, name = content["function"]
+        root._function = BoundFold(methods[path][name], modules[path])
     root._source, root._placed = source, frozenset(vars(root)) | {"_source", "_placed"}
     root.about = content["about"]
     root.options = {"policy": read_policy(content["policy"], "reading its policy"), "precision": content["precision"]}
@@ -145,6 +156,20 @@ def _cell(content: Mapping[str, Any], decoder: Decoder, names: Mapping[int, str]
         content["name"], signature, variants, lambda x: names.get(id(x)), tuple(content["static"]),
         tuple(content["ragged"]),
     )  # fmt: skip
+
+
+def _fold(content: Mapping[str, Any], cells: Mapping[str, LoadedCell]) -> Fold:
+    """Make a fold, whose functions are cells of the module."""
+    given = {name: x for name, x in content.items() if name not in ("module", "name")}
+    children = given.get("children")
+    texts = [x for name, x in given.items() if name != "children" or not isinstance(children, list)]
+    if not all(isinstance(text, str) for text in texts):
+        raise CheckpointError(f"the arguments of fold {content['name']!r} must be names, got {show(given)}.")
+    for name in FUNCTIONS & given.keys():
+        if given[name] not in cells:
+            raise CheckpointError(f"{name} of fold {content['name']!r} must be a cell, got {show(given[name])}.")
+    made: Fold = fold(**given)
+    return made
 
 
 def _variant(name: str, content: Mapping[str, Any], decoder: Decoder) -> Variant:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from autobatch.api import Batched, batched
@@ -18,6 +19,7 @@ from autobatch.params.checkpoint import write_arrays
 from autobatch.params.module import Module, modules_in
 from autobatch.trace.calls import Calls
 from autobatch.trace.elements import NeedsLength
+from autobatch.trace.fold import BoundFold, Fold
 from autobatch.trace.traces import Family
 
 FORMAT, VERSION = "autobatch model", 1
@@ -37,9 +39,10 @@ def export(
 ) -> None:
     """Write the parameters and the called cells of a model to one file, for `autobatch.load`.
 
-    The file holds all parameters, and the programs of the cells that the function calls for the examples in evaluation
-    mode, and for a batched function its policy and precision. Loading needs neither the model's classes nor code: the
-    file is safetensors and JSON. The function itself, such as a recursion over a tree, is not in the file.
+    The file holds all parameters, the programs of the cells that the function calls for the examples in evaluation
+    mode, the `autobatch.fold` attributes of modules that name such cells, and for a batched function its policy and
+    precision. Loading needs neither the model's classes nor code: the file is safetensors and JSON. Other functions,
+    such as a recursion in Python, are not in the file.
 
     Args:
         function: a function of one instance, as for `autobatch.batched`, or a batched function.
@@ -52,7 +55,7 @@ def export(
 
     Raises:
         GraphError: there is no module or it is in training mode, the examples call no cell, or a cell depends on a
-            value that a file cannot hold.
+            value that a file cannot hold. Or the function is a fold of functions that are not exported cells.
         CheckpointError: `about` is not JSON, or the file cannot be written; `path` is unchanged.
 
     >>> import tempfile
@@ -89,11 +92,14 @@ def export(
     if not any(family.entry.origin[0] == "cell" for family in fresh.recorder.calls.traces.families):
         raise GraphError("examples of export must call at least one cell; give instances that do.")
     names = {id(x): name for name, x in module._named_parts()}
+    cells = _called_cells(fresh.recorder.calls, names)
     encoder = Encoder(lambda x: names.get(id(x)))
     content = {
         "parts": {n: type(x).__name__ if isinstance(x, Module) else x.trainable for n, x in module._named_parts()},
         "shared": dict(module._shared_parts()),
-        "cells": _cells(fresh.recorder.calls, names, encoder, longest),
+        "cells": [_cell(path, of, fresh.recorder.calls, names, encoder, longest) for (path, _), of in cells.items()],
+        "folds": _folds(module, cells),
+        "function": _exported_fold(function, names, cells),
         "about": dict(about or {}),
         "policy": {"name": "auto"} if given is None else describe_policy(given.policy, "cannot export the policy"),
         "precision": "float32" if given is None else given.options.precision,
@@ -111,8 +117,8 @@ def export(
     write_arrays(path, arrays, {"format": FORMAT, "version": str(VERSION), "content": text}, doing)
 
 
-def _cells(calls: Calls, names: dict[int, str], encoder: Encoder, longest: int) -> list[dict[str, Any]]:
-    """Encode the called cells, each with its variants."""
+def _called_cells(calls: Calls, names: dict[int, str]) -> dict[tuple[str, str], list[Family]]:
+    """Return the variants of each called cell, by the path of its module and its name."""
     families: dict[tuple[str, str], list[Family]] = defaultdict(list)
     for family in calls.traces.families:
         if family.number >= 0 and family.entry.origin[0] == "cell":
@@ -120,7 +126,42 @@ def _cells(calls: Calls, names: dict[int, str], encoder: Encoder, longest: int) 
             if owner is not None and id(owner) not in names:
                 raise GraphError(f"cell {cell.name!r} must belong to the model, got one of a {type(owner).__name__}.")
             families[names.get(id(owner), ""), cell.name].append(family)
-    return [_cell(path, found, calls, names, encoder, longest) for (path, _), found in families.items()]
+    return families
+
+
+def _folds(module: Module, cells: Collection[tuple[str, str]]) -> list[dict[str, Any]]:
+    """Describe the folds of all modules whose functions are cells in the file."""
+    found = []
+    for path, part in module._named_parts():
+        for name in dir(type(part)) if isinstance(part, Module) else ():
+            fold = inspect.getattr_static(type(part), name)
+            if isinstance(fold, Fold) and _is_of_cells(fold, path, cells):
+                found.append({"module": path, "name": name, **fold.describe()})
+    return found
+
+
+def _is_of_cells(fold: Fold, path: str, cells: Collection[tuple[str, str]]) -> bool:
+    functions = [x for x in (fold.node, fold.each, fold.root) if x is not None]
+    return not callable(fold.children) and all((path, function) in cells for function in functions)
+
+
+def _exported_fold(function: Any, names: dict[int, str], cells: Collection[tuple[str, str]]) -> list[str] | None:
+    """Return the path of the module and the name of the exported function if it is a fold.
+
+    Raises:
+        GraphError: the file cannot hold the fold.
+    """
+    if isinstance(function, Fold) or (isinstance(function, BoundFold) and id(function.owner) not in names):
+        raise GraphError(f"{function!r} must be an attribute of a module of the model to be exported.")
+    if not isinstance(function, BoundFold):
+        return None
+    fold, path = function.fold, names[id(function.owner)]
+    if not fold.name or not _is_of_cells(fold, path, cells):
+        raise GraphError(
+            f"cannot export {function!r}: its functions must be cells of its module that the examples call, given by "
+            f"their names, and its children must be fields."
+        )
+    return [path, fold.name]
 
 
 def _cell(

@@ -20,13 +20,6 @@ struct Cell {
   Kind kinds[N_KINDS];
 };
 
-// A cell bound to the object that it is a method of.
-struct BoundCell {
-  PyObject_HEAD
-  vectorcallfunc vectorcall;
-  PyObject *cell, *owner;
-};
-
 Cell* as_cell(PyObject* self) { return reinterpret_cast<Cell*>(self); }
 BoundCell* as_bound(PyObject* self) { return reinterpret_cast<BoundCell*>(self); }
 

@@ -39,6 +39,13 @@ class CellFunctions {
   Vec<Known> known_;
 };
 
+// A cell bound to the object that it is a method of.
+struct BoundCell {
+  PyObject_HEAD
+  vectorcallfunc vectorcall;
+  PyObject *cell, *owner;
+};
+
 extern PyTypeObject CellType, BoundCellType;
 
 // seal_cells(kind): prepares a class of cells, so that method calls skip `__get__`, and all calls `__call__`.

@@ -317,12 +317,9 @@ bool write_each(Log* log, const Writer& writer, PyObject* x, int64_t n, const Fr
 }
 
 bool draw(Log* log, bool is_logged) {
-  if (!log->draw) {
-    int64_t number = log->n_draws++;
-    return !is_logged || log->ints.push(number) || (PyErr_NoMemory(), false);
-  }
-  Ref next = Ref::borrowed(log->draw), number(PyObject_CallNoArgs(next.get()));
-  return number && (!is_logged || write_int(log, number.get()));
+  int64_t number;
+  if (!next_draw(log, number)) return false;
+  return !is_logged || log->ints.push(number) || (PyErr_NoMemory(), false);
 }
 
 // Finds where the elements of a list begin in `frame.elements`.
@@ -372,10 +369,7 @@ PyObject* make_output(Form* form, int32_t k, int64_t first, const int64_t* lengt
   if (output.group < 0) return make_handle(form->log, output.kind, first + k);
   int64_t n = lengths[output.group];
   if (n > MOST_REF_ROWS) {
-    Ref errors(PyImport_ImportModule("autobatch.errors"));
-    Ref kind(errors ? PyObject_GetAttrString(errors.get(), "DataError") : nullptr);
-    if (kind)
-      PyErr_Format(kind.get(), "a value of %lld rows goes from a cell to others, but %lld is the most.", (long long)n,
+    set_data_error("a value of %lld rows goes from a cell to others, but %lld is the most.", (long long)n,
                    (long long)MOST_REF_ROWS);
     return nullptr;
   }
@@ -739,6 +733,7 @@ PyObject* make_form(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   form->log = reinterpret_cast<Log*>(Py_NewRef(log));
   form->number = number;
   form->n_arguments = n_arguments;
+  form->result_kind = Form::NOT_ASKED;
   if (!read_program(steps, n_arguments, n_registers, *form->program, false) || !read_groups(groups, form) ||
       !read_bounds(bounds, form) || !read_walked(walked, lengths, form) || !read_writers(ints, form, form->ints) ||
       !read_writers(floats, form, form->floats) || !read_outputs(outputs, structure, form))
@@ -815,6 +810,16 @@ Program::~Program() {
     discard(steps[i]->each);
     discard(steps[i]);
   }
+}
+
+bool next_draw(Log* log, int64_t& number) {
+  if (!log->draw) {
+    number = log->n_draws++;
+    return true;
+  }
+  Ref next = Ref::borrowed(log->draw), found(PyObject_CallNoArgs(next.get()));
+  number = found ? PyLong_AsLongLong(found.get()) : -1;
+  return found && !(number == -1 && PyErr_Occurred());
 }
 
 PyObject* record_call(Form* form, PyObject* const* arguments, Py_ssize_t n) {

@@ -88,11 +88,16 @@ struct Form {
   PyObject* lengths;  // a set of tuples: the known lengths of walked groups
   Vec<Writer*> ints, floats;
   Vec<Output> outputs;
-  PyObject* kinds;      // keeps the classes alive
+  PyObject* kinds;  // keeps the classes alive
+  static constexpr int32_t NOT_ASKED = -2;
+  int32_t result_kind;  // in `Log::result_kinds`, for folds; -1 if there is none
   PyObject* structure;  // the number of an output, tuples of those, or a function of the tuple of outputs
 };
 
 extern PyTypeObject FormType;
+
+// Takes the number of the next random draw; false with an error.
+bool next_draw(Log* log, int64_t& number);
 
 // Logs a call with these arguments in the log of the form, which must be that of this thread, and makes the result;
 // null without an error if the arguments do not match.

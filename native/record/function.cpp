@@ -1,5 +1,6 @@
 #include "record/function.h"
 
+#include "record/fold.h"
 #include "record/forms.h"
 #include "record/stage.h"
 
@@ -8,25 +9,8 @@ namespace {
 
 constexpr Py_ssize_t FEW = 32;
 
-// How a function takes arguments: as `bind` says; by position or name; or any number, as a tuple and a dict.
-enum Takes : int { OTHERWISE = 0, PLAIN = 1, COLLECTED = 2 };
-
 // What in an argument becomes a source: an array, or also arrays in tuples and lists; plus a flag for parameters.
 enum Lifts : char { NOTHING = 0, ARRAYS = 1, PARTS = 2, PARAMETERS = 4 };
-
-struct Function {
-  PyObject_HEAD
-  vectorcallfunc vectorcall;
-  PyObject* name;
-  PyObject* names;     // of the arguments: a tuple of strings
-  PyObject* defaults;  // of the last of them: a tuple
-  PyObject* bind;      // bind(args, kwargs): the list of all arguments, for calls that are not plain
-  PyObject* slow;      // slow(arguments): handles calls of no known form
-  PyObject* forms;     // a tuple of forms
-  PyObject* lifts;     // the `Lifts` of each argument, as bytes; empty if none is lifted
-  Log* log;
-  int takes;
-};
 
 Function* as_function(PyObject* self) { return reinterpret_cast<Function*>(self); }
 
@@ -273,6 +257,7 @@ PyObject* make_function(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   PyObject* forms = interned ? PyTuple_New(0) : nullptr;
   Function* function = forms ? as_function(type->tp_alloc(type, 0)) : nullptr;
   if (!function) return Py_XDECREF(forms), nullptr;
+  new (&function->templates, At::PLACE) Vec<CallTemplate*>();
   function->vectorcall = call;
   function->name = Py_NewRef(name);
   function->names = interned.release();
@@ -301,6 +286,7 @@ int clear(PyObject* self) {
   Function* function = as_function(self);
   Py_XSETREF(function->slow, Py_NewRef(reinterpret_cast<PyObject*>(&PyTuple_Type)));
   Py_XSETREF(function->bind, Py_NewRef(reinterpret_cast<PyObject*>(&PyTuple_Type)));
+  forget_templates(function);
   PyObject* none = PyTuple_New(0);
   if (none) Py_XSETREF(function->forms, none);
   return 0;
@@ -310,6 +296,8 @@ void free_function(PyObject* self) {
   PyObject_GC_UnTrack(self);
   Function* function = as_function(self);
   Py_TRASHCAN_BEGIN(self, free_function)
+  forget_templates(function);
+  function->templates.~Vec();
   Py_XDECREF(function->name);
   Py_XDECREF(function->names);
   Py_XDECREF(function->defaults);
@@ -327,6 +315,7 @@ PyObject* get_forms(PyObject* self, void*) { return Py_NewRef(as_function(self)-
 int set_forms(PyObject* self, PyObject* forms, void*) {
   if (!forms || !are_forms(forms))
     return forms ? -1 : (PyErr_SetString(PyExc_TypeError, "forms must not be deleted"), -1);
+  forget_templates(as_function(self));  // they refer to forms
   Py_XSETREF(as_function(self)->forms, Py_NewRef(forms));
   return 0;
 }

@@ -7,6 +7,26 @@
 
 namespace autobatch {
 
+struct CallTemplate;
+
+// How a function takes arguments: as `bind` says; by position or name; or any number, as a tuple and a dict.
+enum Takes : int { OTHERWISE = 0, PLAIN = 1, COLLECTED = 2 };
+
+struct Function {
+  PyObject_HEAD
+  vectorcallfunc vectorcall;
+  PyObject* name;
+  PyObject* names;     // of the arguments: a tuple of strings
+  PyObject* defaults;  // of the last of them: a tuple
+  PyObject* bind;      // bind(args, kwargs): the list of all arguments, for calls that are not plain
+  PyObject* slow;      // slow(arguments): handles calls of no known form
+  PyObject* forms;     // a tuple of forms
+  PyObject* lifts;     // the `Lifts` of each argument, as bytes; empty if none is lifted
+  Log* log;
+  Vec<CallTemplate*> templates;  // of calls in folds; see `record/fold.h`
+  int takes;
+};
+
 extern PyTypeObject FunctionType;
 
 // Records a call of a known form in the log of this thread; null without an error if no form matches, or if the object

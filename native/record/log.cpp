@@ -36,6 +36,7 @@ PyObject* make_log(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   new (&log->ints, At::PLACE) Vec<int64_t>();
   new (&log->floats, At::PLACE) Vec<double>();
   new (&log->form_of, At::PLACE) Vec<int32_t>();
+  new (&log->result_kinds, At::PLACE) Vec<ResultKind*>();
   new (&log->code, At::PLACE) Vec<int32_t>();
   new (&log->code_ptr, At::PLACE) Vec<int32_t>();
   new (&log->fixed, At::PLACE) Vec<FixedForm>();
@@ -101,6 +102,7 @@ void free_log(PyObject* self) {
   log->ints.~Vec();
   log->floats.~Vec();
   log->form_of.~Vec();
+  free_all(log->result_kinds);
   log->code.~Vec();
   log->code_ptr.~Vec();
   log->fixed.~Vec();

@@ -23,6 +23,12 @@ struct FixedForm {
   int32_t type_id, width, first_edge, n_edges, first_word, n_words;
 };
 
+// The values that calls return: their classes, and how they are nested.
+struct ResultKind {
+  Ref classes;    // a tuple of (class, group) for each output
+  Ref structure;  // the number of an output, or tuples of those
+};
+
 struct Log {
   PyObject_HEAD
   PyObject* owner;       // the stage of a thread that records here
@@ -43,10 +49,11 @@ struct Log {
   int64_t n_instances, n_draws;
   Vec<int64_t> ints;
   Vec<double> floats;
-  int64_t n_forgotten;          // the first ids, which no vector has: no handle and no node is left of their calls
-  Vec<int32_t> form_of;         // by id
-  Vec<int32_t> code, code_ptr;  // what each form logs
-  Vec<FixedForm> fixed;         // by form
+  int64_t n_forgotten;            // the first ids, which no vector has: no handle and no node is left of their calls
+  Vec<int32_t> form_of;           // by id
+  Vec<ResultKind*> result_kinds;  // of calls in folds
+  Vec<int32_t> code, code_ptr;    // what each form logs
+  Vec<FixedForm> fixed;           // by form
   Vec<FixedEdge> fixed_edges;
   Vec<int32_t> fixed_words;  // offsets of int attributes
   int64_t first_id;          // of the present phase

@@ -2,6 +2,7 @@
 
 #include "record/cell.h"
 #include "record/derivatives.h"
+#include "record/forest.h"
 #include "record/forms.h"
 #include "record/function.h"
 #include "record/handles.h"
@@ -25,9 +26,10 @@ PyMethodDef functions[] = {{"seal", seal, METH_O, nullptr},
 }  // namespace
 
 bool add_record(PyObject* module) {
-  PyTypeObject* types[] = {&HandleType,   &RowsType,  &LogType,       &FormType,         &FunctionType,
-                           &ShortcutType, &StageType, &LayoutType,    &RuleType,         &DerivativesType,
-                           &TapeType,     &CellType,  &BoundCellType, &CallListenerType, &SnapshotType};
+  PyTypeObject* types[] = {&HandleType,    &RowsType,         &LogType,      &FormType,
+                           &FunctionType,  &ShortcutType,     &StageType,    &LayoutType,
+                           &RuleType,      &DerivativesType,  &TapeType,     &CellType,
+                           &BoundCellType, &CallListenerType, &SnapshotType, &ForestType};
   for (PyTypeObject* type : types)
     if (PyModule_AddType(module, type) < 0) return false;
   return PyModule_AddFunctions(module, functions) == 0;

@@ -1,5 +1,7 @@
 #include "support/python.h"
 
+#include <stdarg.h>
+
 namespace autobatch {
 namespace {
 
@@ -19,6 +21,16 @@ Ref call_object(PyObject* callable, PyObject* first, PyObject* second) {
   Ref found(PyObject_Vectorcall(callable, arguments, second ? 2 : 1, nullptr));
   n_nested--;
   return found;
+}
+
+void set_data_error(const char* format, ...) {
+  Ref errors(PyImport_ImportModule("autobatch.errors"));
+  Ref kind(errors ? PyObject_GetAttrString(errors.get(), "DataError") : nullptr);
+  if (!kind) return;
+  va_list parts;
+  va_start(parts, format);
+  PyErr_FormatV(kind.get(), format, parts);
+  va_end(parts);
 }
 
 }  // namespace autobatch

@@ -70,6 +70,9 @@ inline bool takes(const char* function, Py_ssize_t given, Py_ssize_t n) {
 // Sets a ValueError; returns null.
 inline PyObject* refuse_value(const char* message) { return PyErr_SetString(PyExc_ValueError, message), nullptr; }
 
+// Sets a DataError of the library.
+void set_data_error(const char* format, ...);
+
 // Sets a TypeError for an argument of the wrong type; returns false.
 inline bool refuse_type(const char* what, const char* kind, PyObject* given) {
   return PyErr_Format(PyExc_TypeError, "%s must be %s, got %.80s", what, kind, Py_TYPE(given)->tp_name), false;

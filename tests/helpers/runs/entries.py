@@ -16,7 +16,7 @@ import signal
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ from helpers.runs.planned import place_batch
 
 Rng = np.random.Generator
 TYPES = Path(autobatch.__file__).parent / "_native.pyi"
-REFUSALS = (TypeError, ValueError, OverflowError, MemoryError)
+REFUSALS = (TypeError, ValueError, OverflowError, MemoryError, autobatch.DataError)
 N_EXAMPLES = 6  # workloads
 IS_SANITIZED = "asan" in os.environ.get("LD_PRELOAD", "")
 MEMORY = 4 << 30  # of a process: what asks for more is told that there is none
@@ -108,7 +108,20 @@ def sweep(first: Any, last: Any, addresses: Any, calls: Any) -> None:
     found.join(number, addresses, calls)
 
 
-METHODS: dict[str, Callable[..., Any]] = {"Course": play, "Simulation": simulate, "Sweep": sweep}
+def fold(n: Any, edges: Any, names: Any, values: Any, parents: Any, columns: Any, required: Any, where: Any) -> None:
+    """Read a forest and fold it."""
+    forest = _native.Forest.from_arrays(n, edges, names, values)
+    callee = (lambda states, **fields: states, "count", columns, required)
+    forest.fold(callee, callee, where)
+    for node in forest.roots[:1]:
+        with suppress(KeyError):
+            forest.value(node, where)
+    _native.Forest.edges_of(parents)
+    _native.Forest.from_nested({"children": values}, names, names)
+    _native.Forest.from_nested({"children": values}, "children", names)
+
+
+METHODS: dict[str, Callable[..., Any]] = {"Course": play, "Forest": fold, "Simulation": simulate, "Sweep": sweep}
 """Functions that use each class of the core."""
 GRAPH_PARTS = ("words", "floats", "types", "structures", "keys", "in_range")
 """What the core reads of a graph."""
@@ -178,7 +191,16 @@ def work(rng: Rng) -> dict[str, list[tuple[Any, ...]]]:
     place(rng)
     multiply(rng)
     update(rng)
-    return schedule(rng, of_dag) | {"Sweep": call_nothing(rng)}
+    return schedule(rng, of_dag) | {"Forest": forests(rng), "Sweep": call_nothing(rng)}
+
+
+def forests(rng: Rng) -> list[tuple[Any, ...]]:
+    """Draw a DAG as arrays, with two columns; return arguments for `METHODS`."""
+    n = int(rng.integers(1, 9))
+    parents = np.array([int(rng.integers(i + 1, n)) if i < n - 1 else -1 for i in range(n)])
+    edges = np.array([(i, parents[i]) for i in range(n - 1)] + [(0, n - 1)] * (n > 1), np.int64).reshape(-1, 2)
+    values = rng.integers(0, 9, n), rng.random(n)
+    return [(n, edges, ("x", "y"), values, parents, (0, 1), (True, False), int(rng.integers(-1, 2)))]
 
 
 def schedule(rng: Rng, of_dag: dag.Dag) -> dict[str, list[tuple[Any, ...]]]:

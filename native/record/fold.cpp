@@ -1,0 +1,549 @@
+#include "record/fold.h"
+
+#include "record/forms.h"
+#include "record/stage.h"
+#include "support/arrays.h"
+
+namespace autobatch {
+
+// Where one logged number of a call comes from.
+struct Source {
+  enum What : uint8_t { REF, INT, FLOAT, CONSTANT, REAL, DRAW } what;
+  int32_t at = 0;      // the input, or the field
+  int64_t number = 0;  // the output of an input, or a constant
+  double real = 0;
+};
+
+// What calls of a function log if their arguments are of these kinds.
+struct CallTemplate {
+  Form* form = nullptr;  // borrowed from the function; null if only the function itself can log such calls
+  int32_t result = -1;   // the kind of the result
+  uint64_t fields = 0;   // two bits for each field: its `Field`
+  bool is_list = false;  // whether the first argument is a list of the inputs, or the only one
+  bool draws = false;
+  Vec<int32_t> inputs;  // the kinds of results that are given
+  Vec<Source> ints, floats;
+};
+
+namespace {
+
+constexpr int MOST_FIELDS = 32, MOST_TEMPLATES = 256, MOST_DEPTH = 100;
+
+// The result of a function for a node: a known call of a cell, or any object.
+struct State {
+  int32_t kind = -1;           // in `Log::result_kinds`; -1 for an object
+  int64_t ref = 0;             // of the first output
+  PyObject* object = nullptr;  // owned
+};
+
+// What a register of a form holds.
+struct Symbol {
+  enum What : uint8_t { UNKNOWN, LIST, PART, FIELD, OBJECT } what = UNKNOWN;
+  int32_t at = 0;              // the input that it is a part of, or the field
+  PyObject* object = nullptr;  // borrowed: the structure of a part, or an object that is the same in all calls
+};
+
+// Finds the kind of the results of a form; -1 if they are no tuples of values, or have any number of rows.
+int32_t find_kind(Log* log, Form* form) {
+  if (form->result_kind != Form::NOT_ASKED) return form->result_kind;
+  bool is_plain = PyTuple_CheckExact(form->structure) || PyLong_Check(form->structure);
+  for (ptrdiff_t k = 0; is_plain && k < form->outputs.size(); k++) is_plain = form->outputs[k].group < 0;
+  if (!is_plain) return form->result_kind = -1;
+  for (ptrdiff_t i = 0; i < log->result_kinds.size(); i++) {
+    const ResultKind& known = *log->result_kinds[i];
+    int is_same = PyObject_RichCompareBool(known.classes.get(), form->kinds, Py_EQ);
+    if (is_same > 0) is_same = PyObject_RichCompareBool(known.structure.get(), form->structure, Py_EQ);
+    if (is_same < 0) return -1;
+    if (is_same) return form->result_kind = (int32_t)i;
+  }
+  ResultKind* kind = make<ResultKind>();
+  if (!kind || !log->result_kinds.push(kind)) return discard(kind), PyErr_NoMemory(), -1;
+  kind->classes = Ref::borrowed(form->kinds);
+  kind->structure = Ref::borrowed(form->structure);
+  return form->result_kind = (int32_t)log->result_kinds.size() - 1;
+}
+
+PyTypeObject* class_of(const ResultKind& kind, long output) {
+  return reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(PyTuple_GET_ITEM(kind.classes.get(), output), 0));
+}
+
+// Makes the handles of a structure of outputs.
+PyObject* make_handles(Log* log, const ResultKind& kind, PyObject* structure, int64_t first) {
+  if (!PyTuple_CheckExact(structure)) {
+    long output = PyLong_AsLong(structure);
+    return make_handle(log, class_of(kind, output), first + output);
+  }
+  Ref made(PyTuple_New(PyTuple_GET_SIZE(structure)));
+  for (Py_ssize_t i = 0; made && i < PyTuple_GET_SIZE(structure); i++) {
+    PyObject* part = make_handles(log, kind, PyTuple_GET_ITEM(structure, i), first);
+    if (!part) return nullptr;
+    PyTuple_SET_ITEM(made.get(), i, part);
+  }
+  return made.release();
+}
+
+// Whether an object is the structure of all outputs of a call.
+bool is_result(Log* log, const ResultKind& kind, PyObject* structure, int64_t first, PyObject* object) {
+  if (!PyTuple_CheckExact(structure)) {
+    long output = PyLong_AsLong(structure);
+    Handle* handle = reinterpret_cast<Handle*>(object);
+    return Py_TYPE(object) == class_of(kind, output) && handle->session == log->session && handle->slot == log->slot &&
+           handle->ref == first + output && !handle->is_row;
+  }
+  bool is_same = PyTuple_CheckExact(object) && PyTuple_GET_SIZE(object) == PyTuple_GET_SIZE(structure);
+  for (Py_ssize_t i = 0; is_same && i < PyTuple_GET_SIZE(structure); i++)
+    is_same = is_result(log, kind, PyTuple_GET_ITEM(structure, i), first, PyTuple_GET_ITEM(object, i));
+  return is_same;
+}
+
+// A function that is called for nodes: its first argument is given, the others are fields of the node.
+class Callee {
+ public:
+  PyObject *callable = nullptr, *name = nullptr;  // borrowed
+  Vec<const Column*> columns;
+  Vec<uint8_t> is_required;
+  Ref function;  // records the calls of a cell in the open log; empty if its templates must not be used
+  PyObject *cell = nullptr, *owner = nullptr;  // borrowed from `callable`; null if it is no cell
+
+  Callee() = default;
+  Callee(const Callee&) = delete;
+  Callee& operator=(const Callee&) = delete;
+  ~Callee() {
+    for (ptrdiff_t i = 0; i < names_.size(); i++) Py_DECREF(names_[i].names);
+  }
+
+  // Reads (function, name, columns, whether each is required).
+  bool read(PyObject* given, const Forest* forest) {
+    if (!PyTuple_CheckExact(given) || PyTuple_GET_SIZE(given) != 4)
+      return refuse_type("a callee", "a tuple of 4", given);
+    callable = PyTuple_GET_ITEM(given, 0), name = PyTuple_GET_ITEM(given, 1);
+    PyObject *of = PyTuple_GET_ITEM(given, 2), *required = PyTuple_GET_ITEM(given, 3);
+    if (!PyCallable_Check(callable)) return refuse_type("a callee", "callable", callable);
+    if (!PyUnicode_CheckExact(name)) return refuse_type("a name", "a str", name);
+    if (!PyTuple_CheckExact(of) || !PyTuple_CheckExact(required) || PyTuple_GET_SIZE(of) != PyTuple_GET_SIZE(required))
+      return refuse_type("columns", "as many as the flags", of);
+    for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(of); k++) {
+      int32_t column;
+      if (!read_int(PyTuple_GET_ITEM(of, k), "a column", column)) return false;
+      if (column < 0 || column >= forest->columns.size()) return refuse_value("a column must be of the forest"), false;
+      int flag = PyObject_IsTrue(PyTuple_GET_ITEM(required, k));
+      if (flag < 0) return false;
+      if (!columns.push(forest->columns[column]) || !is_required.push((uint8_t)flag)) return PyErr_NoMemory(), false;
+    }
+    bool is_bound = Py_TYPE(callable) == &BoundCellType;
+    if (is_bound || PyObject_TypeCheck(callable, &CellType)) {
+      cell = is_bound ? reinterpret_cast<BoundCell*>(callable)->cell : callable;
+      owner = is_bound ? reinterpret_cast<BoundCell*>(callable)->owner : nullptr;
+    }
+    return true;
+  }
+
+  // The names of the fields that a node has, as a tuple; borrowed, or null with an error.
+  PyObject* names_of(uint64_t present) {
+    for (ptrdiff_t i = 0; i < names_.size(); i++)
+      if (names_[i].present == present) return names_[i].names;
+    Ref found(PyList_New(0));
+    for (ptrdiff_t k = 0; found && k < columns.size(); k++)
+      if (is_present(present, k) && PyList_Append(found.get(), columns[k]->name.get()) < 0) return nullptr;
+    PyObject* names = found ? PyList_AsTuple(found.get()) : nullptr;
+    if (names && !names_.push({present, names})) return Py_DECREF(names), PyErr_NoMemory();
+    return names;
+  }
+
+  static bool is_present(uint64_t fields, ptrdiff_t k) { return fields >> (2 * k) & 3; }
+
+ private:
+  struct Names {
+    uint64_t present;
+    PyObject* names;
+  };
+  Vec<Names> names_;
+};
+
+// Derives a template from the form of a call.
+class Derivation {
+ public:
+  Derivation(const Log* log, const Function* function, const Form* form, const Callee& callee, CallTemplate* made)
+      : log_(log), function_(function), form_(form), callee_(callee), made_(made) {}
+
+  // Returns false, without an error, if the form tests or logs what a template cannot hold.
+  bool run() {
+    if (form_->n_arguments != callee_.columns.size() + 1 || !set_arguments()) return false;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(function_->forms); i++)
+      if (tests_numbers(*reinterpret_cast<Form*>(PyTuple_GET_ITEM(function_->forms, i))->program)) return false;
+    if (!follow(*form_->program, symbols_)) return false;
+    for (ptrdiff_t i = 0; i < form_->ints.size(); i++)
+      if (!add(*form_->ints[i], made_->ints)) return false;
+    for (ptrdiff_t i = 0; i < form_->floats.size(); i++)
+      if (!add(*form_->floats[i], made_->floats)) return false;
+    return true;
+  }
+
+ private:
+  Field field(ptrdiff_t k) const { return (Field)(made_->fields >> (2 * k) & 3); }
+
+  // Notes what the arguments are: inputs, fields of the node, or defaults.
+  bool set_arguments() {
+    Py_ssize_t n = PyTuple_GET_SIZE(function_->names), n_defaults = PyTuple_GET_SIZE(function_->defaults);
+    if (n != callee_.columns.size() + 1 || !symbols_.assign(form_->program->n_registers, Symbol())) return false;
+    symbols_[0] = made_->is_list ? Symbol{Symbol::LIST} : Symbol{Symbol::PART, 0, structure_of(0)};
+    for (Py_ssize_t p = 1; p < n; p++) {
+      if (PyTuple_GET_ITEM(function_->names, p) != callee_.columns[p - 1]->name.get()) return false;
+      Py_ssize_t k = p - (n - n_defaults);
+      if (field(p - 1) != Field::ABSENT)
+        symbols_[p] = {Symbol::FIELD, (int32_t)p - 1};
+      else if (k >= 0)
+        symbols_[p] = {Symbol::OBJECT, 0, PyTuple_GET_ITEM(function_->defaults, k)};
+      else
+        return false;
+    }
+    return true;
+  }
+
+  PyObject* structure_of(int32_t input) const { return log_->result_kinds[made_->inputs[input]]->structure.get(); }
+
+  // Whether a form looks at the number in a field, so that calls with equal kinds of arguments may differ in their
+  // form.
+  bool tests_numbers(const Program& program) const {
+    for (ptrdiff_t i = 0; i < program.steps.size(); i++) {
+      const Step& step = *program.steps[i];
+      bool is_field = step.from < form_->n_arguments && symbols_[step.from].what == Symbol::FIELD;
+      if (is_field && step.test != Test::CLASS) return true;
+    }
+    return false;
+  }
+
+  // Follows the steps of a matching program. Their outcomes depend only on the kinds of the arguments.
+  bool follow(const Program& program, Vec<Symbol>& symbols) const {
+    for (ptrdiff_t i = 0; i < program.steps.size(); i++) {
+      const Step& step = *program.steps[i];
+      const Symbol from = symbols[step.from];
+      switch (step.test) {
+        case Test::CLASS:
+        case Test::SIZE:
+        case Test::EMPTY:
+        case Test::EACH:
+          break;
+        case Test::ITEM:
+          if (from.what == Symbol::LIST && step.n < made_->inputs.size())
+            symbols[step.to] = {Symbol::PART, (int32_t)step.n, structure_of((int32_t)step.n)};
+          else if (from.what == Symbol::PART && PyTuple_CheckExact(from.object) &&
+                   step.n < PyTuple_GET_SIZE(from.object))
+            symbols[step.to] = {Symbol::PART, from.at, PyTuple_GET_ITEM(from.object, step.n)};
+          else
+            return false;
+          break;
+        case Test::IS:
+        case Test::EQUAL:
+        case Test::PLAIN:
+        case Test::SAME:
+          if (from.what != Symbol::OBJECT) return false;
+          break;
+        default:
+          return false;
+      }
+    }
+    return true;
+  }
+
+  bool add_ref(const Symbol& symbol, Vec<Source>& found) const {
+    if (symbol.what != Symbol::PART || !PyLong_Check(symbol.object)) return false;
+    return found.push({Source::REF, symbol.at, PyLong_AsLong(symbol.object)});
+  }
+
+  bool add(const Writer& writer, Vec<Source>& found) {
+    const Symbol& from = symbols_[writer.from];
+    switch (writer.what) {
+      case Writing::REF:
+        return add_ref(from, found);
+      case Writing::COUNT: {
+        const Group& group = *form_->groups[writer.registers[0]];
+        bool is_list = group.from >= 0 && symbols_[group.from].what == Symbol::LIST;
+        return is_list && found.push({Source::CONSTANT, 0, made_->inputs.size()});
+      }
+      case Writing::EACH:
+        return from.what == Symbol::LIST && add_each(writer, found);
+      case Writing::INT:
+        if (from.what == Symbol::FIELD && field(from.at) == Field::INT) return found.push({Source::INT, from.at});
+        if (from.what == Symbol::OBJECT && PyLong_CheckExact(from.object)) {
+          int overflow;
+          int64_t number = PyLong_AsLongLongAndOverflow(from.object, &overflow);
+          return !overflow && found.push({Source::CONSTANT, 0, number});
+        }
+        return false;
+      case Writing::FLOAT:
+        if (from.what == Symbol::FIELD && field(from.at) == Field::FLOAT) return found.push({Source::FLOAT, from.at});
+        return from.what == Symbol::OBJECT && PyFloat_CheckExact(from.object) &&
+               found.push({Source::REAL, 0, 0, PyFloat_AS_DOUBLE(from.object)});
+      case Writing::DRAW:
+        made_->draws = true;
+        return found.push({Source::DRAW});
+      case Writing::COUNT_DRAW:
+        return made_->draws = true;
+      default:
+        return false;
+    }
+  }
+
+  // Adds registers of each element of the list of inputs.
+  bool add_each(const Writer& writer, Vec<Source>& found) const {
+    for (int32_t input = 0; input < made_->inputs.size(); input++) {
+      Vec<Symbol> element;
+      if (!element.assign(writer.each->n_registers, Symbol())) return false;
+      element[0] = {Symbol::PART, input, structure_of(input)};
+      if (!follow(*writer.each, element)) return false;
+      for (ptrdiff_t k = 0; k < writer.registers.size(); k++)
+        if (!add_ref(element[writer.registers[k]], found)) return false;
+    }
+    return true;
+  }
+
+  const Log* log_;
+  const Function* function_;
+  const Form* form_;
+  const Callee& callee_;
+  CallTemplate* made_;
+  Vec<Symbol> symbols_;
+};
+
+class Fold {
+ public:
+  explicit Fold(Forest* forest) : forest_(forest) {}
+  Fold(const Fold&) = delete;
+  Fold& operator=(const Fold&) = delete;
+  ~Fold() {
+    for (ptrdiff_t i = 0; i < states_.size(); i++) Py_XDECREF(states_[i].object);
+  }
+
+  PyObject* run(PyObject* node, PyObject* each, PyObject* where) {
+    int32_t column;
+    bool has_each = each != Py_None;
+    if (!node_.read(node, forest_) || (has_each && !each_.read(each, forest_)) || !read_int(where, "where", column))
+      return nullptr;
+    if (column < -1 || column >= forest_->columns.size())
+      return refuse_value("where must be a column of the forest, or -1");
+    if (!has_each && forest_->roots.size() != 1) {
+      set_data_error("a fold without each= must have one root, got %zd; pass each= for the results of nodes.",
+                     forest_->roots.size());
+      return nullptr;
+    }
+    if (Log* log = current_log()) log_ = Ref::borrowed(reinterpret_cast<PyObject*>(log));
+    if (!states_.assign(forest_->n, State())) return PyErr_NoMemory();
+    find_function(node_, open_log());
+    find_function(each_, open_log());
+    Vec<int32_t> place;
+    Ref results = has_each ? select(column, place) : Ref();
+    if (has_each && !results) return nullptr;
+    for (int32_t i : Span<const int32_t>(forest_->order)) {
+      if (!call(node_, i, forest_->children(i), true, states_[i])) return nullptr;
+      if (!has_each || place[i] < 0) continue;
+      State found;
+      bool is_called = call(each_, i, {&i, 1}, false, found);
+      PyObject* result = is_called ? object_of(found) : nullptr;
+      Py_XDECREF(found.object);
+      if (!result) return nullptr;
+      PyList_SET_ITEM(results.get(), place[i], result);
+    }
+    return has_each ? results.release() : object_of(states_[forest_->roots[0]]);
+  }
+
+ private:
+  // Finds the places of results in a new list: those of all nodes, or of nodes where a field is true.
+  Ref select(int32_t column, Vec<int32_t>& place) const {
+    int32_t n = 0;
+    if (!place.resize(forest_->n)) return Ref(PyErr_NoMemory());
+    for (int32_t i = 0; i < forest_->n; i++) {
+      int is_chosen = column < 0 ? 1 : forest_->columns[column]->is_true(i);
+      if (is_chosen < 0) return Ref();
+      place[i] = is_chosen ? n++ : -1;
+    }
+    return Ref(PyList_New(n));
+  }
+
+  // The log of this thread's recording if calls may be logged without calling functions; else null.
+  Log* open_log() const {
+    Log* log = current_log();
+    bool is_open = log && reinterpret_cast<PyObject*>(log) == log_.get() && !log->is_watched && !log->is_wrapped;
+    return is_open ? log : nullptr;
+  }
+
+  // Finds again what Python code may have changed: the function that records a cell.
+  void find_function(Callee& callee, Log* log) const {
+    PyObject* found = log && callee.cell ? log->cells.find(callee.cell, callee.owner) : nullptr;
+    Function* function = reinterpret_cast<Function*>(found);
+    bool is_plain = found && Py_TYPE(found) == &FunctionType && function->takes == PLAIN && function->log == log;
+    callee.function = Ref::borrowed(is_plain ? found : nullptr);
+  }
+
+  // Calls a function for a node, with a list of the states of some nodes, or with that of one.
+  bool call(Callee& callee, int32_t node, Span<const int32_t> inputs, bool is_list, State& result) {
+    uint64_t fields = 0;
+    bool has_objects = callee.columns.size() > MOST_FIELDS;
+    for (ptrdiff_t k = 0; k < callee.columns.size(); k++) {
+      uint64_t kind = callee.columns[k]->kinds[node];
+      if (!kind && callee.is_required[k]) {
+        set_data_error("node %d must have a field %R, which %U() takes.", node, callee.columns[k]->name.get(),
+                       callee.name);
+        return false;
+      }
+      has_objects |= kind == (uint64_t)Field::OBJECT;
+      if (k < MOST_FIELDS) fields |= kind << (2 * k);
+    }
+    CallTemplate* known = has_objects ? nullptr : find(callee, fields, inputs, is_list);
+    Log* log = reinterpret_cast<Log*>(log_.get());
+    bool draws_in_python = known && known->draws && log->draw;  // which might change the templates
+    if (known && known->form && !draws_in_python) return log_call(*known, log, callee, node, inputs, result);
+    return call_function_of(callee, node, inputs, is_list, fields, known != nullptr, result);
+  }
+
+  CallTemplate* find(const Callee& callee, uint64_t fields, Span<const int32_t> inputs, bool is_list) const {
+    if (!callee.function) return nullptr;
+    Vec<CallTemplate*>& templates = reinterpret_cast<Function*>(callee.function.get())->templates;
+    for (ptrdiff_t i = 0; i < templates.size(); i++) {
+      CallTemplate* known = templates[i];
+      bool is_like = known->fields == fields && known->is_list == is_list && known->inputs.size() == inputs.size;
+      for (ptrdiff_t k = 0; is_like && k < inputs.size; k++) is_like = known->inputs[k] == states_[inputs[k]].kind;
+      if (!is_like) continue;
+      if (i) templates[i] = templates[i - 1], templates[i - 1] = known;  // so that frequent ones come first
+      return known;
+    }
+    return nullptr;
+  }
+
+  // Logs a call from a template.
+  bool log_call(const CallTemplate& known, Log* log, const Callee& callee, int32_t node, Span<const int32_t> inputs,
+                State& result) {
+    if (refuse_if_busy(log)) return false;
+    if (!log->ints.reserve(known.ints.size() + 1) || !log->floats.reserve(known.floats.size()))
+      return PyErr_NoMemory(), false;
+    int64_t id = log->add_call(known.form->number), draw = 0;
+    if (id < 0 || (known.draws && !next_draw(log, draw))) return false;
+    for (const Source& source : Span<const Source>(known.ints)) {
+      int64_t number = source.number;
+      if (source.what == Source::REF)
+        number += states_[inputs[source.at]].ref;
+      else if (source.what == Source::INT)
+        number = callee.columns[source.at]->words[node];
+      else if (source.what == Source::DRAW)
+        number = draw;
+      log->ints.append(number);
+    }
+    for (const Source& source : Span<const Source>(known.floats))
+      log->floats.append(source.what == Source::REAL ? source.real : callee.columns[source.at]->float_at(node));
+    result = {known.result, id << ID_SHIFT, nullptr};
+    return true;
+  }
+
+  // Calls the function with Python objects.
+  bool call_function_of(Callee& callee, int32_t node, Span<const int32_t> inputs, bool is_list, uint64_t fields,
+                        bool is_known, State& result) {
+    ptrdiff_t n = callee.columns.size();
+    uint64_t present = 0;
+    Vec<PyObject*> args;
+    if (!args.reserve(n + 1)) return PyErr_NoMemory(), false;
+    Ref first = is_list ? list_of(inputs) : Ref(object_of(states_[inputs[0]]));
+    if (!first) return false;
+    args.append(first.get());
+    bool is_made = true;
+    for (ptrdiff_t k = 0; is_made && k < n; k++) {
+      const Column& column = *callee.columns[k];
+      PyObject* value = column.value(node);
+      is_made = value || !PyErr_Occurred();
+      if (value) args.append(value);
+    }
+    for (ptrdiff_t k = 0; k < n && k < MOST_FIELDS; k++)
+      if (Callee::is_present(fields, k)) present |= uint64_t(1) << (2 * k);
+    Ref names = is_made ? names_of(callee, node, present) : Ref();
+    Log* log = open_log();
+    int64_t id = log ? log->next_id() : 0;
+    uint32_t session = log ? log->session : 0;
+    Ref made(names ? PyObject_Vectorcall(callee.callable, args.data(), 1, names.get()) : nullptr);
+    for (ptrdiff_t i = 1; i < args.size(); i++) Py_DECREF(args[i]);
+    if (!made) return false;
+    find_function(node_, open_log());
+    find_function(each_, open_log());
+    result = {-1, 0, nullptr};
+    if (log && log == open_log() && log->session == session && log->next_id() == id + 1 &&
+        !learn(callee, log, id, inputs, is_list, fields, is_known, made.get(), result))
+      return false;
+    if (result.kind < 0) result.object = made.release();
+    return true;
+  }
+
+  Ref names_of(Callee& callee, int32_t node, uint64_t present) const {
+    if (callee.columns.size() <= MOST_FIELDS) return Ref::borrowed(callee.names_of(present));
+    Ref found(PyList_New(0));
+    for (ptrdiff_t k = 0; found && k < callee.columns.size(); k++) {
+      const Column& column = *callee.columns[k];
+      if (column.kinds[node] && PyList_Append(found.get(), column.name.get()) < 0) return Ref();
+    }
+    return Ref(found ? PyList_AsTuple(found.get()) : nullptr);
+  }
+
+  // Notes that the result of a function is that of its last call, and makes a template of such calls if there can be
+  // one; false with an error.
+  bool learn(const Callee& callee, Log* log, int64_t id, Span<const int32_t> inputs, bool is_list, uint64_t fields,
+             bool is_known, PyObject* made, State& result) {
+    if (!callee.function) return true;
+    Function* function = reinterpret_cast<Function*>(callee.function.get());
+    Form* form = nullptr;
+    for (Py_ssize_t i = 0; !form && i < PyTuple_GET_SIZE(function->forms); i++) {
+      Form* one = reinterpret_cast<Form*>(PyTuple_GET_ITEM(function->forms, i));
+      if (one->number == log->form_at(id)) form = one;
+    }
+    int32_t kind = form ? find_kind(log, form) : -1;
+    if (PyErr_Occurred()) return false;
+    if (kind < 0 ||
+        !is_result(log, *log->result_kinds[kind], log->result_kinds[kind]->structure.get(), id << ID_SHIFT, made))
+      return true;
+    result = {kind, id << ID_SHIFT, nullptr};
+    bool can_be_known = callee.columns.size() <= MOST_FIELDS && function->templates.size() < MOST_TEMPLATES;
+    for (ptrdiff_t k = 0; can_be_known && k < callee.columns.size(); k++)
+      can_be_known = (fields >> (2 * k) & 3) != (uint64_t)Field::OBJECT;
+    for (ptrdiff_t k = 0; can_be_known && k < inputs.size; k++) can_be_known = states_[inputs[k]].kind >= 0;
+    if (is_known || !can_be_known || find(callee, fields, inputs, is_list)) return true;
+    CallTemplate* found = make<CallTemplate>();
+    if (!found || !function->templates.reserve(1) || !found->inputs.reserve(inputs.size))
+      return discard(found), PyErr_NoMemory(), false;
+    for (int32_t input : inputs) found->inputs.append(states_[input].kind);
+    found->result = kind, found->fields = fields, found->is_list = is_list;
+    if (Derivation(log, function, form, callee, found).run()) found->form = form;
+    function->templates.append(found);
+    return true;
+  }
+
+  // Returns the result for a node as an object; null with an error.
+  PyObject* object_of(const State& state) const {
+    if (state.kind < 0) return Py_XNewRef(state.object);
+    Log* log = reinterpret_cast<Log*>(log_.get());
+    const ResultKind& kind = *log->result_kinds[state.kind];
+    return make_handles(log, kind, kind.structure.get(), state.ref);
+  }
+
+  Ref list_of(Span<const int32_t> nodes) const {
+    Ref made(PyList_New(nodes.size));
+    for (ptrdiff_t i = 0; made && i < nodes.size; i++) {
+      PyObject* state = object_of(states_[nodes[i]]);
+      if (!state) return Ref();
+      PyList_SET_ITEM(made.get(), i, state);
+    }
+    return made;
+  }
+
+  Forest* forest_;
+  Callee node_, each_;
+  Ref log_;  // of this thread's recording
+  Vec<State> states_;
+};
+
+}  // namespace
+
+PyObject* fold_forest(Forest* forest, PyObject* node, PyObject* each, PyObject* where) {
+  return Fold(forest).run(node, each, where);
+}
+
+void forget_templates(Function* function) {
+  while (function->templates.size()) discard(function->templates.pop());
+}
+
+}  // namespace autobatch

@@ -1,0 +1,19 @@
+// Folds: calls a function for each node of a forest, with the results of its children.
+//
+// Calls of cells whose form is known are logged from templates, without any Python object. A template holds, for
+// arguments of certain kinds, what the writers of the matching form would log.
+
+#pragma once
+
+#include "record/forest.h"
+#include "record/function.h"
+
+namespace autobatch {
+
+// Folds a forest; see `Forest.fold` in `autobatch/_native.pyi`.
+PyObject* fold_forest(Forest* forest, PyObject* node, PyObject* each, PyObject* where);
+
+// Frees the templates of a function.
+void forget_templates(Function* function);
+
+}  // namespace autobatch

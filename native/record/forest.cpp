@@ -1,0 +1,473 @@
+#include "record/forest.h"
+
+#include "record/fold.h"
+#include "support/arrays.h"
+#include "support/ints.h"
+
+namespace autobatch {
+namespace {
+
+constexpr int64_t MOST_NODES = INT32_MAX;
+
+Forest* as_forest(PyObject* self) { return reinterpret_cast<Forest*>(self); }
+
+Ref make_forest() {
+  Ref made(ForestType.tp_alloc(&ForestType, 0));
+  if (!made) return made;
+  Forest* forest = as_forest(made.get());
+  new (&forest->order, At::PLACE) Vec<int32_t>();
+  new (&forest->child_ptr, At::PLACE) Vec<int32_t>();
+  new (&forest->child, At::PLACE) Vec<int32_t>();
+  new (&forest->roots, At::PLACE) Vec<int32_t>();
+  new (&forest->columns, At::PLACE) Vec<Column*>();
+  return made;
+}
+
+// Adds an empty column for each name of a tuple.
+bool add_columns(Forest* forest, PyObject* names) {
+  if (!PyTuple_CheckExact(names)) return refuse_type("names", "a tuple", names);
+  for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(names); k++) {
+    PyObject* name = PyTuple_GET_ITEM(names, k);
+    if (!PyUnicode_CheckExact(name)) return refuse_type("a name", "a str", name);
+    Column* column = make<Column>();
+    if (!column) return PyErr_NoMemory(), false;
+    if (!forest->columns.push(column)) return discard(column), PyErr_NoMemory(), false;
+    PyObject* interned = Py_NewRef(name);  // calls compare names by identity
+    PyUnicode_InternInPlace(&interned);
+    column->name = Ref(interned);
+  }
+  return true;
+}
+
+// Looks up a field of an object: a key of a dict, an attribute of anything else. Empty without an error if it is
+// absent.
+Ref find_field(PyObject* object, PyObject* name) {
+  if (PyDict_Check(object)) return Ref::borrowed(PyDict_GetItemWithError(object, name));
+  Ref found(PyObject_GetAttr(object, name));
+  if (!found && PyErr_ExceptionMatches(PyExc_AttributeError)) PyErr_Clear();
+  return found;
+}
+
+// Nested objects.
+
+// A node whose children are being visited.
+struct Visit {
+  PyObject *node, *children;  // owned; a list or a tuple, or null
+  Py_ssize_t next;            // child to visit
+  int32_t slot;               // in `Walk::index_of`
+  ptrdiff_t first_child;      // in `Walk::found`
+};
+
+// The depth-first walk over nested objects, without recursion. An object that is met twice is one node.
+class Walk {
+ public:
+  Walk(Forest* forest, PyObject* children) : forest_(forest), children_(children) {}
+  Walk(const Walk&) = delete;
+  Walk& operator=(const Walk&) = delete;
+  ~Walk() {
+    while (path_.size()) leave();
+    for (ptrdiff_t i = 0; i < nodes_.size(); i++) Py_DECREF(nodes_[i]);
+  }
+
+  bool run(PyObject* root) {
+    if (!forest_->child_ptr.push(0)) return PyErr_NoMemory(), false;
+    if (!enter(root)) return false;
+    while (path_.size()) {
+      Visit& visit = path_.back();
+      Py_ssize_t n = visit.children ? PySequence_Fast_GET_SIZE(visit.children) : 0;
+      if (visit.next < n) {
+        Ref child = Ref::borrowed(PySequence_Fast_GET_ITEM(visit.children, visit.next++));
+        if (!enter(child.get())) return false;
+      } else if (!finish(visit)) {
+        return false;
+      }
+    }
+    return forest_->roots.push(forest_->n - 1) || (PyErr_NoMemory(), false);
+  }
+
+ private:
+  // Begins to visit an object, or takes the node that it has become.
+  bool enter(PyObject* object) {
+    int32_t slot = slot_of_.find((int64_t)(uintptr_t)object);
+    if (slot >= 0 && index_of_[slot] < 0) {
+      set_data_error("a node must not be among its own descendants.");
+      return false;
+    }
+    if (slot >= 0) return found_.push(index_of_[slot]) || (PyErr_NoMemory(), false);
+    Ref children = list_children(object);
+    if (!children && PyErr_Occurred()) return false;
+    if (!nodes_.reserve(1) || !index_of_.reserve(1) || !path_.reserve(1) || nodes_.size() >= MOST_NODES ||
+        !slot_of_.insert((int64_t)(uintptr_t)object, (int32_t)nodes_.size()))
+      return PyErr_NoMemory(), false;
+    path_.append({Py_NewRef(object), children.release(), 0, (int32_t)nodes_.size(), found_.size()});
+    nodes_.append(Py_NewRef(object));  // while it lives, no other object has its address
+    index_of_.append(-1);
+    return true;
+  }
+
+  // Returns the children of an object as a list or tuple; empty without an error if it has none.
+  Ref list_children(PyObject* object) {
+    if (PyTuple_CheckExact(children_)) {
+      Ref found(PyList_New(0));
+      for (Py_ssize_t k = 0; found && k < PyTuple_GET_SIZE(children_); k++) {
+        Ref child = find_field(object, PyTuple_GET_ITEM(children_, k));
+        if (!child && PyErr_Occurred()) return Ref();
+        if (child && child.get() != Py_None && PyList_Append(found.get(), child.get()) < 0) return Ref();
+      }
+      return found;
+    }
+    Ref found =
+        PyUnicode_CheckExact(children_) ? find_field(object, children_) : Ref(PyObject_CallOneArg(children_, object));
+    if (!found || found.get() == Py_None) return Ref();
+    if (PyList_Check(found.get()) || PyTuple_Check(found.get())) return found;
+    set_data_error("the children of a node must be a list or a tuple, got %.80s.", Py_TYPE(found.get())->tp_name);
+    return Ref();
+  }
+
+  // Numbers a node whose children are numbered.
+  bool finish(const Visit& visit) {
+    int32_t node = forest_->n;
+    for (ptrdiff_t k = 0; k < forest_->columns.size(); k++) {
+      Ref value = find_field(visit.node, forest_->columns[k]->name.get());
+      if ((!value && PyErr_Occurred()) || !forest_->columns[k]->add(value.get())) return false;
+    }
+    Span<const int32_t> children = Span<const int32_t>(found_).part(visit.first_child, found_.size());
+    bool has_room = forest_->child.reserve(children.size) && forest_->child_ptr.reserve(1) && found_.reserve(1) &&
+                    forest_->order.reserve(1) && forest_->child.size() + children.size <= MOST_NODES;
+    if (!has_room) return PyErr_NoMemory(), false;
+    for (int32_t child : children) forest_->child.append(child);
+    forest_->child_ptr.append((int32_t)forest_->child.size());
+    forest_->order.append(node);
+    index_of_[visit.slot] = forest_->n++;
+    found_.resize(visit.first_child);
+    found_.append(node);
+    leave();
+    return true;
+  }
+
+  void leave() {
+    Visit visit = path_.pop();
+    Py_DECREF(visit.node);
+    Py_XDECREF(visit.children);
+  }
+
+  Forest* forest_;
+  PyObject* children_;
+  Vec<Visit> path_;
+  Vec<int32_t> found_;     // numbers of the finished children of the nodes on the path
+  IntMap slot_of_;         // by the address of an object
+  Vec<int32_t> index_of_;  // by slot: the node, or -1 while it is visited
+  Vec<PyObject*> nodes_;   // by slot, owned
+};
+
+// from_nested(root, children, names): `children` is the name of a field, a tuple of names of fields with a child each,
+// or a function.
+PyObject* from_nested(PyObject*, PyObject* const* args, Py_ssize_t n_args) {
+  if (!takes("from_nested", n_args, 3)) return nullptr;
+  bool are_names = PyTuple_CheckExact(args[1]);
+  for (Py_ssize_t k = 0; are_names && k < PyTuple_GET_SIZE(args[1]); k++)
+    if (!PyUnicode_CheckExact(PyTuple_GET_ITEM(args[1], k)))
+      return refuse_type("children", "names of fields", args[1]), nullptr;
+  if (!are_names && !PyUnicode_CheckExact(args[1]) && !PyCallable_Check(args[1]))
+    return refuse_type("children", "names of fields or a function", args[1]), nullptr;
+  Ref made = make_forest();
+  if (!made || !add_columns(as_forest(made.get()), args[2])) return nullptr;
+  return Walk(as_forest(made.get()), args[1]).run(args[0]) ? made.release() : nullptr;
+}
+
+// Arrays.
+
+// Reads a one-dimensional array of ints as int64; empty with an error.
+Ref read_int64(PyObject* x, const char* what, int ndim) {
+  Ref array(PyArray_FROM_OF(x, NPY_ARRAY_CARRAY_RO));
+  if (!array) return array;
+  PyArrayObject* given = reinterpret_cast<PyArrayObject*>(array.get());
+  bool is_empty = PyArray_SIZE(given) == 0;
+  char kind = PyArray_DESCR(given)->kind;
+  if ((PyArray_NDIM(given) != ndim && !is_empty) || (kind != 'i' && kind != 'u' && !is_empty)) {
+    set_data_error("%s must be an array of ints with %d dimension%s, got one of dtype %S with %d.", what, ndim,
+                   ndim == 1 ? "" : "s", reinterpret_cast<PyObject*>(PyArray_DESCR(given)), PyArray_NDIM(given));
+    return Ref();
+  }
+  return Ref(PyArray_FROMANY(array.get(), NPY_INT64, 0, 0, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_FORCECAST));
+}
+
+Span<const int64_t> ints_in(const Ref& array) {
+  PyArrayObject* given = reinterpret_cast<PyArrayObject*>(array.get());
+  return {static_cast<const int64_t*>(PyArray_DATA(given)), PyArray_SIZE(given)};
+}
+
+// Fills a column with the items of an array, a list or a tuple; None leaves the field absent.
+bool fill(Column* column, PyObject* values, int64_t n) {
+  if (values == Py_None)
+    return (column->words.assign(n, 0) && column->kinds.assign(n, (uint8_t)Field::ABSENT)) || (PyErr_NoMemory(), false);
+  bool is_array = PyArray_Check(values), is_list = PyList_Check(values) || PyTuple_Check(values);
+  int64_t size = is_list                                                                  ? PySequence_Size(values)
+                 : is_array && PyArray_NDIM(reinterpret_cast<PyArrayObject*>(values)) > 0 ? PyObject_Size(values)
+                                                                                          : -1;
+  if (size < 0 && !PyErr_Occurred())
+    set_data_error("field %R must be an array or a list, got %.80s.", column->name.get(), Py_TYPE(values)->tp_name);
+  else if (size != n)
+    set_data_error("field %R must have an item for each of the %lld nodes, got %lld.", column->name.get(), (long long)n,
+                   (long long)size);
+  if (size != n) return false;
+  if (!column->kinds.reserve(n) || !column->words.reserve(n)) return PyErr_NoMemory(), false;
+  PyArrayObject* array = reinterpret_cast<PyArrayObject*>(values);
+  bool is_flat = is_array && PyArray_NDIM(array) == 1;
+  char kind = is_flat ? PyArray_DESCR(array)->kind : 'O';
+  bool is_int = kind == 'i' || (kind == 'u' && PyArray_ITEMSIZE(array) < 8);
+  if (is_int || (kind == 'f' && PyArray_ITEMSIZE(array) <= 8)) {
+    Ref plain(
+        PyArray_FROMANY(values, is_int ? NPY_INT64 : NPY_FLOAT64, 1, 1, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_FORCECAST));
+    if (!plain) return false;
+    memcpy(column->words.data(), PyArray_DATA(reinterpret_cast<PyArrayObject*>(plain.get())), (size_t)n * 8);
+    column->words.resize(n);
+    return column->kinds.assign(n, (uint8_t)(is_int ? Field::INT : Field::FLOAT));
+  }
+  for (int64_t i = 0; i < n; i++) {
+    Ref item(PySequence_GetItem(values, i));
+    // Numbers in an array become Python's, as in `array[i].item()`; rows stay arrays.
+    if (item && is_flat && kind != 'O') item = Ref(PyObject_CallMethod(item.get(), "item", nullptr));
+    if (!item || !column->add(item.get())) return false;
+  }
+  return true;
+}
+
+// Lists the children of each node, from the child and the parent of each edge, in order of the edges.
+bool list_children(Forest* forest, Span<const int64_t> edges, Vec<int32_t>& n_parents) {
+  ptrdiff_t m = edges.size / 2;
+  Vec<int32_t> at;
+  if (!forest->child_ptr.assign(forest->n + 1, 0) || !forest->child.resize(m) || !n_parents.assign(forest->n, 0) ||
+      !at.resize(forest->n))
+    return PyErr_NoMemory(), false;
+  for (ptrdiff_t e = 0; e < m; e++) forest->child_ptr[edges[2 * e + 1] + 1]++, n_parents[edges[2 * e]]++;
+  for (int32_t i = 0; i < forest->n; i++) at[i] = forest->child_ptr[i], forest->child_ptr[i + 1] += at[i];
+  for (ptrdiff_t e = 0; e < m; e++) forest->child[at[edges[2 * e + 1]]++] = (int32_t)edges[2 * e];
+  return true;
+}
+
+// Orders nodes by a depth-first walk from each root, so that children come before parents; a ValueError for a cycle.
+bool order_nodes(Forest* forest, const Vec<int32_t>& n_parents) {
+  enum : uint8_t { NEW, OPEN, DONE };
+  Vec<uint8_t> state;
+  Vec<int32_t> path, next;
+  if (!state.assign(forest->n, NEW) || !next.resize(forest->n) || !forest->order.reserve(forest->n))
+    return PyErr_NoMemory(), false;
+  for (int32_t i = 0; i < forest->n; i++) next[i] = forest->child_ptr[i];
+  for (int32_t root = 0; root < forest->n; root++) {
+    if (n_parents[root]) continue;
+    if (!forest->roots.push(root) || !path.push(root)) return PyErr_NoMemory(), false;
+    while (path.size()) {
+      int32_t node = path.back();
+      state[node] = OPEN;
+      if (next[node] == forest->child_ptr[node + 1]) {
+        state[node] = DONE;
+        forest->order.append(node);
+        path.pop();
+        continue;
+      }
+      int32_t child = forest->child[next[node]++];
+      if (state[child] == OPEN) break;
+      if (state[child] == NEW && !path.push(child)) return PyErr_NoMemory(), false;
+    }
+    if (path.size()) break;
+  }
+  if (forest->order.size() == forest->n) return true;
+  int32_t node = 0;
+  while (state[node] == DONE) node++;
+  set_data_error("the nodes must form no cycle, but node %d is on one or leads to one.", node);
+  return false;
+}
+
+// from_arrays(n, edges, names, values): `edges` has the child and the parent of each edge, `values` an array or a list
+// for each name.
+PyObject* from_arrays(PyObject*, PyObject* const* args, Py_ssize_t n_args) {
+  if (!takes("from_arrays", n_args, 4)) return nullptr;
+  int64_t n = PyLong_AsLongLong(args[0]);
+  if (n == -1 && PyErr_Occurred()) return nullptr;
+  if (n < 0 || n >= MOST_NODES) return refuse_value("the number of nodes must be at least 0 and below 2^31");
+  Ref array = read_int64(args[1], "edges", 2);
+  if (!array) return nullptr;
+  Span<const int64_t> edges = ints_in(array);
+  bool are_pairs = !edges.size || PyArray_DIM(reinterpret_cast<PyArrayObject*>(array.get()), 1) == 2;
+  if (!are_pairs || edges.size / 2 > MOST_NODES)
+    return set_data_error("edges must have the shape (edges, 2)."), nullptr;
+  if (!within(edges, 0, n))
+    return set_data_error("edges must join nodes 0..%lld, got others.", (long long)n - 1), nullptr;
+  if (!PyTuple_CheckExact(args[3])) return refuse_type("values", "a tuple", args[3]), nullptr;
+  Ref made = make_forest();
+  if (!made || !add_columns(as_forest(made.get()), args[2])) return nullptr;
+  Forest* forest = as_forest(made.get());
+  forest->n = (int32_t)n;
+  Vec<int32_t> n_parents;
+  if (!list_children(forest, edges, n_parents) || !order_nodes(forest, n_parents)) return nullptr;
+  if (PyTuple_GET_SIZE(args[3]) != forest->columns.size()) return refuse_value("names and values must be as many");
+  for (ptrdiff_t k = 0; k < forest->columns.size(); k++)
+    if (!fill(forest->columns[k], PyTuple_GET_ITEM(args[3], k), n)) return nullptr;
+  return made.release();
+}
+
+// edges_of(parents): an array of the child and the parent of each edge; parents are -1 for roots.
+PyObject* edges_of(PyObject*, PyObject* parents) {
+  Ref array = read_int64(parents, "parents", 1);
+  if (!array) return nullptr;
+  Span<const int64_t> of = ints_in(array);
+  if (!within(of, -1, of.size))
+    return set_data_error("parents must be nodes 0..%zd, or -1 for roots, got others.", of.size - 1), nullptr;
+  ptrdiff_t n_roots = 0;
+  for (int64_t parent : of) n_roots += parent < 0;
+  Table<int64_t> edges;
+  Ref made = make_table<int64_t>(of.size - n_roots, 2, edges);
+  if (!made) return nullptr;
+  int64_t* at = edges.data;
+  for (ptrdiff_t i = 0; i < of.size; i++)
+    if (of[i] >= 0) *at++ = i, *at++ = of[i];
+  return made.release();
+}
+
+int traverse(PyObject* self, visitproc visit, void* arg) {
+  for (ptrdiff_t k = 0; k < as_forest(self)->columns.size(); k++) {
+    const Column& column = *as_forest(self)->columns[k];
+    for (ptrdiff_t i = 0; i < column.words.size(); i++)
+      if (column.kinds[i] == (uint8_t)Field::OBJECT) Py_VISIT(reinterpret_cast<PyObject*>(column.words[i]));
+  }
+  return 0;
+}
+
+void free_forest(PyObject* self) {
+  PyObject_GC_UnTrack(self);
+  Forest* forest = as_forest(self);
+  Py_TRASHCAN_BEGIN(self, free_forest)
+  forest->order.~Vec();
+  forest->child_ptr.~Vec();
+  forest->child.~Vec();
+  forest->roots.~Vec();
+  free_all(forest->columns);
+  Py_TYPE(self)->tp_free(self);
+  Py_TRASHCAN_END
+}
+
+PyObject* get_roots(PyObject* self, void*) {
+  Forest* forest = as_forest(self);
+  Ref found(PyList_New(forest->roots.size()));
+  for (ptrdiff_t i = 0; found && i < forest->roots.size(); i++) {
+    PyObject* root = PyLong_FromLong(forest->roots[i]);
+    if (!root) return nullptr;
+    PyList_SET_ITEM(found.get(), i, root);
+  }
+  return found.release();
+}
+
+// value(node, column): the value of a field; KeyError if the node lacks it.
+PyObject* value(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
+  Forest* forest = as_forest(self);
+  if (!takes("value", n_args, 2)) return nullptr;
+  int32_t node, column;
+  if (!read_int(args[0], "node", node) || !read_int(args[1], "column", column)) return nullptr;
+  if (node < 0 || node >= forest->n || column < 0 || column >= forest->columns.size())
+    return refuse_value("node and column must be of the forest");
+  PyObject* found = forest->columns[column]->value(node);
+  if (!found && !PyErr_Occurred()) PyErr_SetObject(PyExc_KeyError, forest->columns[column]->name.get());
+  return found;
+}
+
+PyObject* fold(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
+  if (!takes("fold", n_args, 3)) return nullptr;
+  return fold_forest(as_forest(self), args[0], args[1], args[2]);
+}
+
+Py_ssize_t length(PyObject* self) { return as_forest(self)->n; }
+
+PySequenceMethods as_sequence = [] {
+  PySequenceMethods found = {};
+  found.sq_length = length;
+  return found;
+}();
+
+PyGetSetDef attributes[] = {{"roots", get_roots, nullptr, "The nodes that are children of none.", nullptr},
+                            {nullptr, nullptr, nullptr, nullptr, nullptr}};
+
+PyMethodDef as_static(PyMethodDef method) {
+  method.ml_flags |= METH_STATIC;
+  return method;
+}
+
+PyMethodDef methods[] = {as_static(fast("from_nested", from_nested)),
+                         as_static(fast("from_arrays", from_arrays)),
+                         as_static({"edges_of", edges_of, METH_O, nullptr}),
+                         fast("value", value),
+                         fast("fold", fold),
+                         {nullptr, nullptr, 0, nullptr}};
+
+PyTypeObject forest_type() {
+  PyTypeObject type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+  type.tp_name = "autobatch._native.Forest";
+  type.tp_basicsize = sizeof(Forest);
+  type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION;
+  type.tp_doc = "The nodes of trees or a DAG as arrays, children first.";
+  type.tp_traverse = traverse;
+  type.tp_dealloc = free_forest;
+  type.tp_as_sequence = &as_sequence;
+  type.tp_getset = attributes;
+  type.tp_methods = methods;
+  return type;
+}
+
+}  // namespace
+
+PyTypeObject ForestType = forest_type();
+
+Column::~Column() {
+  for (ptrdiff_t i = 0; i < words.size(); i++)
+    if (kinds[i] == (uint8_t)Field::OBJECT) Py_DECREF(reinterpret_cast<PyObject*>(words[i]));
+}
+
+bool Column::add(PyObject* value) {
+  if (!kinds.reserve(1) || !words.reserve(1)) return PyErr_NoMemory(), false;
+  Field kind = !value ? Field::ABSENT : PyFloat_CheckExact(value) ? Field::FLOAT : Field::OBJECT;
+  int64_t word = 0;
+  if (value && PyLong_CheckExact(value)) {
+    int overflow;
+    word = PyLong_AsLongLongAndOverflow(value, &overflow);
+    if (!overflow) kind = Field::INT;
+  }
+  if (kind == Field::FLOAT) {
+    double number = PyFloat_AS_DOUBLE(value);
+    memcpy(&word, &number, sizeof word);
+  } else if (kind == Field::OBJECT) {
+    word = (int64_t)(uintptr_t)Py_NewRef(value);
+  }
+  kinds.append((uint8_t)kind);
+  words.append(word);
+  return true;
+}
+
+PyObject* Column::value(int32_t node) const {
+  switch ((Field)kinds[node]) {
+    case Field::ABSENT:
+      return nullptr;
+    case Field::INT:
+      return PyLong_FromLongLong(words[node]);
+    case Field::FLOAT:
+      return PyFloat_FromDouble(float_at(node));
+    case Field::OBJECT:
+      return Py_NewRef(reinterpret_cast<PyObject*>(words[node]));
+  }
+  return nullptr;
+}
+
+int Column::is_true(int32_t node) const {
+  switch ((Field)kinds[node]) {
+    case Field::ABSENT:
+      return 0;
+    case Field::INT:
+      return words[node] != 0;
+    case Field::FLOAT:
+      return float_at(node) != 0;
+    case Field::OBJECT:
+      return PyObject_IsTrue(reinterpret_cast<PyObject*>(words[node]));
+  }
+  return 0;
+}
+
+}  // namespace autobatch

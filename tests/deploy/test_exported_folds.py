@@ -1,0 +1,175 @@
+"""Folds travel in exported files: a loaded model runs them without its classes."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+
+DIM = 3
+
+
+class Encoder(ab.Module):
+    """A child-sum network, with a fold of its own."""
+
+    encode = ab.fold("children", "node", root="pool")
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.words = ab.Parameter(rng.standard_normal((9, DIM)))
+        self.inner = ab.Linear(DIM, DIM, rng=rng)
+
+    @ab.cell
+    def node(self, children: list[Any], word: int = 0) -> Any:
+        return ab.tanh(ab.lookup(self.words, word) + ab.sum_n([self.inner(x) for x in children], shape=(DIM,)))
+
+    @ab.cell
+    def pool(self, state: Any) -> Any:
+        return ab.sum(state)
+
+
+class Net(ab.Module):
+    """Folds over cells, and two that a file cannot hold."""
+
+    pairs = ab.fold(("left", "right"), "merge", each="score", where="wanted")
+    arrays = ab.fold(parents="parent", node="merge", root="score")
+    called = ab.fold(lambda t: t.get("children"), "merge")
+    plain = ab.fold("children", "method")
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.encoder = Encoder(rng)
+
+    @ab.cell
+    def merge(self, children: list[Any], word: int, weight: float = 0.5) -> Any:
+        total = weight * ab.lookup(self.encoder.words, word)
+        for child in children:
+            total = ab.tanh(total + self.encoder.inner(child))
+        return total
+
+    @ab.cell
+    def score(self, state: Any, word: int) -> Any:
+        return ab.sum(state) + word
+
+    def method(self, children: list[Any]) -> Any:
+        return children[0] if children else 0.0
+
+    def everything(self, tree: Any) -> Any:
+        return self.pairs(tree), self.encoder.encode(tree)
+
+
+def draw(rng: np.random.Generator, depth: int) -> dict[str, Any]:
+    """A tree with children in both forms."""
+    found: dict[str, Any] = {"word": int(rng.integers(9)), "wanted": int(rng.integers(2))}
+    if rng.random() < 0.7:
+        found["weight"] = float(rng.random())
+    if depth and rng.random() < 0.8:
+        found["left"], found["right"] = draw(rng, depth - 1), draw(rng, depth - 1)
+        found["children"] = [found["left"], found["right"]]
+    return found
+
+
+def to_arrays(tree: dict[str, Any]) -> dict[str, Any]:
+    """The tree as lists, with its root first."""
+    found: dict[str, Any] = {"parent": [], "word": [], "weight": []}
+
+    def visit(t: dict[str, Any], parent: int) -> None:
+        place = len(found["parent"])
+        for name, x in (("parent", parent), ("word", t["word"]), ("weight", t.get("weight", 0.5))):
+            found[name].append(x)
+        for child in t.get("children", ()):
+            visit(child, place)
+
+    visit(tree, -1)
+    return found
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> tuple[Net, list[dict[str, Any]], Path]:
+    """A model in float64, trees, and an exported file."""
+    rng = np.random.default_rng(0)
+    model = Net(rng).astype("float64").eval()
+    trees = [draw(rng, 4) for _ in range(20)]
+    path = tmp_path / "net.ab"
+    ab.export(model.everything, path, examples=trees)
+    return model, trees, path
+
+
+def test_loaded_folds_give_the_same_results(made: tuple[Net, list[dict[str, Any]], Path]) -> None:
+    model, trees, path = made
+    for loaded in (ab.load(path), pickle.loads(pickle.dumps(ab.load(path)))):
+        for name, owner, source in (("pairs", loaded, model), ("encode", loaded.encoder, model.encoder)):
+            found = ab.batched(getattr(owner, name), module=loaded, backend="cpu")(trees)
+            for x, tree in zip(found, trees, strict=True):
+                assert np.allclose(x, getattr(source, name)(tree), rtol=1e-12, atol=1e-12)
+        arrays = [to_arrays(tree) for tree in trees]
+        expected = [model.arrays(x) for x in arrays]
+        assert np.allclose(ab.batched(loaded.arrays, backend="cpu")(arrays), expected, rtol=1e-12)
+        assert np.allclose(loaded.arrays(arrays[0]), expected[0], rtol=1e-12)
+
+
+def test_folds_that_are_no_data_are_left_out(made: tuple[Net, list[dict[str, Any]], Path]) -> None:
+    loaded = ab.load(made[2])
+    assert not hasattr(loaded, "called")
+    assert not hasattr(loaded, "plain")
+
+
+def test_the_file_needs_no_code(made: tuple[Net, list[dict[str, Any]], Path], tmp_path: Path) -> None:
+    """A process that knows nothing of the model answers JSON."""
+    model, trees, path = made
+    data, out = tmp_path / "trees.json", tmp_path / "out.json"
+    data.write_text(json.dumps(trees))
+    code = (
+        "import json, sys, autobatch as ab; model = ab.load(sys.argv[1]);"
+        "found = ab.batched(model.pairs, backend='cpu')(json.load(open(sys.argv[2])));"
+        "json.dump([[float(x) for x in one] for one in found], open(sys.argv[3], 'w'))"
+    )
+    subprocess.run([sys.executable, "-c", code, path, data, out], check=True, cwd=tmp_path)
+    for found, tree in zip(json.loads(out.read_text()), trees, strict=True):
+        assert np.allclose(found, model.pairs(tree), rtol=1e-12, atol=1e-12)
+
+
+def test_an_exported_fold_must_be_data(tmp_path: Path) -> None:
+    model = Net(np.random.default_rng(0)).eval()
+    tree = {"word": 1, "children": [{"word": 2}]}
+    path = tmp_path / "net.ab"
+    ab.export(model.arrays, path, examples=[to_arrays(tree)])
+    assert np.allclose(ab.load(path)._function(to_arrays(tree)), model.arrays(to_arrays(tree)), rtol=1e-6)
+    with pytest.raises(ab.GraphError, match="functions must be cells"):
+        ab.export(model.called, path, examples=[tree])
+    with pytest.raises(ab.GraphError, match="must be an attribute of a module"):
+        ab.export(ab.fold("children", model.merge), path, examples=[tree], module=model)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"node": "nothing"}, "node of fold 'arrays' must be a cell, got 'nothing'"),
+        ({"node": 3}, "must be names"),
+        ({"children": "x"}, "exactly one of children"),
+        ({"unknown": "x"}, "malformed content"),
+        ({"name": "__del__"}, "must not be reserved"),
+        ({"name": "parameters"}, "must not be reserved"),
+        ({"module": "elsewhere"}, "malformed content"),
+    ],
+)
+def test_malformed_folds_are_refused(
+    change: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Net(np.random.default_rng(0)).eval()
+    path = tmp_path / "net.ab"
+    from autobatch.deploy import writing
+
+    found = writing._folds
+    monkeypatch.setattr(
+        writing, "_folds", lambda *args: [one | change for one in found(*args) if one["name"] == "arrays"]
+    )
+    ab.export(model.arrays, path, examples=[{"parent": [-1], "word": [1]}])
+    with pytest.raises(ab.AutobatchError, match=message):
+        ab.load(path)
