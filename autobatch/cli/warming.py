@@ -12,7 +12,7 @@ from autobatch.cli.places import FILE
 from autobatch.cli.progress import show_compilation
 from autobatch.cli.serving.predictor import Predictor
 from autobatch.cli.threads import use_threads
-from autobatch.cli.training.stored import read_exported
+from autobatch.cli.training.exported_fold import read_model_file
 from autobatch.cli.words import model_argument
 from autobatch.cli.workload import Workload, load_workload
 from autobatch.system.background import waiting_for_code
@@ -43,7 +43,7 @@ def warm(models: tuple[str, ...], exported: Path | None, dim: int, precision: st
     cache, on processors of the same kind.
     """
     use_threads(threads)
-    predictor = None if exported is None else Predictor.of(read_exported(exported, models))
+    predictor = None if exported is None else Predictor.of(read_model_file(exported, models))
     names = models or (("tree-lstm",) if predictor is None else ())
     workloads = [load_workload(name, None, dim, 0, precision=precision) for name in names]
     for workload in workloads:

@@ -48,10 +48,7 @@ class Predictor:
         Raises:
             CheckpointError: the file is for another model, or has other vocabularies.
         """
-        own = self.stored
-        named = {name: vocabulary.words for name, vocabulary in stored.encoding.vocabularies.items()}
-        known = {name: vocabulary.words for name, vocabulary in own.encoding.vocabularies.items()}
-        if stored.settings.model != own.settings.model or stored.encoding.sizes != own.encoding.sizes or named != known:
+        if stored.identity != self.stored.identity:
             raise CheckpointError(
                 f"cannot reload {str(stored.path)!r}: it has another model, or vocabularies of other data; restart the "
                 f"server."

@@ -17,7 +17,6 @@ from autobatch.cli.strange import ANSWERS, Counting
 from autobatch.cli.training.described import SPARE, Bounded, check_described, check_encoding, check_run, naming
 from autobatch.cli.training.fitting import Fitting, Position
 from autobatch.cli.workload import Encoding, Workload, find_here, load_workload
-from autobatch.deploy.loading import load
 from autobatch.deploy.policy import describe_policy
 from autobatch.errors import CheckpointError, DataError
 from autobatch.models import MODELS, ModelSpec
@@ -68,6 +67,12 @@ class StoredModel:
     def policy(self) -> str | Policy:
         """Return the policy to run the model with; a learned one is stored, so its file may have changed."""
         return self.settings.policy if self.learned is None else self.learned
+
+    @property
+    def identity(self) -> Any:
+        """Return what equals that of a file of the same model, whose parameters may differ."""
+        words = {name: vocabulary.words for name, vocabulary in self.encoding.vocabularies.items()}
+        return self.settings.model, self.encoding.sizes, words
 
     def refuse_model(self, model: str) -> None:
         """Raise a CheckpointError unless `model` is the stored one."""
@@ -283,23 +288,23 @@ def _made_of(path: Path, described: Mapping[str, Any], parameters: Mapping[str, 
     }
 
 
-def read_exported(path: Path, named: Collection[str] = ()) -> StoredModel:
-    """Read a file that `autobatch export` wrote.
+def read_exported(path: Path, model: Any, named: Collection[str] = ()) -> StoredModel:
+    """Describe a file that `autobatch export` wrote.
 
     Args:
+        model: loaded from the file.
         named: models named on the command line; the file may import only these and the models of autobatch.
 
     Raises:
-        CheckpointError: the file is missing or damaged, or was written by `ab.export` without a model's name.
+        CheckpointError: the file was written by `ab.export`, without a model's name.
     """
-    model = load(path)
     policy, parameters = model.options["policy"], model.state_dict()
     try:
         made_of = _made_of(path, model.about, parameters)
     except (AttributeError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"cannot use {str(path)!r}: it was written by ab.export, without the model's name; load it with ab.load, "
-            f"or export the model with autobatch export."
+            f"cannot use {str(path)!r}: it was written by ab.export, without the model's name or a fold of the model; "
+            f"load it with ab.load, export a fold, or export the model with autobatch export."
         ) from error
     name = made_of["settings"].model
     if name not in MODELS and name not in named:

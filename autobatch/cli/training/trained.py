@@ -11,7 +11,8 @@ import click
 
 from autobatch.cli import options
 from autobatch.cli.places import FILE
-from autobatch.cli.training.stored import BEST, LAST, StoredModel, read_exported, read_run
+from autobatch.cli.training.exported_fold import read_model_file
+from autobatch.cli.training.stored import BEST, LAST, StoredModel, read_run
 from autobatch.cli.words import model_argument
 from autobatch.errors import CheckpointError
 
@@ -43,7 +44,7 @@ class Trained(NamedTuple):
             CheckpointError: the file is missing or unreadable, or holds another model.
         """
         if self.is_exported:
-            stored: StoredModel = read_exported(self.path, () if self.name is None else (self.name,))
+            stored: StoredModel = read_model_file(self.path, () if self.name is None else (self.name,))
             if self.name is not None:
                 stored.refuse_model(self.name)
             return stored
@@ -78,7 +79,8 @@ def trained_model(command: Callable[..., Any]) -> Callable[..., Any]:
         "exported",
         metavar="FILE",
         type=FILE,
-        help="A file from `autobatch export`, instead of --checkpoint; MODEL is needed only for your own models.",
+        help="A file from `autobatch export`, or from ab.export with a fold, instead of --checkpoint; MODEL is needed "
+        "only for other models of your own.",
     )
     @wraps(command)
     def given(name: str | None, checkpoint: Path | None, exported: Path | None, **others: Any) -> Any:

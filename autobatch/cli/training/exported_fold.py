@@ -1,0 +1,130 @@
+"""Exported files: those of `autobatch export`, and folds, which commands run on JSON without the model's code."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autobatch.cli.training.stored import Settings, StoredModel, read_exported
+from autobatch.cli.workload import Encoding, Workload
+from autobatch.deploy.loading import load
+from autobatch.errors import DataError
+from autobatch.models import ModelSpec
+from autobatch.models.data.dataset import Dataset
+from autobatch.models.data.lines import Line, parse_lines
+from autobatch.models.data.vocabulary import Vocabulary
+from autobatch.schedule.schedule import Policy
+from autobatch.system.nested_json import parse_json
+
+BATCH_SIZE = 256
+EXAMPLE = 'JSON, an instance per line, such as {"word": 1, "children": [{"word": 2}]}'
+
+
+@dataclass(frozen=True)
+class ExportedFold(StoredModel):
+    """A fold with its model, from a file of `ab.export`."""
+
+    model: Any
+
+    @classmethod
+    def of(cls, path: Path, model: Any) -> ExportedFold:
+        """Describe a model of `ab.load` with an exported fold."""
+        settings = Settings(
+            model=model._function.__name__, data="", dim=0, batch_size=BATCH_SIZE, epochs=0, lr=0.0, policy="",
+            backend="auto", seed=0, precision=model.options["precision"],
+        )  # fmt: skip
+        return cls(path, settings, Encoding({}, {}), None, model.state_dict(), model)
+
+    @property
+    def policy(self) -> str | Policy:
+        """Return the policy in the file."""
+        found: str | Policy = self.model.options["policy"]
+        return found
+
+    @property
+    def identity(self) -> Any:
+        """Return what equals that of a file of the same programs, whose parameters may differ."""
+        return self.model._source.content
+
+    def find_spec(self) -> ModelSpec:
+        """Describe the model: it reads JSON, and writes the results of the fold."""
+        return ModelSpec(
+            name=self.settings.model, summary="an exported fold", model=lambda: self.model, generators=(),
+            reads=EXAMPLE, default_data="", load=load_json, predict=describe_results, predictor=self.settings.model,
+        )  # fmt: skip
+
+    def build(self, spec: ModelSpec, dataset: Dataset, rng: np.random.Generator) -> Any:
+        """Return the model."""
+        return self.model
+
+    def load_workload(self, data: str | None = None, answered: bool = True) -> Workload:
+        """Load the model with instances.
+
+        Raises:
+            DataError: there are none, or they are malformed.
+        """
+        if data is None:
+            raise DataError(f"{self.path} holds no data; give a file of instances with --data.")
+        spec, rng = self.find_spec(), np.random.default_rng(0)
+        dataset = replace(load_json(data, rng), name=data)
+        return Workload(spec, dataset, self.model, 0, rng, 0, self.settings.precision)
+
+
+def read_model_file(path: Path, named: Collection[str] = ()) -> StoredModel:
+    """Read a file of `autobatch export`, or one of `ab.export` with a fold of the model.
+
+    Args:
+        named: models named on the command line; the file may import only these and the models of autobatch.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, or holds neither.
+    """
+    model = load(path)
+    if not model.about and model._function is not None and model._function.owner is model:
+        return ExportedFold.of(path, model)
+    return read_exported(path, model, named)
+
+
+def load_json(data: str, rng: np.random.Generator, vocabularies: Any = None, /) -> Dataset:
+    """Read a file of JSON lines, as prediction data; without a file there are no instances.
+
+    Raises:
+        DataError: the file cannot be read, or a line is not JSON.
+    """
+    items = parse_lines(Path(data), "instances", _parse, EXAMPLE) if data else []
+    return Dataset(data, items, (), {}, {})
+
+
+def _parse(line: Line) -> Any:
+    try:
+        return parse_json(line.text)
+    except ValueError as error:
+        raise line.fault("an instance", getattr(error, "pos", 0), EXAMPLE) from error
+
+
+def describe_results(
+    outputs: Any, instances: Sequence[Any], vocabularies: Mapping[str, Vocabulary]
+) -> list[dict[str, Any]]:
+    """Return {"result": ...} for each instance, with lists for arrays and tuples."""
+    return [{"result": _plain(_result_of(outputs, i))} for i in range(len(instances))]
+
+
+def _result_of(outputs: Any, i: int) -> Any:
+    """Return the part of a mini-batch's results that belongs to an instance."""
+    if isinstance(outputs, tuple):
+        return [_result_of(part, i) for part in outputs]
+    if isinstance(outputs, dict):
+        return {name: _result_of(part, i) for name, part in outputs.items()}
+    return outputs[i]
+
+
+def _plain(x: Any) -> Any:
+    if isinstance(x, list | tuple):
+        return [_plain(part) for part in x]
+    if isinstance(x, dict):
+        return {name: _plain(part) for name, part in x.items()}
+    return x.tolist() if isinstance(x, np.ndarray | np.generic) else x

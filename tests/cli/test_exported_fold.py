@@ -1,0 +1,118 @@
+"""`autobatch predict` and the server run folds of exported files on JSON, without the model's code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch.cli.serving.predictor import Predictor
+from autobatch.cli.training.trained import Trained
+from helpers.runs.commands import Command
+
+
+class Net(ab.Module):
+    """A child-sum network with results of several kinds."""
+
+    scores = ab.fold("children", "node", root="output")
+    words = ab.fold(parents="head", node="node", each="both")
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.words_ = ab.Parameter(rng.standard_normal((9, 3)))
+        self.inner = ab.Linear(3, 3, rng=rng)
+
+    @ab.cell
+    def node(self, children: list[Any], word: int = 0) -> Any:
+        return ab.tanh(ab.lookup(self.words_, word) + ab.sum_n([self.inner(x) for x in children], shape=(3,)))
+
+    @ab.cell
+    def output(self, state: Any) -> Any:
+        return ab.softmax(state)
+
+    @ab.cell
+    def both(self, state: Any) -> Any:
+        return ab.argmax(state), ab.sum(state)
+
+
+TREES: list[dict[str, Any]] = [
+    {"word": 3, "children": [{"word": 4}, {"children": [{"word": 8}]}]},
+    {"word": 1},
+    {"children": []},
+]
+SENTENCES: list[dict[str, Any]] = [{"head": [1, -1, 1], "word": [2, 5, 7]}, {"head": [-1], "word": [1]}]
+
+
+def write(path: Path, instances: list[Any]) -> Path:
+    """Write JSON lines."""
+    path.write_text("".join(json.dumps(instance) + "\n" for instance in instances))
+    return path
+
+
+@pytest.fixture
+def net() -> Net:
+    """A model for predictions."""
+    return Net(np.random.default_rng(0)).eval()
+
+
+def test_predictions_are_those_of_the_fold(net: Net, command: Command, tmp_path: Path) -> None:
+    file, out = tmp_path / "net.ab", tmp_path / "out.jsonl"
+    ab.export(net.scores, file, examples=TREES)
+    status, _, said = command(
+        "predict", "--model", file, "--data", write(tmp_path / "trees.jsonl", TREES), "--out", out
+    )
+    assert status == 0, said
+    found = [json.loads(line)["result"] for line in out.read_text().splitlines()]
+    assert np.allclose(found, [net.scores(tree) for tree in TREES], rtol=1e-5)
+    ab.export(net.words, file, examples=SENTENCES)
+    data = write(tmp_path / "sentences.jsonl", SENTENCES)
+    assert command("predict", "--model", file, "--data", data, "--out", out)[0] == 0
+    for line, sentence in zip(out.read_text().splitlines(), SENTENCES, strict=True):
+        expected = [[int(label), float(total)] for label, total in net.words(sentence)]
+        assert np.allclose(json.loads(line)["result"], expected, rtol=1e-5)
+
+
+def test_a_server_reads_json_and_writes_results(net: Net, tmp_path: Path) -> None:
+    file = tmp_path / "net.ab"
+    ab.export(net.scores, file, examples=TREES)
+    predictor = Predictor.of(Trained(None, file, is_exported=True).read())
+    assert predictor.draw() == []
+    run = ab.batched(getattr(predictor.model, predictor.spec.predictor), policy=predictor.stored.policy)
+    for given in (TREES[0], json.dumps(TREES[0])):
+        instance = predictor.read(given)
+        written = predictor.write(instance, run([instance])[0])
+        assert np.allclose(written["result"], net.scores(TREES[0]), rtol=1e-5)
+    with pytest.raises(ab.DataError, match="line 1, column"):
+        predictor.read("{'word': 1}")
+
+
+def test_a_reload_takes_new_parameters_of_the_same_programs(net: Net, tmp_path: Path) -> None:
+    file = tmp_path / "net.ab"
+    ab.export(net.scores, file, examples=TREES)
+    trained = Trained(None, file, is_exported=True)
+    predictor = Predictor.of(trained.read())
+    net.inner.weight.data = np.full((3, 3), 0.5)
+    ab.export(net.scores, file, examples=TREES)
+    predictor.take(trained.read())
+    assert np.allclose(predictor.model.scores(TREES[0]), net.scores(TREES[0]), rtol=1e-5)
+    ab.export(net.words, file, examples=SENTENCES)
+    with pytest.raises(ab.CheckpointError, match="another model"):
+        predictor.take(trained.read())
+
+
+def test_what_is_missing_is_said_in_a_sentence(net: Net, command: Command, tmp_path: Path) -> None:
+    file = tmp_path / "net.ab"
+    ab.export(net.scores, file, examples=TREES)
+    status, _, said = command("predict", "--model", file)
+    assert status
+    assert "--data" in said
+    status, _, said = command("predict", "--model", file, "--data", write(tmp_path / "x.jsonl", [{"word": "text"}]))
+    assert status
+    assert "word" in said
+    ab.export(lambda tree: net.scores(tree), file, examples=TREES, module=net)
+    status, _, said = command("predict", "--model", file, "--data", tmp_path / "x.jsonl")
+    assert status
+    assert "without the model's name or a fold" in said
