@@ -100,6 +100,7 @@ from autobatch.release import VERSION
 from autobatch.trace.awaiting import eager, gather, value
 from autobatch.trace.cell import cell
 from autobatch.trace.fold import fold
+from autobatch.trace.scan import scan
 
 __version__ = VERSION
 
@@ -112,9 +113,9 @@ __all__ = [
     "fold", "gather", "gelu", "grad", "greater", "greater_equal", "hvp", "jvp", "layer_norm", "leaky_relu", "less",
     "less_equal", "load", "log", "log_softmax", "logsumexp", "logsumexp_n", "lookup", "matmul", "max", "max_n",
     "maximum", "mean", "mean_n", "min", "minibatches", "minimum", "mul", "neg", "normal", "not_equal", "ops", "optim",
-    "outer", "policies", "pow", "randomness", "relu", "reshape", "serve", "serving", "sigmoid", "sin", "softmax",
-    "softmax_n", "softplus", "split", "sqrt", "squared_error", "stack", "stop_gradient", "sub", "sum", "sum_n", "tanh",
-    "testing", "top_k", "transpose", "value", "value_and_grad", "vjp", "where",
+    "outer", "policies", "pow", "randomness", "relu", "reshape", "scan", "serve", "serving", "sigmoid", "sin",
+    "softmax", "softmax_n", "softplus", "split", "sqrt", "squared_error", "stack", "stop_gradient", "sub", "sum",
+    "sum_n", "tanh", "testing", "top_k", "transpose", "value", "value_and_grad", "vjp", "where",
 ]  # fmt: skip
 
 if TYPE_CHECKING:

@@ -452,6 +452,8 @@ class Shortcut:
     def __init__(self, function: Callable[..., Any], inner: Callable[..., Any] | None, takes: int) -> None: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
+Callee: TypeAlias = tuple[Callable[..., Any], str, tuple[int, ...], tuple[bool, ...]]
+
 class Forest:
     """The nodes of trees or a DAG as arrays, children first, with some of their fields."""
 
@@ -481,6 +483,9 @@ class Forest:
             DataError: an argument is malformed, or the edges form a cycle.
         """
     @staticmethod
+    def from_sequence(n: int, is_reverse: bool, names: tuple[str, ...], values: tuple[Any, ...]) -> Forest:
+        """Read a sequence of n items as a chain, whose first node is the first item, or the last if `is_reverse`."""
+    @staticmethod
     def edges_of(parents: Any) -> NDArray[np.int64]:
         """Return the edges to the parents of nodes, which are -1 for roots; a DataError if these are no nodes."""
     def __len__(self) -> int: ...
@@ -491,15 +496,16 @@ class Forest:
         """Return a field of a node; a KeyError if the node lacks it."""
     def fold(
         self,
-        node: tuple[Callable[..., Any], str, tuple[int, ...], tuple[bool, ...]],
-        each: tuple[Callable[..., Any], str, tuple[int, ...], tuple[bool, ...]] | None,
+        node: Callee,
+        each: Callee | bool | None,
         where: int,
     ) -> Any:
         """Call a function for each node, children first, with the list of its results for the children.
 
         Args:
             node: the function, its name, the columns of the fields that it takes, and whether each is required.
-            each: a second function, likewise, which is called right after the first with its result.
+            each: a second function, likewise, which is called right after the first with its result; True for none,
+                but a list of the results of the first.
             where: the column that says for which nodes `each` is called; -1 for all.
 
         Returns:
@@ -507,6 +513,12 @@ class Forest:
 
         Raises:
             DataError: a node lacks a required field, or there are several roots, or none, without `each`.
+        """
+    def scan(self, node: Callee, each: Callee | bool | None, where: int, initial: Any) -> Any:
+        """Fold a chain, whose function takes the result for the node before, or the initial one, not a list.
+
+        Returns:
+            As `fold`; the initial result for the last node of no nodes.
         """
 
 class Function:

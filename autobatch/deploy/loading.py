@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from autobatch.arguments import RAW, is_int, show
@@ -20,7 +20,9 @@ from autobatch.params.checkpoint import read_arrays
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
 from autobatch.trace.elements import Lengths
-from autobatch.trace.fold import BoundFold, Fold, fold
+from autobatch.trace.fold import fold
+from autobatch.trace.recursion import BoundRecursion, Recursion
+from autobatch.trace.scan import scan
 
 EMPTY = inspect.Parameter.empty
 ADVICE = "pass a file written by ab.export"
@@ -45,7 +47,7 @@ class Loaded(Module):
     """
 
     _source: Source | None = None
-    _function: Any = None  # the fold that was exported
+    _function: Any = None  # the fold or scan that was exported
     _placed: frozenset[str] = frozenset()
 
     def __reduce__(self) -> Any:
@@ -68,8 +70,9 @@ class Loaded(Module):
         self.train(self.training)
 
 
-FUNCTIONS = {"node", "each", "root"}
-"""Arguments of a fold that name cells."""
+FUNCTIONS = {"node", "step", "each", "root", "last"}
+"""Arguments of folds and scans that name cells."""
+MAKERS: dict[str, Callable[..., Any]] = {"fold": fold, "scan": scan}
 TAKEN = frozenset(dir(Loaded)) - {CALL}
 """Names that a cell of a file cannot have."""
 
@@ -81,8 +84,8 @@ def load(path: str | os.PathLike[str]) -> Any:
     Returns:
         A module in evaluation mode, with the parameters, submodules and cells of the exported one under their names:
         `model.merge(left, right)`, `model.blocks[0].step(x)`. Cells that were plain functions are its attributes as
-        well, and folds over exported cells: `model.visit(tree)`. `model.options` holds the policy and the precision,
-        for `ab.batched(function, module=model, **model.options)`, and `model.about` the `about` of `export`.
+        well, and folds and scans over exported cells: `model.visit(tree)`. `model.options` holds the policy and the
+        precision, for `ab.batched(function, module=model, **model.options)`, and `model.about` the `about` of `export`.
 
     Raises:
         CheckpointError: the file is missing, damaged, of another format or of a later version, or needs an op that is
@@ -120,9 +123,9 @@ def _make(source: Source, parameters: Mapping[str, Parameter]) -> Any:
         check_name(cell["name"], "a cell", TAKEN)
         cells[cell["module"]][cell["name"]] = _cell(cell, decoder, names)
     methods: dict[str, dict[str, Any]] = {name: dict(of) for name, of in cells.items()}
-    for one in content.get("folds", ()):  # files of version 0.2 have none
-        check_name(one["name"], "a fold", TAKEN)
-        methods[one["module"]][one["name"]] = _fold(one, cells[one["module"]])
+    for one in content.get("recursions", ()):  # files of version 0.2 have none
+        check_name(one["name"], "a recursion", TAKEN)
+        methods[one["module"]][one["name"]] = _recursion(one, cells[one["module"]])
     modules: dict[str, Any] = {name: type(kind, (Loaded,), methods[name])() for name, kind in kinds.items()}
     names |= {id(module): name for name, module in modules.items()}
     root = modules[""]
@@ -131,7 +134,7 @@ def _make(source: Source, parameters: Mapping[str, Parameter]) -> Any:
     _place(modules, parts)
     if content.get("function"):
         path, name = content["function"]
-        root._function = BoundFold(methods[path][name], modules[path])
+        root._function = BoundRecursion(methods[path][name], modules[path])
     root._source, root._placed = source, frozenset(vars(root)) | {"_source", "_placed"}
     root.about = content["about"]
     root.options = {"policy": read_policy(content["policy"], "reading its policy"), "precision": content["precision"]}
@@ -158,17 +161,16 @@ def _cell(content: Mapping[str, Any], decoder: Decoder, names: Mapping[int, str]
     )  # fmt: skip
 
 
-def _fold(content: Mapping[str, Any], cells: Mapping[str, LoadedCell]) -> Fold:
-    """Make a fold, whose functions are cells of the module."""
-    given = {name: x for name, x in content.items() if name not in ("module", "name")}
-    children = given.get("children")
-    texts = [x for name, x in given.items() if name != "children" or not isinstance(children, list)]
+def _recursion(content: Mapping[str, Any], cells: Mapping[str, LoadedCell]) -> Recursion:
+    """Make a fold or a scan, whose functions are cells of the module."""
+    given = {name: x for name, x in content.items() if name not in ("kind", "module", "name")}
+    texts = [x for name, x in given.items() if not (name == "children" and isinstance(x, list)) and name != "reverse"]
     if not all(isinstance(text, str) for text in texts):
-        raise CheckpointError(f"the arguments of fold {content['name']!r} must be names, got {show(given)}.")
+        raise CheckpointError(f"the arguments of {content['name']!r} must be names, got {show(given)}.")
     for name in FUNCTIONS & given.keys():
         if given[name] not in cells:
-            raise CheckpointError(f"{name} of fold {content['name']!r} must be a cell, got {show(given[name])}.")
-    made: Fold = fold(**given)
+            raise CheckpointError(f"{name} of {content['name']!r} must be a cell, got {show(given[name])}.")
+    made: Recursion = MAKERS[content["kind"]](**given)
     return made
 
 

@@ -19,7 +19,9 @@ from autobatch.params.checkpoint import write_arrays
 from autobatch.params.module import Module, modules_in
 from autobatch.trace.calls import Calls
 from autobatch.trace.elements import NeedsLength
-from autobatch.trace.fold import BoundFold, Fold
+from autobatch.trace.fold import Fold
+from autobatch.trace.recursion import BoundRecursion, Recursion
+from autobatch.trace.scan import Scan
 from autobatch.trace.traces import Family
 
 FORMAT, VERSION = "autobatch model", 1
@@ -40,9 +42,9 @@ def export(
     """Write the parameters and the called cells of a model to one file, for `autobatch.load`.
 
     The file holds all parameters, the programs of the cells that the function calls for the examples in evaluation
-    mode, the `autobatch.fold` attributes of modules that name such cells, and for a batched function its policy and
-    precision. Loading needs neither the model's classes nor code: the file is safetensors and JSON. Other functions,
-    such as a recursion in Python, are not in the file.
+    mode, the `autobatch.fold` and `autobatch.scan` attributes of modules that name such cells, and for a batched
+    function its policy and precision. Loading needs neither the model's classes nor code: the file is safetensors and
+    JSON. Other functions, such as a recursion in Python, are not in the file.
 
     Args:
         function: a function of one instance, as for `autobatch.batched`, or a batched function.
@@ -55,7 +57,7 @@ def export(
 
     Raises:
         GraphError: there is no module or it is in training mode, the examples call no cell, or a cell depends on a
-            value that a file cannot hold. Or the function is a fold of functions that are not exported cells.
+            value that a file cannot hold. Or the function is a fold or scan of functions that are not exported cells.
         CheckpointError: `about` is not JSON, or the file cannot be written; `path` is unchanged.
 
     >>> import tempfile
@@ -98,8 +100,8 @@ def export(
         "parts": {n: type(x).__name__ if isinstance(x, Module) else x.trainable for n, x in module._named_parts()},
         "shared": dict(module._shared_parts()),
         "cells": [_cell(path, of, fresh.recorder.calls, names, encoder, longest) for (path, _), of in cells.items()],
-        "folds": _folds(module, cells),
-        "function": _exported_fold(function, names, cells),
+        "recursions": _recursions(module, cells),
+        "function": _exported_recursion(function, module, names, cells),
         "about": dict(about or {}),
         "policy": {"name": "auto"} if given is None else describe_policy(given.policy, "cannot export the policy"),
         "precision": "float32" if given is None else given.options.precision,
@@ -129,39 +131,49 @@ def _called_cells(calls: Calls, names: dict[int, str]) -> dict[tuple[str, str], 
     return families
 
 
-def _folds(module: Module, cells: Collection[tuple[str, str]]) -> list[dict[str, Any]]:
-    """Describe the folds of all modules whose functions are cells in the file."""
-    found = []
+def _recursions(module: Module, cells: Collection[tuple[str, str]]) -> list[dict[str, Any]]:
+    """Describe the folds and scans of all modules that a file can hold."""
+    names, found = [name for name, _ in module._named_parts()], []
     for path, part in module._named_parts():
         for name in dir(type(part)) if isinstance(part, Module) else ():
-            fold = inspect.getattr_static(type(part), name)
-            if isinstance(fold, Fold) and _is_of_cells(fold, path, cells):
-                found.append({"module": path, "name": name, **fold.describe()})
+            recursion = inspect.getattr_static(type(part), name)
+            if isinstance(recursion, Recursion) and _is_data(recursion, path, cells, names):
+                found.append({"kind": recursion.kind, "module": path, "name": name, **recursion.describe()})
     return found
 
 
-def _is_of_cells(fold: Fold, path: str, cells: Collection[tuple[str, str]]) -> bool:
-    functions = [x for x in (fold.node, fold.each, fold.root) if x is not None]
-    return not callable(fold.children) and all((path, function) in cells for function in functions)
+def _is_data(recursion: Recursion, path: str, cells: Collection[tuple[str, str]], names: Iterable[str]) -> bool:
+    """Return whether a recursion reads fields, and calls cells of its module that are in the file, by their names."""
+    if isinstance(recursion, Scan) and recursion.initial is not None:
+        initial = recursion.initial
+        whole = f"{path}.{initial}".removeprefix(".")
+        is_parameter = any(f"{name}.".startswith(f"{whole}.") for name in names)
+        if not isinstance(initial, str) or not (is_parameter or (path, initial) in cells):
+            return False
+    reads_fields = not (isinstance(recursion, Fold) and callable(recursion.children))
+    return reads_fields and all((path, function) in cells for function in recursion.functions())
 
 
-def _exported_fold(function: Any, names: dict[int, str], cells: Collection[tuple[str, str]]) -> list[str] | None:
-    """Return the path of the module and the name of the exported function if it is a fold.
+def _exported_recursion(
+    function: Any, module: Module, names: dict[int, str], cells: Collection[tuple[str, str]]
+) -> list[str] | None:
+    """Return the path of the module and the name of the exported function if it is a fold or a scan.
 
     Raises:
-        GraphError: the file cannot hold the fold.
+        GraphError: the file cannot hold it.
     """
-    if isinstance(function, Fold) or (isinstance(function, BoundFold) and id(function.owner) not in names):
+    is_foreign = isinstance(function, BoundRecursion) and id(function.owner) not in names
+    if isinstance(function, Recursion) or is_foreign:
         raise GraphError(f"{function!r} must be an attribute of a module of the model to be exported.")
-    if not isinstance(function, BoundFold):
+    if not isinstance(function, BoundRecursion):
         return None
-    fold, path = function.fold, names[id(function.owner)]
-    if not fold.name or not _is_of_cells(fold, path, cells):
+    recursion, path = function.recursion, names[id(function.owner)]
+    if not recursion.name or not _is_data(recursion, path, cells, [name for name, _ in module._named_parts()]):
         raise GraphError(
             f"cannot export {function!r}: its functions must be cells of its module that the examples call, given by "
-            f"their names, and its children must be fields."
+            f"their names, its children fields, and its initial state None, or the name of a Parameter or a cell."
         )
-    return [path, fold.name]
+    return [path, recursion.name]
 
 
 def _cell(

@@ -13,8 +13,8 @@ A mini-batch passes these modules, in this order:
 
 The core's part is `native/record/`: calls of known forms, the log, handles and decoding.
 
-Users mark functions with `cell`, and define recursions over trees and DAGs with `fold`. `tracer` turns a body into a
-program, once per type; `traces` keeps the programs, and traces a body again when something that it read has changed.
-`tracking` records what a body reads (`hooks`, `scanning`) and refuses random numbers and clocks (`draws`); `guards`
-compares what was read with the present values; `live` holds numbers that change.
+Users mark functions with `cell`, and define recursions over trees, DAGs and sequences with `fold` and `scan`. `tracer`
+turns a body into a program, once per type; `traces` keeps the programs, and traces a body again when something that it
+read has changed. `tracking` records what a body reads (`hooks`, `scanning`) and refuses random numbers and clocks
+(`draws`); `guards` compares what was read with the present values; `live` holds numbers that change.
 """

@@ -315,36 +315,41 @@ class Fold {
     for (ptrdiff_t i = 0; i < states_.size(); i++) Py_XDECREF(states_[i].object);
   }
 
-  PyObject* run(PyObject* node, PyObject* each, PyObject* where) {
-    int32_t column;
-    bool has_each = each != Py_None;
+  // `initial` is the state before the first node of a chain, or null: then a node is given a list of states.
+  PyObject* run(PyObject* node, PyObject* each, PyObject* where, PyObject* initial) {
+    int32_t column, before = forest_->n;
+    bool has_list = each != Py_None, has_each = has_list && each != Py_True;
     if (!node_.read(node, forest_) || (has_each && !each_.read(each, forest_)) || !read_int(where, "where", column))
       return nullptr;
     if (column < -1 || column >= forest_->columns.size())
       return refuse_value("where must be a column of the forest, or -1");
-    if (!has_each && forest_->roots.size() != 1) {
+    if (!has_list && !initial && forest_->roots.size() != 1) {
       set_data_error("a fold without each= must have one root, got %zd; pass each= for the results of nodes.",
                      forest_->roots.size());
       return nullptr;
     }
     if (Log* log = current_log()) log_ = Ref::borrowed(reinterpret_cast<PyObject*>(log));
-    if (!states_.assign(forest_->n, State())) return PyErr_NoMemory();
+    if (!states_.assign((ptrdiff_t)forest_->n + 1, State())) return PyErr_NoMemory();
+    states_[before].object = Py_XNewRef(initial);
     find_function(node_, open_log());
     find_function(each_, open_log());
     Vec<int32_t> place;
-    Ref results = has_each ? select(column, place) : Ref();
-    if (has_each && !results) return nullptr;
+    Ref results = has_list ? select(column, place) : Ref();
+    if (has_list && !results) return nullptr;
     for (int32_t i : Span<const int32_t>(forest_->order)) {
-      if (!call(node_, i, forest_->children(i), true, states_[i])) return nullptr;
-      if (!has_each || place[i] < 0) continue;
+      Span<const int32_t> inputs = forest_->children(i);
+      if (initial && !inputs.size) inputs = {&before, 1};
+      if (!call(node_, i, inputs, !initial, states_[i])) return nullptr;
+      if (!has_list || place[i] < 0) continue;
       State found;
-      bool is_called = call(each_, i, {&i, 1}, false, found);
-      PyObject* result = is_called ? object_of(found) : nullptr;
+      bool is_called = !has_each || call(each_, i, {&i, 1}, false, found);
+      PyObject* result = is_called ? object_of(has_each ? found : states_[i]) : nullptr;
       Py_XDECREF(found.object);
       if (!result) return nullptr;
       PyList_SET_ITEM(results.get(), place[i], result);
     }
-    return has_each ? results.release() : object_of(states_[forest_->roots[0]]);
+    if (has_list) return results.release();
+    return object_of(states_[forest_->n ? forest_->roots[0] : before]);
   }
 
  private:
@@ -538,8 +543,8 @@ class Fold {
 
 }  // namespace
 
-PyObject* fold_forest(Forest* forest, PyObject* node, PyObject* each, PyObject* where) {
-  return Fold(forest).run(node, each, where);
+PyObject* fold_forest(Forest* forest, PyObject* node, PyObject* each, PyObject* where, PyObject* initial) {
+  return Fold(forest).run(node, each, where, initial);
 }
 
 void forget_templates(Function* function) {

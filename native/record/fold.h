@@ -10,8 +10,8 @@
 
 namespace autobatch {
 
-// Folds a forest; see `Forest.fold` in `autobatch/_native.pyi`.
-PyObject* fold_forest(Forest* forest, PyObject* node, PyObject* each, PyObject* where);
+// Folds a forest, or with an initial state scans a chain; see `Forest` in `autobatch/_native.pyi`.
+PyObject* fold_forest(Forest* forest, PyObject* node, PyObject* each, PyObject* where, PyObject* initial = nullptr);
 
 // Frees the templates of a function.
 void forget_templates(Function* function);

@@ -233,6 +233,15 @@ bool fill(Column* column, PyObject* values, int64_t n) {
   return true;
 }
 
+bool fill_columns(Forest* forest, PyObject* values, int64_t n) {
+  if (!PyTuple_CheckExact(values)) return refuse_type("values", "a tuple", values);
+  if (PyTuple_GET_SIZE(values) != forest->columns.size())
+    return refuse_value("names and values must be as many"), false;
+  for (ptrdiff_t k = 0; k < forest->columns.size(); k++)
+    if (!fill(forest->columns[k], PyTuple_GET_ITEM(values, k), n)) return false;
+  return true;
+}
+
 // Lists the children of each node, from the child and the parent of each edge, in order of the edges.
 bool list_children(Forest* forest, Span<const int64_t> edges, Vec<int32_t>& n_parents) {
   ptrdiff_t m = edges.size / 2;
@@ -294,16 +303,39 @@ PyObject* from_arrays(PyObject*, PyObject* const* args, Py_ssize_t n_args) {
     return set_data_error("edges must have the shape (edges, 2)."), nullptr;
   if (!within(edges, 0, n))
     return set_data_error("edges must join nodes 0..%lld, got others.", (long long)n - 1), nullptr;
-  if (!PyTuple_CheckExact(args[3])) return refuse_type("values", "a tuple", args[3]), nullptr;
   Ref made = make_forest();
   if (!made || !add_columns(as_forest(made.get()), args[2])) return nullptr;
   Forest* forest = as_forest(made.get());
   forest->n = (int32_t)n;
   Vec<int32_t> n_parents;
   if (!list_children(forest, edges, n_parents) || !order_nodes(forest, n_parents)) return nullptr;
-  if (PyTuple_GET_SIZE(args[3]) != forest->columns.size()) return refuse_value("names and values must be as many");
-  for (ptrdiff_t k = 0; k < forest->columns.size(); k++)
-    if (!fill(forest->columns[k], PyTuple_GET_ITEM(args[3], k), n)) return nullptr;
+  return fill_columns(forest, args[3], n) ? made.release() : nullptr;
+}
+
+// from_sequence(n, is_reverse, names, values): a chain of n nodes, from the first item or from the last.
+PyObject* from_sequence(PyObject*, PyObject* const* args, Py_ssize_t n_args) {
+  if (!takes("from_sequence", n_args, 4)) return nullptr;
+  int64_t n;
+  int is_reverse = PyObject_IsTrue(args[1]);
+  if (is_reverse < 0 || !read_long(args[0], "n", n)) return nullptr;
+  if (n < 0 || n >= MOST_NODES) return refuse_value("the number of items must be at least 0 and below 2^31");
+  Ref made = make_forest();
+  if (!made || !add_columns(as_forest(made.get()), args[2])) return nullptr;
+  Forest* forest = as_forest(made.get());
+  if (!fill_columns(forest, args[3], n)) return nullptr;
+  bool has_room = forest->order.reserve(n) && forest->child_ptr.reserve(n + 1) && forest->child.reserve(n) &&
+                  forest->roots.reserve(1);
+  if (!has_room) return PyErr_NoMemory();
+  forest->n = (int32_t)n;
+  forest->is_chain = true;
+  forest->child_ptr.append(0);
+  for (int32_t i = 0; i < n; i++) {
+    bool is_first = i == (is_reverse ? n - 1 : 0);
+    forest->order.append(is_reverse ? (int32_t)n - 1 - i : i);
+    if (!is_first) forest->child.append(is_reverse ? i + 1 : i - 1);
+    forest->child_ptr.append((int32_t)forest->child.size());
+  }
+  if (n) forest->roots.append(is_reverse ? 0 : (int32_t)n - 1);
   return made.release();
 }
 
@@ -371,6 +403,13 @@ PyObject* value(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   return found;
 }
 
+// scan(node, each, where, initial): folds a chain from an initial state.
+PyObject* scan(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
+  if (!takes("scan", n_args, 4)) return nullptr;
+  if (!as_forest(self)->is_chain) return refuse_value("the forest must be a chain to be scanned");
+  return fold_forest(as_forest(self), args[0], args[1], args[2], args[3]);
+}
+
 PyObject* fold(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   if (!takes("fold", n_args, 3)) return nullptr;
   return fold_forest(as_forest(self), args[0], args[1], args[2]);
@@ -394,9 +433,11 @@ PyMethodDef as_static(PyMethodDef method) {
 
 PyMethodDef methods[] = {as_static(fast("from_nested", from_nested)),
                          as_static(fast("from_arrays", from_arrays)),
+                         as_static(fast("from_sequence", from_sequence)),
                          as_static({"edges_of", edges_of, METH_O, nullptr}),
                          fast("value", value),
                          fast("fold", fold),
+                         fast("scan", scan),
                          {nullptr, nullptr, 0, nullptr}};
 
 PyTypeObject forest_type() {

@@ -34,6 +34,7 @@ struct Forest {
   Vec<int32_t> order;             // all nodes, children before parents
   Vec<int32_t> child_ptr, child;  // the children of each node, in order
   Vec<int32_t> roots;             // nodes that are children of none
+  bool is_chain;                  // whether each node has one child, but for the first
   Vec<Column*> columns;
 
   Span<const int32_t> children(int32_t node) const {

@@ -40,11 +40,15 @@ class Net(ab.Module):
 
     pairs = ab.fold(("left", "right"), "merge", each="score", where="wanted")
     arrays = ab.fold(parents="parent", node="merge", root="score")
+    words = ab.scan("step", "begin", reverse=True, last="score")
+    from_vector = ab.scan("step", "vector")
+    from_zeros = ab.scan("step", np.zeros(DIM))
     called = ab.fold(lambda t: t.get("children"), "merge")
     plain = ab.fold("children", "method")
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.encoder = Encoder(rng)
+        self.vector = ab.Parameter(rng.standard_normal(DIM))
 
     @ab.cell
     def merge(self, children: list[Any], word: int, weight: float = 0.5) -> Any:
@@ -60,7 +64,16 @@ class Net(ab.Module):
     def method(self, children: list[Any]) -> Any:
         return children[0] if children else 0.0
 
+    @ab.cell
+    def begin(self) -> Any:
+        return self.encoder.words[0]
+
+    @ab.cell
+    def step(self, state: Any, word: int) -> Any:
+        return ab.tanh(self.encoder.inner(state) + ab.lookup(self.encoder.words, word))
+
     def everything(self, tree: Any) -> Any:
+        self.words({"word": [1, 2]}), self.from_vector([1, 2])
         return self.pairs(tree), self.encoder.encode(tree)
 
 
@@ -112,12 +125,18 @@ def test_loaded_folds_give_the_same_results(made: tuple[Net, list[dict[str, Any]
         expected = [model.arrays(x) for x in arrays]
         assert np.allclose(ab.batched(loaded.arrays, backend="cpu")(arrays), expected, rtol=1e-12)
         assert np.allclose(loaded.arrays(arrays[0]), expected[0], rtol=1e-12)
+        expected = [model.words(x) for x in arrays]
+        assert np.allclose(ab.batched(loaded.words, backend="cpu")(arrays), expected, rtol=1e-12)
+        found = ab.batched(loaded.from_vector, backend="cpu")([[1, 2, 3], [4]])
+        for states, words in zip(found, ([1, 2, 3], [4]), strict=True):
+            assert np.allclose(states, model.from_vector(words), rtol=1e-12)
 
 
 def test_folds_that_are_no_data_are_left_out(made: tuple[Net, list[dict[str, Any]], Path]) -> None:
     loaded = ab.load(made[2])
     assert not hasattr(loaded, "called")
     assert not hasattr(loaded, "plain")
+    assert not hasattr(loaded, "from_zeros")
 
 
 def test_the_file_needs_no_code(made: tuple[Net, list[dict[str, Any]], Path], tmp_path: Path) -> None:
@@ -150,7 +169,7 @@ def test_an_exported_fold_must_be_data(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"node": "nothing"}, "node of fold 'arrays' must be a cell, got 'nothing'"),
+        ({"node": "nothing"}, "node of 'arrays' must be a cell, got 'nothing'"),
         ({"node": 3}, "must be names"),
         ({"children": "x"}, "exactly one of children"),
         ({"unknown": "x"}, "malformed content"),
@@ -166,9 +185,9 @@ def test_malformed_folds_are_refused(
     path = tmp_path / "net.ab"
     from autobatch.deploy import writing
 
-    found = writing._folds
+    found = writing._recursions
     monkeypatch.setattr(
-        writing, "_folds", lambda *args: [one | change for one in found(*args) if one["name"] == "arrays"]
+        writing, "_recursions", lambda *args: [one | change for one in found(*args) if one["name"] == "arrays"]
     )
     ab.export(model.arrays, path, examples=[{"parent": [-1], "word": [1]}])
     with pytest.raises(ab.AutobatchError, match=message):

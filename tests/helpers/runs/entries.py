@@ -113,6 +113,7 @@ def fold(n: Any, edges: Any, names: Any, values: Any, parents: Any, columns: Any
     forest = _native.Forest.from_arrays(n, edges, names, values)
     callee = (lambda states, **fields: states, "count", columns, required)
     forest.fold(callee, callee, where)
+    _native.Forest.from_sequence(n, where, names, values).scan(callee, True, where, n)
     for node in forest.roots[:1]:
         with suppress(KeyError):
             forest.value(node, where)
