@@ -497,16 +497,20 @@ class Forest:
     def fold(
         self,
         node: Callee,
+        leaf: Callee | None,
         each: Callee | bool | None,
         where: int,
+        is_spread: bool,
     ) -> Any:
         """Call a function for each node, children first, with the list of its results for the children.
 
         Args:
             node: the function, its name, the columns of the fields that it takes, and whether each is required.
+            leaf: a function for nodes without children, if there is another.
             each: a second function, likewise, which is called right after the first with its result; True for none,
                 but a list of the results of the first.
             where: the column that says for which nodes `each` is called; -1 for all.
+            is_spread: whether the results for the children are arguments of their own, not a list.
 
         Returns:
             The result for the root, or the list of the results of `each`, in the order of the nodes.

@@ -70,7 +70,7 @@ class Loaded(Module):
         self.train(self.training)
 
 
-FUNCTIONS = {"node", "step", "each", "root", "last"}
+FUNCTIONS = {"node", "leaf", "step", "each", "root", "last"}
 """Arguments of folds and scans that name cells."""
 MAKERS: dict[str, Callable[..., Any]] = {"fold": fold, "scan": scan}
 TAKEN = frozenset(dir(Loaded)) - {CALL}

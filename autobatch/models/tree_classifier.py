@@ -41,14 +41,15 @@ class TreeClassifier(NodeClassifier):
 
     leaf: Callable[[int], Any]
     merge: Callable[[Any, Any], Any]
+    visit = ab.fold(("left", "right"), "merge", "leaf")
 
     def loss(self, tree: Tree[int]) -> Any:
         """Sum the cross-entropies of all nodes: a scalar."""
-        return ab.sum_n([self.node_loss(state, node.label) for node, state in tree.fold(self.leaf, self.merge)])
+        return ab.sum_n(self.visit(tree, each=self.node_loss))
 
     def scores(self, tree: Tree[int]) -> Any:
         """Score the classes at the root (C,), and at every node in postorder: a list of (C,)."""
-        scores = [self.node_scores(state) for _, state in tree.fold(self.leaf, self.merge)]
+        scores = self.visit(tree, each=self.node_scores)
         return scores[-1], scores
 
 

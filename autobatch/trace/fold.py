@@ -25,23 +25,27 @@ class Fold(Recursion):
         self,
         children: str | tuple[str, ...] | Callable[[Any], Any] | None,
         node: Function,
+        leaf: Function | None,
         parents: str | None,
         edges: str | None,
         each: Function | None,
         root: Function | None,
         where: str | None,
     ) -> None:
-        super().__init__(node, each, root, where)
+        super().__init__(node, each, root, where, leaf)
         self.children, self.parents, self.edges = children, parents, edges
+        self.is_spread = isinstance(children, tuple)
+        if isinstance(children, tuple):
+            self.n_states = len(children)
 
     def describe(self) -> dict[str, Any]:
         """Return the arguments of `autobatch.fold` that are given."""
-        names = ("children", "node", "parents", "edges", "each", "root", "where")
+        names = ("children", "node", "leaf", "parents", "edges", "each", "root", "where")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
-    def compute(self, forest: Forest, node: Any, each: Any, where: int, initial: Any) -> Any:
+    def compute(self, forest: Forest, node: Any, leaf: Any, each: Any, where: int, initial: Any) -> Any:
         """Call the functions for all nodes, children first."""
-        return forest.fold(node, each, where)
+        return forest.fold(node, leaf, each, where, self.is_spread)
 
     def read(self, instance: Any, names: tuple[str, ...]) -> Forest:
         """Read nested data or arrays."""
@@ -68,6 +72,7 @@ class Fold(Recursion):
 def fold(
     children: str | Sequence[str] | Callable[[Any], Any] | None = None,
     node: Function | None = None,
+    leaf: Function | None = None,
     *,
     parents: str | None = None,
     edges: str | None = None,
@@ -77,8 +82,10 @@ def fold(
 ) -> Any:
     """Define a recursion over trees or DAGs as a value: children first, any depth, any number of children.
 
-    `node` computes the state of a node from the list of its children's states. Its other parameters are fields of the
-    node, by name; one with a default may be missing. For nested data, the fold means the recursion
+    `node` computes the state of a node from the list of its children's states, or from one state per child where the
+    children are fields. Its other parameters are fields of the node, by name; one with a default may be missing. `leaf`
+    does the same for nodes without children, from fields alone; without it, they are nodes, too. For nested data, the
+    fold means the recursion
 
         def visit(tree):
             return node([visit(child) for child in tree["children"]], word=tree["word"], ...)
@@ -90,9 +97,10 @@ def fold(
     (`children`), or dicts or objects of arrays or lists with an item for each node (`parents` or `edges`).
 
     Args:
-        children: the field that lists the children of a node, missing or None for leaves; a tuple of fields with one
-            child each, such as ("left", "right"); or a function of a node.
-        node: a cell or another function, or the name of a method if the fold is an attribute of a class.
+        children: the field that lists the children of a node, missing or None for leaves; a sequence of fields with
+            one child each, such as ("left", "right"), whose states are arguments of their own, None if the child is
+            missing; or a function of a node, which returns a list.
+        node, leaf: cells or other functions, or names of methods if the fold is an attribute of a class.
         parents: the field with the parent of each node, -1 for roots, of shape (nodes,). Children are in the order of
             their numbers.
         edges: the field with the child and the parent of each edge, of shape (edges, 2). The children of a node are in
@@ -135,4 +143,4 @@ def fold(
         children = tuple(children)
         if not children or not all(isinstance(name, str) for name in children):
             raise refusal("children of fold", "a field, or a sequence of fields", children, GraphError)
-    return Fold(children, node, parents, edges, each, root, where)
+    return Fold(children, node, leaf, parents, edges, each, root, where)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, Self, TypeAlias, overload
 from weakref import WeakKeyDictionary
@@ -27,7 +27,7 @@ NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 
 
 class Fields(NamedTuple):
-    """The fields of a node that a function takes: its parameters after the first.
+    """The fields of a node that a function takes: its parameters after states.
 
     Attributes:
         names: of the parameters.
@@ -43,6 +43,7 @@ class Columns(NamedTuple):
 
     names: tuple[str, ...]
     node: tuple[int, ...]
+    leaf: tuple[int, ...]
     each: tuple[int, ...]
     root: tuple[int, ...]
     where: int
@@ -53,17 +54,26 @@ class Recursion(ABC):
 
     Attributes:
         name: of the attribute of a class that holds it; empty elsewhere.
-        node: computes the state of a node.
+        node: computes the state of a node; leaf: that of a node without children, if given.
         each, root: functions of states, for the result: of the state of each node, or of the last one.
         where: the field of the nodes for which `each` is called.
     """
 
     kind: str
     """The name of the public function that makes it."""
+    n_states = 1
+    """The number of parameters of `node` that are states."""
 
-    def __init__(self, node: Function, each: Function | None, root: Function | None, where: str | None) -> None:
+    def __init__(
+        self,
+        node: Function,
+        each: Function | None,
+        root: Function | None,
+        where: str | None,
+        leaf: Function | None = None,
+    ) -> None:
         self.name = ""
-        self.node, self.each, self.root, self.where = node, each, root, where
+        self.node, self.leaf, self.each, self.root, self.where = node, leaf, each, root, where
         self._columns: dict[Any, Columns] = {}
 
     @abstractmethod
@@ -75,7 +85,7 @@ class Recursion(ABC):
         """Read an instance into arrays of nodes with some fields; a DataError if it is malformed."""
 
     @abstractmethod
-    def compute(self, forest: Forest, node: Any, each: Any, where: int, initial: Any) -> Any:
+    def compute(self, forest: Forest, node: Any, leaf: Any, each: Any, where: int, initial: Any) -> Any:
         """Call the functions for all nodes."""
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -95,7 +105,7 @@ class Recursion(ABC):
 
     def functions(self) -> list[Function]:
         """Return the functions that are given."""
-        return [x for x in (self.node, self.each, self.root) if x is not None]
+        return [x for x in (self.node, self.leaf, self.each, self.root) if x is not None]
 
     def run(
         self, owner: object, instance: Any, *, each: Function | None = None, where: str | None = None, **options: Any
@@ -106,28 +116,24 @@ class Recursion(ABC):
             each, where: as for `autobatch.fold`.
             options: those of `find_initial`.
         """
-        node, root = self._function(owner, self.node), None
-        fields = fields_of(node)
-        each_of = root_of = None
-        of_nodes = self.each if each is None else each
-        if of_nodes is not None:
-            of_nodes = self._function(owner, of_nodes)
-            each_of = fields_of(of_nodes)
-        elif self.root is not None:
-            root = self._function(owner, self.root)
-            root_of = fields_of(root)
-        columns = self._find_columns(fields, each_of, root_of, self.where if where is None else where)
+        given = self.each if each is None else each
+        functions = [
+            None if function is None else self._function(owner, function)
+            for function in (self.node, self.leaf, given, self.root if given is None else None)
+        ]
+        counts = self.n_states, 0, 1, 1
+        fields = [None if x is None else fields_of(x, n) for x, n in zip(functions, counts, strict=True)]
+        columns = self._find_columns(fields, self.where if where is None else where)
         forest = self.read(instance, columns.names)
-        result = self.compute(
-            forest,
-            (node, _name_of(self.node), columns.node, fields.are_required),
-            of_nodes and each_of and (of_nodes, _name_of(of_nodes), columns.each, each_of.are_required),
-            columns.where,
-            self.find_initial(owner, **options),
+        node, leaf, of_nodes = (
+            x and of and (x, _name_of(x), columns[k], of.are_required)
+            for k, (x, of) in enumerate(zip(functions[:3], fields[:3], strict=True), 1)
         )
-        if root is None or root_of is None:
+        result = self.compute(forest, node, leaf, of_nodes, columns.where, self.find_initial(owner, **options))
+        root, of_root = functions[3], fields[3]
+        if root is None or of_root is None:
             return result
-        return root(result, **_values(forest, columns.root, root_of, _name_of(root)))
+        return root(result, **_values(forest, columns.root, of_root, _name_of(root)))
 
     def find_initial(self, owner: object) -> Any:
         """Return the state before the first node, if the recursion has one."""
@@ -151,15 +157,16 @@ class Recursion(ABC):
             )
         return GraphError(f"{name!r} of {self!r} must be {kind} of {type(owner).__name__}, got {show(found)}.")
 
-    def _find_columns(self, node: Fields, each: Fields | None, root: Fields | None, where: str | None) -> Columns:
-        key = node.names, each and each.names, root and root.names, where
-        found = self._columns.get(key)
+    def _find_columns(self, fields: Sequence[Fields | None], where: str | None) -> Columns:
+        """Return where the fields of the node, the leaf, each and the root are among all."""
+        taken = tuple([of.names if of else () for of in fields])
+        found = self._columns.get((taken, where))
         if found is None:
-            taken = [fields.names if fields else () for fields in (node, each, root)]
             names = tuple(dict.fromkeys([*chain(*taken), *filter(None, (where,))]))
             place = {name: k for k, name in enumerate(names)}
-            of = [tuple(place[name] for name in some) for some in taken]
-            found = self._columns[key] = Columns(names, of[0], of[1], of[2], place[where] if where else -1)
+            node, leaf, each, root = (tuple(place[name] for name in some) for some in taken)
+            found = Columns(names, node, leaf, each, root, place[where] if where else -1)
+            self._columns[taken, where] = found
         return found
 
 
@@ -193,40 +200,42 @@ class BoundRecursion:
         return f"<{self.recursion.kind} {self.__name__} of {type(self.owner).__name__}>"
 
 
-_fields: WeakKeyDictionary[Any, dict[bool, Fields]] = WeakKeyDictionary()
-"""By the function, for itself and for methods of it."""
+_fields: WeakKeyDictionary[Any, dict[tuple[bool, int], Fields]] = WeakKeyDictionary()
+"""By the function: for itself or for methods of it, and by the number of states."""
 
 
-def fields_of(function: Callable[..., Any]) -> Fields:
-    """Return the fields of a node that a function takes.
+def fields_of(function: Callable[..., Any], n_states: int) -> Fields:
+    """Return the fields of a node that a function takes after states.
 
     Raises:
-        GraphError: its parameters after the first cannot be passed by name, or there is no first.
+        GraphError: it has fewer parameters, or others cannot be passed by name.
     """
     own = function.cell if isinstance(function, BoundCell) else getattr(function, "__func__", function)
     try:
         known = _fields.setdefault(own, {})
     except TypeError:  # an object without weak references
-        return _read_fields(function)
-    is_bound = own is not function
-    if is_bound not in known:
-        known[is_bound] = _read_fields(function)
-    return known[is_bound]
+        return _read_fields(function, n_states)
+    key = own is not function, n_states
+    if key not in known:
+        known[key] = _read_fields(function, n_states)
+    return known[key]
 
 
-def _read_fields(function: Callable[..., Any]) -> Fields:
+def _read_fields(function: Callable[..., Any], n_states: int) -> Fields:
     if isinstance(function, BoundCell):
         parameters = [*function.cell.signature.parameters.values()][1:]
     else:
         signature = function.signature if isinstance(function, Cell) else inspect.signature(function)
         parameters = [*signature.parameters.values()]
     kinds = [p.kind for p in parameters]
-    if not kinds or kinds[0] not in POSITIONAL or any(kind not in NAMED for kind in kinds[1:]):
+    are_states = len(kinds) >= n_states and all(kind in POSITIONAL for kind in kinds[:n_states])
+    if not are_states or any(kind not in NAMED for kind in kinds[n_states:]):
         raise GraphError(
-            f"the parameters of {_name_of(function)}() in a recursion must be states and then fields by name, "
+            f"{_name_of(function)}() of a recursion must take {n_states or 'no'} states, then fields by their names, "
             f"got ({', '.join(map(str, parameters))})."
         )
-    return Fields(tuple(p.name for p in parameters[1:]), tuple(p.default is p.empty for p in parameters[1:]))
+    fields = parameters[n_states:]
+    return Fields(tuple(p.name for p in fields), tuple(p.default is p.empty for p in fields))
 
 
 def _name_of(function: Any) -> str:

@@ -58,7 +58,7 @@ class Scan(Recursion):
                 found = found()
         return tuple(found) if isinstance(found, list) else found
 
-    def compute(self, forest: Forest, node: Any, each: Any, where: int, initial: Any) -> Any:
+    def compute(self, forest: Forest, node: Any, leaf: Any, each: Any, where: int, initial: Any) -> Any:
         """Call the functions for all items, in order; return the states unless there are other functions."""
         return forest.scan(node, True if each is None and self.root is None else each, where, initial)
 

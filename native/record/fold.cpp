@@ -19,14 +19,15 @@ struct CallTemplate {
   Form* form = nullptr;  // borrowed from the function; null if only the function itself can log such calls
   int32_t result = -1;   // the kind of the result
   uint64_t fields = 0;   // two bits for each field: its `Field`
-  bool is_list = false;  // whether the first argument is a list of the inputs, or the only one
+  bool is_list = false;  // whether the first argument is a list of the inputs, or each input is an argument
   bool draws = false;
-  Vec<int32_t> inputs;  // the kinds of results that are given
+  Vec<int32_t> inputs;  // the kinds of results that are given; NOTHING for None
   Vec<Source> ints, floats;
 };
 
 namespace {
 
+constexpr int32_t NOTHING = -2;
 constexpr int MOST_FIELDS = 32, MOST_TEMPLATES = 256, MOST_DEPTH = 100;
 
 // The result of a function for a node: a known call of a cell, or any object.
@@ -168,7 +169,7 @@ class Derivation {
 
   // Returns false, without an error, if the form tests or logs what a template cannot hold.
   bool run() {
-    if (form_->n_arguments != callee_.columns.size() + 1 || !set_arguments()) return false;
+    if (form_->n_arguments != PyTuple_GET_SIZE(function_->names) || !set_arguments()) return false;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(function_->forms); i++)
       if (tests_numbers(*reinterpret_cast<Form*>(PyTuple_GET_ITEM(function_->forms, i))->program)) return false;
     if (!follow(*form_->program, symbols_)) return false;
@@ -185,13 +186,21 @@ class Derivation {
   // Notes what the arguments are: inputs, fields of the node, or defaults.
   bool set_arguments() {
     Py_ssize_t n = PyTuple_GET_SIZE(function_->names), n_defaults = PyTuple_GET_SIZE(function_->defaults);
-    if (n != callee_.columns.size() + 1 || !symbols_.assign(form_->program->n_registers, Symbol())) return false;
-    symbols_[0] = made_->is_list ? Symbol{Symbol::LIST} : Symbol{Symbol::PART, 0, structure_of(0)};
-    for (Py_ssize_t p = 1; p < n; p++) {
-      if (PyTuple_GET_ITEM(function_->names, p) != callee_.columns[p - 1]->name.get()) return false;
+    Py_ssize_t n_first = made_->is_list ? 1 : made_->inputs.size();
+    if (n != n_first + callee_.columns.size() || !symbols_.assign(form_->program->n_registers, Symbol())) return false;
+    for (Py_ssize_t p = 0; p < n_first; p++) {
+      if (made_->is_list)
+        symbols_[p] = {Symbol::LIST};
+      else if (made_->inputs[p] == NOTHING)
+        symbols_[p] = {Symbol::OBJECT, 0, Py_None};
+      else
+        symbols_[p] = {Symbol::PART, (int32_t)p, structure_of((int32_t)p)};
+    }
+    for (Py_ssize_t p = n_first; p < n; p++) {
+      if (PyTuple_GET_ITEM(function_->names, p) != callee_.columns[p - n_first]->name.get()) return false;
       Py_ssize_t k = p - (n - n_defaults);
-      if (field(p - 1) != Field::ABSENT)
-        symbols_[p] = {Symbol::FIELD, (int32_t)p - 1};
+      if (field(p - n_first) != Field::ABSENT)
+        symbols_[p] = {Symbol::FIELD, (int32_t)(p - n_first)};
       else if (k >= 0)
         symbols_[p] = {Symbol::OBJECT, 0, PyTuple_GET_ITEM(function_->defaults, k)};
       else
@@ -315,10 +324,12 @@ class Fold {
     for (ptrdiff_t i = 0; i < states_.size(); i++) Py_XDECREF(states_[i].object);
   }
 
-  // `initial` is the state before the first node of a chain, or null: then a node is given a list of states.
-  PyObject* run(PyObject* node, PyObject* each, PyObject* where, PyObject* initial) {
+  // `initial` is the state before the first node of a chain, or null. A node is given a list of states, or with
+  // `is_spread` each state as an argument; `leaf` is called for nodes without children, unless it is None.
+  PyObject* run(PyObject* node, PyObject* leaf, PyObject* each, PyObject* where, PyObject* initial, bool is_spread) {
     int32_t column, before = forest_->n;
-    bool has_list = each != Py_None, has_each = has_list && each != Py_True;
+    bool has_list = each != Py_None, has_each = has_list && each != Py_True, has_leaf = leaf != Py_None;
+    if (has_leaf && !leaf_.read(leaf, forest_)) return nullptr;
     if (!node_.read(node, forest_) || (has_each && !each_.read(each, forest_)) || !read_int(where, "where", column))
       return nullptr;
     if (column < -1 || column >= forest_->columns.size())
@@ -331,15 +342,17 @@ class Fold {
     if (Log* log = current_log()) log_ = Ref::borrowed(reinterpret_cast<PyObject*>(log));
     if (!states_.assign((ptrdiff_t)forest_->n + 1, State())) return PyErr_NoMemory();
     states_[before].object = Py_XNewRef(initial);
-    find_function(node_, open_log());
-    find_function(each_, open_log());
+    find_functions();
     Vec<int32_t> place;
     Ref results = has_list ? select(column, place) : Ref();
     if (has_list && !results) return nullptr;
     for (int32_t i : Span<const int32_t>(forest_->order)) {
       Span<const int32_t> inputs = forest_->children(i);
       if (initial && !inputs.size) inputs = {&before, 1};
-      if (!call(node_, i, inputs, !initial, states_[i])) return nullptr;
+      bool is_leaf = has_leaf;
+      for (int32_t input : inputs) is_leaf = is_leaf && input < 0;
+      if (!(is_leaf ? call(leaf_, i, {}, false, states_[i]) : call(node_, i, inputs, !is_spread, states_[i])))
+        return nullptr;
       if (!has_list || place[i] < 0) continue;
       State found;
       bool is_called = !has_each || call(each_, i, {&i, 1}, false, found);
@@ -372,7 +385,14 @@ class Fold {
     return is_open ? log : nullptr;
   }
 
-  // Finds again what Python code may have changed: the function that records a cell.
+  // Finds again what Python code may have changed: the functions that record cells.
+  void find_functions() {
+    Log* log = open_log();
+    find_function(node_, log);
+    find_function(leaf_, log);
+    find_function(each_, log);
+  }
+
   void find_function(Callee& callee, Log* log) const {
     PyObject* found = log && callee.cell ? log->cells.find(callee.cell, callee.owner) : nullptr;
     Function* function = reinterpret_cast<Function*>(found);
@@ -407,7 +427,7 @@ class Fold {
     for (ptrdiff_t i = 0; i < templates.size(); i++) {
       CallTemplate* known = templates[i];
       bool is_like = known->fields == fields && known->is_list == is_list && known->inputs.size() == inputs.size;
-      for (ptrdiff_t k = 0; is_like && k < inputs.size; k++) is_like = known->inputs[k] == states_[inputs[k]].kind;
+      for (ptrdiff_t k = 0; is_like && k < inputs.size; k++) is_like = known->inputs[k] == kind_of(inputs[k]);
       if (!is_like) continue;
       if (i) templates[i] = templates[i - 1], templates[i - 1] = known;  // so that frequent ones come first
       return known;
@@ -445,11 +465,14 @@ class Fold {
     ptrdiff_t n = callee.columns.size();
     uint64_t present = 0;
     Vec<PyObject*> args;
-    if (!args.reserve(n + 1)) return PyErr_NoMemory(), false;
-    Ref first = is_list ? list_of(inputs) : Ref(object_of(states_[inputs[0]]));
-    if (!first) return false;
-    args.append(first.get());
+    ptrdiff_t n_first = is_list ? 1 : inputs.size;
+    if (!args.reserve(n_first + n)) return PyErr_NoMemory(), false;
     bool is_made = true;
+    for (ptrdiff_t k = 0; is_made && k < n_first; k++) {
+      PyObject* state = is_list ? list_of(inputs).release() : input_of(inputs[k]);
+      is_made = state != nullptr;
+      if (is_made) args.append(state);
+    }
     for (ptrdiff_t k = 0; is_made && k < n; k++) {
       const Column& column = *callee.columns[k];
       PyObject* value = column.value(node);
@@ -462,11 +485,10 @@ class Fold {
     Log* log = open_log();
     int64_t id = log ? log->next_id() : 0;
     uint32_t session = log ? log->session : 0;
-    Ref made(names ? PyObject_Vectorcall(callee.callable, args.data(), 1, names.get()) : nullptr);
-    for (ptrdiff_t i = 1; i < args.size(); i++) Py_DECREF(args[i]);
+    Ref made(names ? PyObject_Vectorcall(callee.callable, args.data(), (size_t)n_first, names.get()) : nullptr);
+    for (ptrdiff_t i = 0; i < args.size(); i++) Py_DECREF(args[i]);
     if (!made) return false;
-    find_function(node_, open_log());
-    find_function(each_, open_log());
+    find_functions();
     result = {-1, 0, nullptr};
     if (log && log == open_log() && log->session == session && log->next_id() == id + 1 &&
         !learn(callee, log, id, inputs, is_list, fields, is_known, made.get(), result))
@@ -505,17 +527,22 @@ class Fold {
     bool can_be_known = callee.columns.size() <= MOST_FIELDS && function->templates.size() < MOST_TEMPLATES;
     for (ptrdiff_t k = 0; can_be_known && k < callee.columns.size(); k++)
       can_be_known = (fields >> (2 * k) & 3) != (uint64_t)Field::OBJECT;
-    for (ptrdiff_t k = 0; can_be_known && k < inputs.size; k++) can_be_known = states_[inputs[k]].kind >= 0;
+    for (ptrdiff_t k = 0; can_be_known && k < inputs.size; k++) can_be_known = kind_of(inputs[k]) != -1;
     if (is_known || !can_be_known || find(callee, fields, inputs, is_list)) return true;
     CallTemplate* found = make<CallTemplate>();
     if (!found || !function->templates.reserve(1) || !found->inputs.reserve(inputs.size))
       return discard(found), PyErr_NoMemory(), false;
-    for (int32_t input : inputs) found->inputs.append(states_[input].kind);
+    for (int32_t input : inputs) found->inputs.append(kind_of(input));
     found->result = kind, found->fields = fields, found->is_list = is_list;
     if (Derivation(log, function, form, callee, found).run()) found->form = form;
     function->templates.append(found);
     return true;
   }
+
+  // The kind of an input, a node or -1 for None.
+  int32_t kind_of(int32_t input) const { return input < 0 ? NOTHING : states_[input].kind; }
+
+  PyObject* input_of(int32_t input) const { return input < 0 ? Py_NewRef(Py_None) : object_of(states_[input]); }
 
   // Returns the result for a node as an object; null with an error.
   PyObject* object_of(const State& state) const {
@@ -528,7 +555,7 @@ class Fold {
   Ref list_of(Span<const int32_t> nodes) const {
     Ref made(PyList_New(nodes.size));
     for (ptrdiff_t i = 0; made && i < nodes.size; i++) {
-      PyObject* state = object_of(states_[nodes[i]]);
+      PyObject* state = input_of(nodes[i]);
       if (!state) return Ref();
       PyList_SET_ITEM(made.get(), i, state);
     }
@@ -536,15 +563,19 @@ class Fold {
   }
 
   Forest* forest_;
-  Callee node_, each_;
+  Callee node_, leaf_, each_;
   Ref log_;  // of this thread's recording
   Vec<State> states_;
 };
 
 }  // namespace
 
-PyObject* fold_forest(Forest* forest, PyObject* node, PyObject* each, PyObject* where, PyObject* initial) {
-  return Fold(forest).run(node, each, where, initial);
+PyObject* fold_forest(Forest* forest, PyObject* node, PyObject* leaf, PyObject* each, PyObject* where, bool is_spread) {
+  return Fold(forest).run(node, leaf, each, where, nullptr, is_spread);
+}
+
+PyObject* scan_chain(Forest* forest, PyObject* step, PyObject* each, PyObject* where, PyObject* initial) {
+  return Fold(forest).run(step, Py_None, each, where, initial, true);
 }
 
 void forget_templates(Function* function) {

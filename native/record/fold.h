@@ -10,8 +10,9 @@
 
 namespace autobatch {
 
-// Folds a forest, or with an initial state scans a chain; see `Forest` in `autobatch/_native.pyi`.
-PyObject* fold_forest(Forest* forest, PyObject* node, PyObject* each, PyObject* where, PyObject* initial = nullptr);
+// Folds a forest, and scans a chain; see `Forest` in `autobatch/_native.pyi`.
+PyObject* fold_forest(Forest* forest, PyObject* node, PyObject* leaf, PyObject* each, PyObject* where, bool is_spread);
+PyObject* scan_chain(Forest* forest, PyObject* step, PyObject* each, PyObject* where, PyObject* initial);
 
 // Frees the templates of a function.
 void forget_templates(Function* function);

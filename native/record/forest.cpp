@@ -77,7 +77,9 @@ class Walk {
       Py_ssize_t n = visit.children ? PySequence_Fast_GET_SIZE(visit.children) : 0;
       if (visit.next < n) {
         Ref child = Ref::borrowed(PySequence_Fast_GET_ITEM(visit.children, visit.next++));
-        if (!enter(child.get())) return false;
+        bool is_missing = child.get() == Py_None && PyTuple_CheckExact(children_);
+        if (is_missing && !found_.push(-1)) return PyErr_NoMemory(), false;
+        if (!is_missing && !enter(child.get())) return false;
       } else if (!finish(visit)) {
         return false;
       }
@@ -105,14 +107,15 @@ class Walk {
     return true;
   }
 
-  // Returns the children of an object as a list or tuple; empty without an error if it has none.
+  // Returns the children of an object as a list or tuple, None for those that are missing of fields with one child
+  // each; empty without an error if it has none.
   Ref list_children(PyObject* object) {
     if (PyTuple_CheckExact(children_)) {
       Ref found(PyList_New(0));
       for (Py_ssize_t k = 0; found && k < PyTuple_GET_SIZE(children_); k++) {
         Ref child = find_field(object, PyTuple_GET_ITEM(children_, k));
         if (!child && PyErr_Occurred()) return Ref();
-        if (child && child.get() != Py_None && PyList_Append(found.get(), child.get()) < 0) return Ref();
+        if (PyList_Append(found.get(), child ? child.get() : Py_None) < 0) return Ref();
       }
       return found;
     }
@@ -407,12 +410,13 @@ PyObject* value(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
 PyObject* scan(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   if (!takes("scan", n_args, 4)) return nullptr;
   if (!as_forest(self)->is_chain) return refuse_value("the forest must be a chain to be scanned");
-  return fold_forest(as_forest(self), args[0], args[1], args[2], args[3]);
+  return scan_chain(as_forest(self), args[0], args[1], args[2], args[3]);
 }
 
 PyObject* fold(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
-  if (!takes("fold", n_args, 3)) return nullptr;
-  return fold_forest(as_forest(self), args[0], args[1], args[2]);
+  if (!takes("fold", n_args, 5)) return nullptr;
+  int is_spread = PyObject_IsTrue(args[4]);
+  return is_spread < 0 ? nullptr : fold_forest(as_forest(self), args[0], args[1], args[2], args[3], is_spread);
 }
 
 Py_ssize_t length(PyObject* self) { return as_forest(self)->n; }

@@ -32,7 +32,7 @@ struct Forest {
   PyObject_HEAD
   int32_t n;
   Vec<int32_t> order;             // all nodes, children before parents
-  Vec<int32_t> child_ptr, child;  // the children of each node, in order
+  Vec<int32_t> child_ptr, child;  // the children of each node, in order; -1 for a missing one
   Vec<int32_t> roots;             // nodes that are children of none
   bool is_chain;                  // whether each node has one child, but for the first
   Vec<Column*> columns;

@@ -38,7 +38,7 @@ class Encoder(ab.Module):
 class Net(ab.Module):
     """Folds over cells, and two that a file cannot hold."""
 
-    pairs = ab.fold(("left", "right"), "merge", each="score", where="wanted")
+    pairs = ab.fold(("left", "right"), "join", "leaf", each="score", where="wanted")
     arrays = ab.fold(parents="parent", node="merge", root="score")
     words = ab.scan("step", "begin", reverse=True, last="score")
     from_vector = ab.scan("step", "vector")
@@ -58,6 +58,14 @@ class Net(ab.Module):
         return total
 
     @ab.cell
+    def leaf(self, word: int, weight: float = 0.5) -> Any:
+        return weight * ab.lookup(self.encoder.words, word)
+
+    @ab.cell
+    def join(self, left: Any, right: Any, word: int) -> Any:
+        return ab.tanh(self.encoder.inner(left) + right + ab.lookup(self.encoder.words, word))
+
+    @ab.cell
     def score(self, state: Any, word: int) -> Any:
         return ab.sum(state) + word
 
@@ -73,7 +81,7 @@ class Net(ab.Module):
         return ab.tanh(self.encoder.inner(state) + ab.lookup(self.encoder.words, word))
 
     def everything(self, tree: Any) -> Any:
-        self.words({"word": [1, 2]}), self.from_vector([1, 2])
+        self.words({"word": [1, 2]}), self.from_vector([1, 2]), self.arrays(to_arrays(tree))
         return self.pairs(tree), self.encoder.encode(tree)
 
 

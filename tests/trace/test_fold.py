@@ -304,6 +304,60 @@ def test_parents_give_the_children_in_order(kind: Any) -> None:
     assert np.allclose([model.of_parents(x) for x in arrays], [model.plain(t) for t in trees], rtol=1e-12)
 
 
+class Binary(Base):
+    """States of children that are arguments of their own, and a cell for leaves."""
+
+    nested = ab.fold(("left", "right"), "merge", "leaf")
+
+    @ab.cell
+    def merge(self, left: Any, right: Any, scale: float = 2.0) -> Any:
+        total = (0.0 if left is None else self.left(left)) + (0.0 if right is None else self.right(right))
+        return scale * ab.tanh(total)
+
+    @ab.cell
+    def leaf(self, word: int = 3, scale: float = 1.0) -> Any:
+        return scale * ab.lookup(self.words, word)
+
+    def plain(self, tree: dict[str, Any]) -> Any:
+        losses = list[Any]()
+
+        def visit(t: dict[str, Any]) -> Any:
+            below = [None if t.get(side) is None else visit(t[side]) for side in ("left", "right")]
+            if any(child is not None for child in below):
+                state = self.merge(below[0], below[1], **chosen(t, "scale"))
+            else:
+                state = self.leaf(**chosen(t, "word", "scale"))
+            losses.append(self.node_loss(state, **chosen(t, "label", "weight")))
+            return state
+
+        visit(tree)
+        return ab.sum_n(losses)
+
+
+def draw_binary(rng: np.random.Generator, depth: int) -> dict[str, Any]:
+    """Draw a tree whose nodes have up to two children and some of the fields."""
+    fields = {"word": int(rng.integers(N_WORDS)), "scale": float(rng.standard_normal()), "weight": float(rng.random())}
+    found: dict[str, Any] = {name: x for name, x in fields.items() if rng.random() < 0.6}
+    found["label"] = int(rng.integers(3))
+    for side in ("left", "right"):
+        if depth and rng.random() < 0.7:
+            found[side] = draw_binary(rng, depth - 1)
+        elif rng.random() < 0.3:
+            found[side] = None
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_children_in_fields_are_arguments(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    model = Binary(rng).astype("float64")
+    trees = [draw_binary(rng, 5) for _ in range(12)]
+    assert np.array_equal(words_of(model.folded, model, trees), words_of(model.plain, model, trees))
+    expected = [float(model.plain(tree)) for tree in trees]
+    assert np.allclose([float(model.folded(tree)) for tree in trees], expected, rtol=1e-12)
+    assert np.allclose(ab.batched(model.folded)(trees), expected, rtol=1e-12)
+
+
 def test_dropout_draws_the_same_numbers_eagerly_and_batched() -> None:
     rng = np.random.default_rng(0)
     model = Dropping(rng).astype("float64")
@@ -318,7 +372,8 @@ class Sum(ab.Module):
     """Sums over nodes, in all ways to find children."""
 
     values = ab.fold("children", "node")
-    pairs = ab.fold(("left", "right"), "node")
+    pairs = ab.fold(("left", "right"), "pair")
+    leaves = ab.fold(["left", "right"], "pair", "leaf")
     called = ab.fold(lambda t: t.below, "node")
     of_edges = ab.fold(edges="edges", node="node")
     of_parents = ab.fold(parents="parent", node="node")
@@ -333,6 +388,14 @@ class Sum(ab.Module):
         return self.one * value + ab.sum_n(children, shape=())
 
     @ab.cell
+    def pair(self, left: Any, right: Any, value: int = 1) -> Any:
+        return self.one * value + (0.0 if left is None else left) + (0.0 if right is None else 10.0 * right)
+
+    @ab.cell
+    def leaf(self, value: int = 1) -> Any:
+        return self.one * 1000.0 * value
+
+    @ab.cell
     def twice(self, state: Any, value: int) -> Any:
         return 2.0 * state + 100.0 * value
 
@@ -343,8 +406,11 @@ def test_children_are_fields_or_functions_of_dicts_and_objects() -> None:
     tree = SimpleNamespace(value=2, below=[leaf, leaf], left=leaf, right=None)
     for function, instance, expected in (
         (model.values, {"value": 1, "children": ({"value": 2}, {"value": 3, "children": None})}, 6),
-        (model.pairs, {"value": 1, "left": {"value": 2}, "right": {"value": 4, "left": None}}, 7),
+        (model.pairs, {"value": 1, "left": {"value": 2}, "right": {"value": 4, "left": None}}, 43),
         (model.pairs, tree, 7),
+        (model.leaves, {"value": 1, "left": {"value": 2}, "right": {"value": 4, "left": None}}, 42001),
+        (model.leaves, tree, 5002),
+        (model.leaves, leaf, 5000),
         (model.called, tree, 12),
         (model.values, {}, 1),
         (model.of_edges, {"edges": [[0, 1], [0, 1], [2, 0]], "value": [1.0, 2.0, 3.0]}, 10),
@@ -453,7 +519,7 @@ def test_malformed_folds_are_refused() -> None:
         starred = ab.fold("children", lambda children, *rest: 1.0)
         empty = ab.fold("children", lambda: 1.0)
 
-    for name, message in (("missing", "must be a method of Wrong"), ("starred", "states and"), ("empty", "states")):
+    for name, message in (("missing", "must be a method of Wrong"), ("starred", "1 states"), ("empty", "1 states")):
         with pytest.raises(ab.GraphError, match=message):
             getattr(Wrong(), name)({})
 

@@ -111,8 +111,9 @@ def sweep(first: Any, last: Any, addresses: Any, calls: Any) -> None:
 def fold(n: Any, edges: Any, names: Any, values: Any, parents: Any, columns: Any, required: Any, where: Any) -> None:
     """Read a forest and fold it."""
     forest = _native.Forest.from_arrays(n, edges, names, values)
-    callee = (lambda states, **fields: states, "count", columns, required)
-    forest.fold(callee, callee, where)
+    callee = (lambda *states, **fields: states, "count", columns, required)
+    forest.fold(callee, callee, callee, where, False)
+    forest.fold(callee, None, True, where, True)
     _native.Forest.from_sequence(n, where, names, values).scan(callee, True, where, n)
     for node in forest.roots[:1]:
         with suppress(KeyError):
