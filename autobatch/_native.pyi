@@ -452,7 +452,7 @@ class Shortcut:
     def __init__(self, function: Callable[..., Any], inner: Callable[..., Any] | None, takes: int) -> None: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
-Callee: TypeAlias = tuple[Callable[..., Any], str, tuple[int, ...], tuple[bool, ...]]
+Callee: TypeAlias = tuple[Callable[..., Any], tuple[int, ...], tuple[bool, ...]]
 
 class Forest:
     """The nodes of trees or a DAG as arrays, children first, with some of their fields."""
@@ -505,7 +505,7 @@ class Forest:
         """Call a function for each node, children first, with the list of its results for the children.
 
         Args:
-            node: the function, its name, the columns of the fields that it takes, and whether each is required.
+            node: the function, the columns of the fields that it takes, and whether each is required.
             leaf: a function for nodes without children, if there is another.
             each: a second function, likewise, which is called right after the first with its result; True for none,
                 but a list of the results of the first.

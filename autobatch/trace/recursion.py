@@ -11,9 +11,10 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple, Self, TypeAlias, overload
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 from autobatch._native import BoundCell, Forest
 from autobatch.arguments import show
@@ -38,14 +39,24 @@ class Fields(NamedTuple):
     are_required: tuple[bool, ...]
 
 
+NO_FIELDS = Fields((), ())
+
+
+class Callee(NamedTuple):
+    """Where the fields that a function takes are among those of a call, and whether each is required."""
+
+    columns: tuple[int, ...]
+    are_required: tuple[bool, ...]
+
+
 class Columns(NamedTuple):
-    """The fields that a call of a recursion reads, and where those of each function are among them."""
+    """The fields that a call of a recursion reads, and which of them its functions take."""
 
     names: tuple[str, ...]
-    node: tuple[int, ...]
-    leaf: tuple[int, ...]
-    each: tuple[int, ...]
-    root: tuple[int, ...]
+    node: Callee
+    leaf: Callee
+    each: Callee
+    root: Callee
     where: int
 
 
@@ -116,37 +127,37 @@ class Recursion(ABC):
             each, where: as for `autobatch.fold`.
             options: those of `find_initial`.
         """
-        given = self.each if each is None else each
-        functions = [
-            None if function is None else self._function(owner, function)
-            for function in (self.node, self.leaf, given, self.root if given is None else None)
-        ]
-        counts = self.n_states, 0, 1, 1
-        fields = [None if x is None else fields_of(x, n) for x, n in zip(functions, counts, strict=True)]
-        columns = self._find_columns(fields, self.where if where is None else where)
+        node, fields = self._function(owner, self.node, self.n_states)
+        leaf, leaf_fields = self._function(owner, self.leaf, 0)
+        each, each_fields = self._function(owner, self.each if each is None else each, 1)
+        root, root_fields = self._function(owner, self.root if each is None else None, 1)
+        where = self.where if where is None else where
+        columns = self._find_columns((fields, leaf_fields, each_fields, root_fields), where)
         forest = self.read(instance, columns.names)
-        node, leaf, of_nodes = (
-            x and of and (x, _name_of(x), columns[k], of.are_required)
-            for k, (x, of) in enumerate(zip(functions[:3], fields[:3], strict=True), 1)
+        result = self.compute(
+            forest,
+            (node, *columns.node),
+            leaf and (leaf, *columns.leaf),
+            each and (each, *columns.each),
+            columns.where,
+            self.find_initial(owner, **options),
         )
-        result = self.compute(forest, node, leaf, of_nodes, columns.where, self.find_initial(owner, **options))
-        root, of_root = functions[3], fields[3]
-        if root is None or of_root is None:
-            return result
-        return root(result, **_values(forest, columns.root, of_root, _name_of(root)))
+        return result if root is None else root(result, **_values(forest, columns.root, root_fields.names, root))
 
     def find_initial(self, owner: object) -> Any:
         """Return the state before the first node, if the recursion has one."""
         return None
 
-    def _function(self, owner: object, function: Function) -> Any:
-        """Return a function of the recursion, or the method that has its name."""
-        if not isinstance(function, str):
-            return function
-        found = getattr(owner, function, None)
-        if callable(found):
-            return found
-        raise self.refuse(owner, function, "a method", found)
+    def _function(self, owner: object, function: Function | None, n_states: int) -> tuple[Any, Fields]:
+        """Return a function of the recursion, or the method that has its name, and the fields that it takes."""
+        if function is None:
+            return None, NO_FIELDS
+        if isinstance(function, str):
+            found = getattr(owner, function, None)
+            if not callable(found):
+                raise self.refuse(owner, function, "a method", found)
+            return found, fields_of(found, n_states)
+        return function, fields_of(function, n_states)
 
     def refuse(self, owner: object, name: str, kind: str, found: Any) -> GraphError:
         """Make the error for a name that is no attribute of the owner, or none of its kind."""
@@ -157,16 +168,15 @@ class Recursion(ABC):
             )
         return GraphError(f"{name!r} of {self!r} must be {kind} of {type(owner).__name__}, got {show(found)}.")
 
-    def _find_columns(self, fields: Sequence[Fields | None], where: str | None) -> Columns:
+    def _find_columns(self, fields: tuple[Fields, ...], where: str | None) -> Columns:
         """Return where the fields of the node, the leaf, each and the root are among all."""
-        taken = tuple([of.names if of else () for of in fields])
-        found = self._columns.get((taken, where))
+        found = self._columns.get((fields, where))
         if found is None:
-            names = tuple(dict.fromkeys([*chain(*taken), *filter(None, (where,))]))
+            names = tuple(dict.fromkeys([*chain(*(of.names for of in fields)), *filter(None, (where,))]))
             place = {name: k for k, name in enumerate(names)}
-            node, leaf, each, root = (tuple(place[name] for name in some) for some in taken)
+            node, leaf, each, root = (Callee(tuple(place[name] for name in of.names), of.are_required) for of in fields)
             found = Columns(names, node, leaf, each, root, place[where] if where else -1)
-            self._columns[taken, where] = found
+            self._columns[fields, where] = found
         return found
 
 
@@ -200,8 +210,8 @@ class BoundRecursion:
         return f"<{self.recursion.kind} {self.__name__} of {type(self.owner).__name__}>"
 
 
-_fields: WeakKeyDictionary[Any, dict[tuple[bool, int], Fields]] = WeakKeyDictionary()
-"""By the function: for itself or for methods of it, and by the number of states."""
+_fields: dict[tuple[int, int, bool], tuple[ref[Any], Fields]] = {}
+"""By the `id` of a function, the number of states, and whether it is a method; `WeakKeyDictionary` would be slower."""
 
 
 def fields_of(function: Callable[..., Any], n_states: int) -> Fields:
@@ -211,14 +221,20 @@ def fields_of(function: Callable[..., Any], n_states: int) -> Fields:
         GraphError: it has fewer parameters, or others cannot be passed by name.
     """
     own = function.cell if isinstance(function, BoundCell) else getattr(function, "__func__", function)
-    try:
-        known = _fields.setdefault(own, {})
-    except TypeError:  # an object without weak references
-        return _read_fields(function, n_states)
-    key = own is not function, n_states
-    if key not in known:
-        known[key] = _read_fields(function, n_states)
-    return known[key]
+    key = id(own), n_states, own is not function
+    known = _fields.get(key)
+    if known is None or known[0]() is not own:
+        found = _read_fields(function, n_states)
+        try:
+            known = _fields[key] = ref(own, partial(_forget, key)), found
+        except TypeError:  # an object without weak references
+            return found
+    return known[1]
+
+
+def _forget(key: tuple[int, int, bool], gone: ref[Any]) -> None:
+    if key in _fields and _fields[key][0] is gone:
+        del _fields[key]
 
 
 def _read_fields(function: Callable[..., Any], n_states: int) -> Fields:
@@ -251,17 +267,19 @@ def field_of(instance: Any, name: str) -> Any:
     return instance.get(name) if isinstance(instance, dict) else getattr(instance, name, None)
 
 
-def _values(forest: Forest, columns: tuple[int, ...], fields: Fields, name: str) -> dict[str, Any]:
+def _values(forest: Forest, callee: Callee, names: Sequence[str], function: Any) -> dict[str, Any]:
     """Return the fields that a function takes of the root."""
-    if not columns:
+    if not names:
         return {}
     if not forest.roots:
-        raise DataError(f"an instance must have at least one item, whose fields {name}() takes.")
+        raise DataError(f"an instance must have at least one item, whose fields {_name_of(function)}() takes.")
     found, node = dict[str, Any](), forest.roots[0]
-    for field, column, is_required in zip(fields.names, columns, fields.are_required, strict=True):
+    for name, column, is_required in zip(names, *callee, strict=True):
         try:
-            found[field] = forest.value(node, column)
+            found[name] = forest.value(node, column)
         except KeyError:
             if is_required:
-                raise DataError(f"node {node} must have a field {field!r}, which {name}() takes.") from None
+                raise DataError(
+                    f"node {node} must have a field {name!r}, which {_name_of(function)}() takes."
+                ) from None
     return found

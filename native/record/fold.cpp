@@ -100,7 +100,7 @@ bool is_result(Log* log, const ResultKind& kind, PyObject* structure, int64_t fi
 // A function that is called for nodes: its first argument is given, the others are fields of the node.
 class Callee {
  public:
-  PyObject *callable = nullptr, *name = nullptr;  // borrowed
+  PyObject* callable = nullptr;  // borrowed
   Vec<const Column*> columns;
   Vec<uint8_t> is_required;
   Ref function;  // records the calls of a cell in the open log; empty if its templates must not be used
@@ -113,14 +113,13 @@ class Callee {
     for (ptrdiff_t i = 0; i < names_.size(); i++) Py_DECREF(names_[i].names);
   }
 
-  // Reads (function, name, columns, whether each is required).
+  // Reads (function, columns, whether each is required).
   bool read(PyObject* given, const Forest* forest) {
-    if (!PyTuple_CheckExact(given) || PyTuple_GET_SIZE(given) != 4)
-      return refuse_type("a callee", "a tuple of 4", given);
-    callable = PyTuple_GET_ITEM(given, 0), name = PyTuple_GET_ITEM(given, 1);
-    PyObject *of = PyTuple_GET_ITEM(given, 2), *required = PyTuple_GET_ITEM(given, 3);
+    if (!PyTuple_CheckExact(given) || PyTuple_GET_SIZE(given) != 3)
+      return refuse_type("a callee", "a tuple of 3", given);
+    callable = PyTuple_GET_ITEM(given, 0);
+    PyObject *of = PyTuple_GET_ITEM(given, 1), *required = PyTuple_GET_ITEM(given, 2);
     if (!PyCallable_Check(callable)) return refuse_type("a callee", "callable", callable);
-    if (!PyUnicode_CheckExact(name)) return refuse_type("a name", "a str", name);
     if (!PyTuple_CheckExact(of) || !PyTuple_CheckExact(required) || PyTuple_GET_SIZE(of) != PyTuple_GET_SIZE(required))
       return refuse_type("columns", "as many as the flags", of);
     for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(of); k++) {
@@ -407,8 +406,10 @@ class Fold {
     for (ptrdiff_t k = 0; k < callee.columns.size(); k++) {
       uint64_t kind = callee.columns[k]->kinds[node];
       if (!kind && callee.is_required[k]) {
-        set_data_error("node %d must have a field %R, which %U() takes.", node, callee.columns[k]->name.get(),
-                       callee.name);
+        Ref name(PyObject_GetAttrString(callee.cell ? callee.cell : callee.callable, "__name__"));
+        PyErr_Clear();
+        set_data_error("node %d must have a field %R, which %S() takes.", node, callee.columns[k]->name.get(),
+                       name ? name.get() : callee.callable);
         return false;
       }
       has_objects |= kind == (uint64_t)Field::OBJECT;

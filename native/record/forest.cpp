@@ -39,23 +39,58 @@ bool add_columns(Forest* forest, PyObject* names) {
   return true;
 }
 
-// Looks up a field of an object: a key of a dict, an attribute of anything else. Empty without an error if it is
-// absent.
-Ref find_field(PyObject* object, PyObject* name) {
-  if (PyDict_Check(object)) return Ref::borrowed(PyDict_GetItemWithError(object, name));
-  Ref found(PyObject_GetAttr(object, name));
-  if (!found && PyErr_ExceptionMatches(PyExc_AttributeError)) PyErr_Clear();
-  return found;
-}
+// Looks up a field of objects: a key of dicts, an attribute of anything else. Slots are read directly, because asking
+// for an empty one costs a microsecond, for an exception that says so.
+class FieldReader {
+ public:
+  explicit FieldReader(PyObject* name) : name_(name) {}
+
+  // Empty without an error if the object lacks the field.
+  Ref find(PyObject* object) {
+    if (PyDict_Check(object)) return Ref::borrowed(PyDict_GetItemWithError(object, name_));
+    if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != type_.get() && !look_at(Py_TYPE(object))) return Ref();
+    if (offset_ >= 0) return Ref::borrowed(*reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + offset_));
+    PyObject* found = nullptr;
+#if PY_VERSION_HEX >= 0x030D0000
+    PyObject_GetOptionalAttr(object, name_, &found);
+#else
+    _PyObject_LookupAttr(object, name_, &found);
+#endif
+    return Ref(found);
+  }
+
+ private:
+  // Finds where instances of a class have the slot with this name; false with an error.
+  bool look_at(PyTypeObject* type) {
+    offset_ = -1;
+    type_ = Ref::borrowed(reinterpret_cast<PyObject*>(type));
+    if (type->tp_getattro != PyObject_GenericGetAttr) return true;
+    Ref found(PyObject_GetAttr(type_.get(), name_));
+    if (!found && !PyErr_ExceptionMatches(PyExc_AttributeError)) return false;
+    PyErr_Clear();
+    if (!found || Py_TYPE(found.get()) != &PyMemberDescr_Type) return true;
+    PyMemberDescrObject* slot = reinterpret_cast<PyMemberDescrObject*>(found.get());
+    bool is_own = PyType_IsSubtype(type, slot->d_common.d_type);
+    if (is_own && slot->d_member->type == T_OBJECT_EX && !(slot->d_member->flags & ~READONLY))
+      offset_ = slot->d_member->offset;
+    return true;
+  }
+
+  PyObject* name_;  // borrowed
+  Ref type_;        // the class that was met last
+  Py_ssize_t offset_ = -1;
+};
 
 // Nested objects.
 
+constexpr ptrdiff_t USUAL = 64;  // nodes for which memory is reserved at once
+
 // A node whose children are being visited.
 struct Visit {
-  PyObject *node, *children;  // owned; a list or a tuple, or null
-  Py_ssize_t next;            // child to visit
-  int32_t slot;               // in `Walk::index_of`
-  ptrdiff_t first_child;      // in `Walk::found`
+  PyObject* node;         // owned
+  ptrdiff_t first, next;  // of its children in `Walk::waiting`
+  int32_t slot;           // in `Walk::index_of`
+  ptrdiff_t first_child;  // in `Walk::found`
 };
 
 // The depth-first walk over nested objects, without recursion. An object that is met twice is one node.
@@ -66,17 +101,27 @@ class Walk {
   Walk& operator=(const Walk&) = delete;
   ~Walk() {
     while (path_.size()) leave();
+    for (ptrdiff_t i = 0; i < waiting_.size(); i++) Py_DECREF(waiting_[i]);
     for (ptrdiff_t i = 0; i < nodes_.size(); i++) Py_DECREF(nodes_[i]);
+    for (ptrdiff_t i = 0; i < readers_.size(); i++) discard(readers_[i]);
   }
 
   bool run(PyObject* root) {
-    if (!forest_->child_ptr.push(0)) return PyErr_NoMemory(), false;
+    n_names_ = PyTuple_CheckExact(children_) ? PyTuple_GET_SIZE(children_) : PyUnicode_CheckExact(children_) ? 1 : 0;
+    for (Py_ssize_t k = 0; k < n_names_; k++)
+      if (!add_reader(PyTuple_CheckExact(children_) ? PyTuple_GET_ITEM(children_, k) : children_)) return false;
+    for (ptrdiff_t k = 0; k < forest_->columns.size(); k++)
+      if (!add_reader(forest_->columns[k]->name.get())) return false;
+    bool has_room = forest_->order.reserve(USUAL) && forest_->child_ptr.reserve(USUAL) &&
+                    forest_->child.reserve(USUAL) && index_of_.reserve(USUAL) && nodes_.reserve(USUAL);
+    for (ptrdiff_t k = 0; has_room && k < forest_->columns.size(); k++)
+      has_room = forest_->columns[k]->kinds.reserve(USUAL) && forest_->columns[k]->words.reserve(USUAL);
+    if (!has_room || !forest_->child_ptr.push(0)) return PyErr_NoMemory(), false;
     if (!enter(root)) return false;
     while (path_.size()) {
       Visit& visit = path_.back();
-      Py_ssize_t n = visit.children ? PySequence_Fast_GET_SIZE(visit.children) : 0;
-      if (visit.next < n) {
-        Ref child = Ref::borrowed(PySequence_Fast_GET_ITEM(visit.children, visit.next++));
+      if (visit.next < waiting_.size()) {
+        Ref child = Ref::borrowed(waiting_[visit.next++]);
         bool is_missing = child.get() == Py_None && PyTuple_CheckExact(children_);
         if (is_missing && !found_.push(-1)) return PyErr_NoMemory(), false;
         if (!is_missing && !enter(child.get())) return false;
@@ -88,6 +133,13 @@ class Walk {
   }
 
  private:
+  bool add_reader(PyObject* name) {
+    void* place = malloc(sizeof(FieldReader));
+    FieldReader* reader = place ? new (place, At::PLACE) FieldReader(name) : nullptr;
+    if (reader && readers_.push(reader)) return true;
+    return discard(reader), PyErr_NoMemory(), false;
+  }
+
   // Begins to visit an object, or takes the node that it has become.
   bool enter(PyObject* object) {
     int32_t slot = slot_of_.find((int64_t)(uintptr_t)object);
@@ -96,42 +148,47 @@ class Walk {
       return false;
     }
     if (slot >= 0) return found_.push(index_of_[slot]) || (PyErr_NoMemory(), false);
-    Ref children = list_children(object);
-    if (!children && PyErr_Occurred()) return false;
+    ptrdiff_t first = waiting_.size();
+    if (!list_children(object)) return false;
     if (!nodes_.reserve(1) || !index_of_.reserve(1) || !path_.reserve(1) || nodes_.size() >= MOST_NODES ||
         !slot_of_.insert((int64_t)(uintptr_t)object, (int32_t)nodes_.size()))
       return PyErr_NoMemory(), false;
-    path_.append({Py_NewRef(object), children.release(), 0, (int32_t)nodes_.size(), found_.size()});
+    path_.append({Py_NewRef(object), first, first, (int32_t)nodes_.size(), found_.size()});
     nodes_.append(Py_NewRef(object));  // while it lives, no other object has its address
     index_of_.append(-1);
     return true;
   }
 
-  // Returns the children of an object as a list or tuple, None for those that are missing of fields with one child
-  // each; empty without an error if it has none.
-  Ref list_children(PyObject* object) {
-    if (PyTuple_CheckExact(children_)) {
-      Ref found(PyList_New(0));
-      for (Py_ssize_t k = 0; found && k < PyTuple_GET_SIZE(children_); k++) {
-        Ref child = find_field(object, PyTuple_GET_ITEM(children_, k));
-        if (!child && PyErr_Occurred()) return Ref();
-        if (PyList_Append(found.get(), child ? child.get() : Py_None) < 0) return Ref();
-      }
-      return found;
+  // Adds the children of an object to those that wait: None for those that are missing of fields with one child each.
+  bool list_children(PyObject* object) {
+    for (Py_ssize_t k = 0; k < n_names_ && PyTuple_CheckExact(children_); k++) {
+      Ref child = readers_[k]->find(object);
+      if (!child && PyErr_Occurred()) return false;
+      if (!wait(child ? child.get() : Py_None)) return false;
     }
-    Ref found =
-        PyUnicode_CheckExact(children_) ? find_field(object, children_) : Ref(PyObject_CallOneArg(children_, object));
-    if (!found || found.get() == Py_None) return Ref();
-    if (PyList_Check(found.get()) || PyTuple_Check(found.get())) return found;
-    set_data_error("the children of a node must be a list or a tuple, got %.80s.", Py_TYPE(found.get())->tp_name);
-    return Ref();
+    if (PyTuple_CheckExact(children_)) return true;
+    Ref found = n_names_ ? readers_[0]->find(object) : Ref(PyObject_CallOneArg(children_, object));
+    if (!found || found.get() == Py_None) return !PyErr_Occurred();
+    if (!PyList_Check(found.get()) && !PyTuple_Check(found.get())) {
+      set_data_error("the children of a node must be a list or a tuple, got %.80s.", Py_TYPE(found.get())->tp_name);
+      return false;
+    }
+    for (Py_ssize_t k = 0; k < PySequence_Fast_GET_SIZE(found.get()); k++)
+      if (!wait(PySequence_Fast_GET_ITEM(found.get(), k))) return false;
+    return true;
+  }
+
+  bool wait(PyObject* child) {
+    if (!waiting_.reserve(1)) return PyErr_NoMemory(), false;
+    waiting_.append(Py_NewRef(child));
+    return true;
   }
 
   // Numbers a node whose children are numbered.
   bool finish(const Visit& visit) {
     int32_t node = forest_->n;
     for (ptrdiff_t k = 0; k < forest_->columns.size(); k++) {
-      Ref value = find_field(visit.node, forest_->columns[k]->name.get());
+      Ref value = readers_[n_names_ + k]->find(visit.node);
       if ((!value && PyErr_Occurred()) || !forest_->columns[k]->add(value.get())) return false;
     }
     Span<const int32_t> children = Span<const int32_t>(found_).part(visit.first_child, found_.size());
@@ -151,16 +208,19 @@ class Walk {
   void leave() {
     Visit visit = path_.pop();
     Py_DECREF(visit.node);
-    Py_XDECREF(visit.children);
+    while (waiting_.size() > visit.first) Py_DECREF(waiting_.pop());
   }
 
   Forest* forest_;
   PyObject* children_;
+  Vec<FieldReader*> readers_;  // of the names of children, and then of all columns
+  Py_ssize_t n_names_ = 0;     // of children
   Vec<Visit> path_;
-  Vec<int32_t> found_;     // numbers of the finished children of the nodes on the path
-  IntMap slot_of_;         // by the address of an object
-  Vec<int32_t> index_of_;  // by slot: the node, or -1 while it is visited
-  Vec<PyObject*> nodes_;   // by slot, owned
+  Vec<PyObject*> waiting_;  // the children of the nodes on the path, owned; each node's end where the next one's begin
+  Vec<int32_t> found_;      // numbers of the finished children of the nodes on the path
+  IntMap slot_of_;          // by the address of an object
+  Vec<int32_t> index_of_;   // by slot: the node, or -1 while it is visited
+  Vec<PyObject*> nodes_;    // by slot, owned
 };
 
 // from_nested(root, children, names): `children` is the name of a field, a tuple of names of fields with a child each,

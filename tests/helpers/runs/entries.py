@@ -111,7 +111,7 @@ def sweep(first: Any, last: Any, addresses: Any, calls: Any) -> None:
 def fold(n: Any, edges: Any, names: Any, values: Any, parents: Any, columns: Any, required: Any, where: Any) -> None:
     """Read a forest and fold it."""
     forest = _native.Forest.from_arrays(n, edges, names, values)
-    callee = (lambda *states, **fields: states, "count", columns, required)
+    callee = (lambda *states, **fields: states, columns, required)
     forest.fold(callee, callee, callee, where, False)
     forest.fold(callee, None, True, where, True)
     _native.Forest.from_sequence(n, where, names, values).scan(callee, True, where, n)
