@@ -111,7 +111,7 @@ class Recursion(ABC):
         return self if owner is None else BoundRecursion(self, owner)
 
     def __call__(self, instance: Any, **options: Any) -> Any:
-        """Run over an instance, with functions that are no methods."""
+        """Run over an instance, with functions that are not methods."""
         return self.run(None, instance, **options)
 
     def functions(self) -> list[Function]:
@@ -137,8 +137,8 @@ class Recursion(ABC):
         result = self.compute(
             forest,
             (node, *columns.node),
-            leaf and (leaf, *columns.leaf),
-            each and (each, *columns.each),
+            None if leaf is None else (leaf, *columns.leaf),
+            None if each is None else (each, *columns.each),
             columns.where,
             self.find_initial(owner, **options),
         )

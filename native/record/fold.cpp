@@ -28,7 +28,7 @@ struct CallTemplate {
 namespace {
 
 constexpr int32_t NOTHING = -2;
-constexpr int MOST_FIELDS = 32, MOST_TEMPLATES = 256, MOST_DEPTH = 100;
+constexpr int MOST_FIELDS = 32, MOST_TEMPLATES = 256;
 
 // The result of a function for a node: a known call of a cell, or any object.
 struct State {
@@ -97,7 +97,7 @@ bool is_result(Log* log, const ResultKind& kind, PyObject* structure, int64_t fi
   return is_same;
 }
 
-// A function that is called for nodes: its first argument is given, the others are fields of the node.
+// A function that is called for nodes: the first arguments are states, the others fields of the node.
 class Callee {
  public:
   PyObject* callable = nullptr;  // borrowed
@@ -338,7 +338,10 @@ class Fold {
                      forest_->roots.size());
       return nullptr;
     }
-    if (Log* log = current_log()) log_ = Ref::borrowed(reinterpret_cast<PyObject*>(log));
+    if (Log* log = current_log()) {
+      log_ = Ref::borrowed(reinterpret_cast<PyObject*>(log));
+      session_ = log->session;
+    }
     if (!states_.assign((ptrdiff_t)forest_->n + 1, State())) return PyErr_NoMemory();
     states_[before].object = Py_XNewRef(initial);
     find_functions();
@@ -380,8 +383,8 @@ class Fold {
   // The log of this thread's recording if calls may be logged without calling functions; else null.
   Log* open_log() const {
     Log* log = current_log();
-    bool is_open = log && reinterpret_cast<PyObject*>(log) == log_.get() && !log->is_watched && !log->is_wrapped;
-    return is_open ? log : nullptr;
+    bool is_same = log && reinterpret_cast<PyObject*>(log) == log_.get() && log->session == session_;
+    return is_same && !log->is_watched && !log->is_wrapped ? log : nullptr;
   }
 
   // Finds again what Python code may have changed: the functions that record cells.
@@ -399,7 +402,7 @@ class Fold {
     callee.function = Ref::borrowed(is_plain ? found : nullptr);
   }
 
-  // Calls a function for a node, with a list of the states of some nodes, or with that of one.
+  // Calls a function for a node, with a list of the states of some nodes, or with each as an argument.
   bool call(Callee& callee, int32_t node, Span<const int32_t> inputs, bool is_list, State& result) {
     uint64_t fields = 0;
     bool has_objects = callee.columns.size() > MOST_FIELDS;
@@ -485,13 +488,12 @@ class Fold {
     Ref names = is_made ? names_of(callee, node, present) : Ref();
     Log* log = open_log();
     int64_t id = log ? log->next_id() : 0;
-    uint32_t session = log ? log->session : 0;
     Ref made(names ? PyObject_Vectorcall(callee.callable, args.data(), (size_t)n_first, names.get()) : nullptr);
     for (ptrdiff_t i = 0; i < args.size(); i++) Py_DECREF(args[i]);
     if (!made) return false;
     find_functions();
     result = {-1, 0, nullptr};
-    if (log && log == open_log() && log->session == session && log->next_id() == id + 1 &&
+    if (log && log == open_log() && log->next_id() == id + 1 &&
         !learn(callee, log, id, inputs, is_list, fields, is_known, made.get(), result))
       return false;
     if (result.kind < 0) result.object = made.release();
@@ -550,7 +552,8 @@ class Fold {
     if (state.kind < 0) return Py_XNewRef(state.object);
     Log* log = reinterpret_cast<Log*>(log_.get());
     const ResultKind& kind = *log->result_kinds[state.kind];
-    return make_handles(log, kind, kind.structure.get(), state.ref);
+    if (log->session == session_) return make_handles(log, kind, kind.structure.get(), state.ref);
+    return PyErr_SetString(PyExc_RuntimeError, "the recording ended while a fold called its functions"), nullptr;
   }
 
   Ref list_of(Span<const int32_t> nodes) const {
@@ -566,6 +569,7 @@ class Fold {
   Forest* forest_;
   Callee node_, leaf_, each_;
   Ref log_;  // of this thread's recording
+  uint32_t session_ = 0;
   Vec<State> states_;
 };
 
