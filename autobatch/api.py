@@ -1,9 +1,9 @@
-"""Entry point: `batched` resolves names, validates options and builds a `Batched`, which takes every call.
+"""Entry point: `batched` resolves names, validates options and builds a `Batched`, which handles all calls.
 
     record -> merge -> rewrite -> schedule -> place -> execute
 
-`autobatch.engine.planning` has the stages before execution and keeps plans of mini-batches seen before. Where
-`max_bytes` would be exceeded, `autobatch.plan.budget` cuts the mini-batch into parts that run one after the other.
+`autobatch.engine.planning` has the stages before execution and caches the plans of mini-batches. Where `max_bytes`
+would be exceeded, `autobatch.plan.budget` splits the mini-batch into parts that run one after the other.
 """
 
 from __future__ import annotations
@@ -52,34 +52,35 @@ Grads: TypeAlias = dict[str, Any]
 
 
 class Batched(Session):
-    """A function over one instance, run on mini-batches; made by `batched`.
+    """A function of one instance, run on mini-batches; made by `batched`.
 
-    Calls from several threads take turns. `Session` and `Settings`, in `autobatch.engine`, list the attributes.
+    Thread-safe: calls from several threads run one after the other. `Session` and `Settings`, in `autobatch.engine`,
+    list the attributes.
     """
 
     def __call__(self, instances: Iterable[Any]) -> Any:
         """Compute `[function(x) for x in instances]`, stacked.
 
-        An async function runs in rounds, each of which computes what its instances wait for; `docs/tutorials/decode.md`
-        is a tutorial.
+        An async function runs in rounds, each of which computes the values that its instances wait for; see the
+        tutorial `docs/tutorials/decode.md`.
 
         Args:
-            instances: whatever the function takes, or graphs from `record_all`. If they come from an iterator or a data
-                set instead of a list or other container, the next instance may fill the same objects again. So their
-                contents are noted on arrival: of arrays, tensors, buffers, containers and objects with attributes. An
-                instance is replaced by a copy if it holds something whose contents change before the last one arrives;
-                all others stay the same objects. Views of dicts, ctypes arrays and the like cannot be copied, and are
-                refused if they change. Give a list to save the notes.
+            instances: arguments of the function, or graphs from `record_all`. An iterator or a data set, unlike a list
+                or other container, may fill the same objects again for the next instance. So the contents of arrays,
+                tensors, buffers, containers and objects with attributes are noted on arrival. If contents change
+                before the last instance arrives, the instances that hold them are replaced by copies; all others stay
+                the same objects. Views of dicts, ctypes arrays and the like cannot be copied; if they change, a
+                DataError is raised. Pass a list to save the cost of the notes.
 
         Returns:
-            What the function returns, with arrays `(B, *shape)`; lists, and what is in them, come back per instance. A
-            number that is returned alone is a float. An array of shape (0,) for no instances.
+            The results of the function in its own structure, with arrays `(B, *shape)`; lists and their elements come
+            back per instance. A number that is returned alone is a float. For no instances, an array of shape (0,).
 
         Raises:
-            PlanError: an instance needs more than `max_bytes` alone.
+            PlanError: a single instance needs more than `max_bytes`.
             GraphError: an instance of an async function still waits after `max_rounds`.
             DataError: instances from an iterator cannot be copied.
-            Exception: whatever the function raises; the first error of an instance, unless `on_error` is "return".
+            Exception: any error of the function; the first one of an instance, unless `on_error` is "return".
         """
         try:
             call = self._call(instances, training=False)
@@ -99,11 +100,11 @@ class Batched(Session):
     _stack_results = staticmethod(stack_results)
 
     def results_of(self, structures: Sequence[Any], columns: list[Any]) -> list[Any]:
-        """What the function returned for each of some instances.
+        """Return the results of the function for each of some instances.
 
         Args:
-            structures: per instance, from `autobatch.trace.results.read_result`.
-            columns: per slot, its rows in instance order.
+            structures: one per instance, from `autobatch.trace.results.read_result`.
+            columns: the rows of each slot, in instance order.
         """
         return list_results(structures, self._typed(columns))
 
@@ -205,46 +206,49 @@ class Batched(Session):
 
         Args:
             instances: as for a call; the function returns a scalar value, or `(loss, aux)` with `has_aux`.
-            reduce: "mean" or "sum" over instances, or a weight for each, shape (B,); or "none" for the loss and the
-                gradients of each instance.
-            out: gradients that the call adds to, as returned before, or arrays. By default the call returns buffers of
-                this thread, which its next call overwrites, `explain(training=True)` too. `Rows` of a table that has
-                been read in another way since are replaced by an array.
-            inputs: also differentiate with respect to the float arrays of the instances, which are not recorded
-                graphs; the function is given inputs in their place, see `autobatch.trace.inputs`.
-            only: the names of the trainable parameters whose gradients are wanted, with `reduce="none"` or `clip`; None
-                for all.
-            clip: "per-instance" to scale the gradient of each instance down to `max_norm` before they are added up: by
-                min(1, max_norm / norm), where the norm is over all parameters that are wanted and the loss has weight
-                1. The weights of `reduce` multiply the clipped gradients. Per-instance gradients are formed only where
-                that takes less work than computing their norms directly, or where the norm needs them
+            reduce: "mean" or "sum" over instances, or weights of shape (B,); or "none" for the loss and the gradients
+                of each instance.
+            out: gradients to add to, as returned by an earlier call, or arrays. By default the call returns buffers of
+                this thread, which its next call (also `explain(training=True)`) overwrites. `Rows` of a table that
+                has since been read by other ops than `lookup` are replaced by an array.
+            inputs: also differentiate with respect to the float arrays of the instances, which must not be recorded
+                graphs. The function receives inputs in place of these arrays, see `autobatch.trace.inputs`.
+            only: names of the trainable parameters to differentiate by, with `reduce="none"` or `clip`; None for all.
+            clip: "per-instance" to scale the gradient of each instance down to `max_norm` before they are summed: by
+                min(1, max_norm / norm), where the norm is over all selected parameters and the loss has weight 1. The
+                weights of `reduce` multiply the clipped gradients. Per-instance gradients are formed only where that
+                takes less work than computing their norms directly, or where the norm needs them
                 (`autobatch.backends.by_instance.weights`).
             max_norm: with `clip`, a number above 0, in the units of the gradients.
 
         Returns:
             value, grads; or (value, aux), grads with `has_aux`. `grads` has a gradient for every trainable parameter,
-            by name: an array, zero where it is not used, or `Rows` for a table that nothing but `lookup` reads.
-            Where the parameters are on a device, the gradients are there too, and the call does not wait for it:
-            `value` is a `Late`, a number that waits when it is read. A loss that is not finite is then known when it
-            is read, or at the next call; optimizers ignore its gradients.
-            With `inputs` a third element: a list of what the instances are with each float array replaced by its
-            gradient, of its shape and type and zero where it is not used, and all that holds no float array by None.
-            With `reduce="none"`, `value` is an array (B,), and each of `grads` an array (B, *shape) of its own, also
-            that of a table: row b is the gradient of the loss of instance b alone. In a group of processes, B are the
+            by name: an array (zero for an unused parameter), or `Rows` for a table that only `lookup` reads.
+
+            If the parameters are on a device, the gradients are there too, and the call does not wait for it: `value`
+            is a `Late`, a number that waits when it is read. A loss that is not finite is then reported when it is
+            read, or at the next call; optimizers ignore its gradients.
+
+            With `inputs`, a third element: a list of the instances, with each float array replaced by its gradient (of
+            its shape and dtype, zero if unused), and each part without float arrays replaced by None.
+
+            With `reduce="none"`, `value` is an array (B,), and each of `grads` a new array (B, *shape), also for a
+            table: row b is the gradient of the loss of instance b alone. In a group of processes, B counts the
             instances of this process. The call waits for a device.
+
             With `clip`, `grads.norms` are the norms before clipping, float64 (B,), unless `out` was given.
 
         Raises:
-            DataError: no instances, or `out` cannot be written, or a float array is in a set, deque or array; or
-                arguments that do not go together.
+            DataError: there are no instances, `out` cannot be written, a float array is in a set, deque or array, or
+                arguments contradict each other.
             GraphError: the function did not return a scalar value, or the gradient of an input would be lost.
             ShapeError: `out` does not hold gradients of these parameters.
-            NumericError: a loss is not finite; `out` is as it was, unless the call did not wait: then steps skip it. Or
-                a norm that is clipped is not finite.
-            PlanError: an instance needs more than `max_bytes` alone; with `reduce="none"`, the gradients (B, *shape)
-                count.
-            DistributedError: in a group of processes (`autobatch.distributed`), whose gradients are added up, another
-                one has ended, or does something else.
+            NumericError: a loss is not finite; `out` is unchanged, unless the call did not wait: then optimizer steps
+                skip it. Or a norm to clip is not finite.
+            PlanError: a single instance needs more than `max_bytes`, which with `reduce="none"` includes the gradients
+                (B, *shape).
+            DistributedError: in a group of processes (`autobatch.distributed`), whose gradients are summed, another
+                process has ended or makes a different call.
         """
         if wrong:
             refuse(Batched.value_and_grad, wrong)
@@ -272,17 +276,17 @@ class Batched(Session):
     def record_all(self, instances: Iterable[Any], progress: bool = False, workers: int = 1) -> list[Graph]:
         """Record each instance once, for use in many mini-batches.
 
-        Of an async function all instances are run, and the graphs hold the numbers that programs awaited as they were.
+        The instances of an async function are run, and the graphs hold the awaited numbers as constants.
 
         Args:
-            instances: whatever the function takes; those from an iterator are copied as in a call.
-            progress: show how far it is, on standard error or in an output of a notebook.
-            workers: how many processes record; more than one pays from some thousand instances on.
+            instances: arguments of the function; those from an iterator are copied as in a call.
+            progress: show the progress, on standard error or in a notebook output.
+            workers: number of processes that record; more than one pays off from some thousand instances on.
 
         Raises:
-            DataError: `workers` is no number of processes.
-            GraphError: several workers for an async function, whose instances run together; or what a cell depends on
-                is not found by its name in another process.
+            DataError: `workers` is not a positive int.
+            GraphError: several workers for an async function, whose instances run together; or something that a cell
+                depends on cannot be found by its name in another process.
         """
         listed = list_instances(instances)
         show: Callable[[Iterable[Any]], Iterable[Any]] = iter
@@ -302,7 +306,7 @@ class Batched(Session):
 
     @checked(instances=None)
     def prepare(self, instances: Iterable[Any], training: bool = False, has_aux: bool = False) -> Step:
-        """Plan a mini-batch and do not run it: its graph, and for each part the schedule, the plan and the executable.
+        """Plan a mini-batch without running it: its graph, and for each part the schedule, the plan and the executable.
 
         Args:
             instances: as for a call.
@@ -310,8 +314,8 @@ class Batched(Session):
             has_aux: as for `value_and_grad`, with `training`.
 
         Raises:
-            GraphError: the function is async: its mini-batches are planned while they run.
-            PlanError: an instance needs more than `max_bytes` alone.
+            GraphError: the function is async, so its mini-batches are planned while they run.
+            PlanError: a single instance needs more than `max_bytes`.
 
         >>> import autobatch as ab
         >>> double = ab.batched(lambda x: 2.0 * x)
@@ -322,8 +326,8 @@ class Batched(Session):
         call = self._call(instances, training, has_aux, measured=False)
         if call.minibatch.has_programs:
             raise GraphError(
-                "prepare was given instances of an async function, which are planned while they run; give graphs from "
-                "record_all, or see explain."
+                "the function of prepare must not be async, because its instances are planned while they run; pass "
+                "graphs from record_all, or call explain."
             )
         with run_lock():
             return self.plan(call)
@@ -337,20 +341,20 @@ class Batched(Session):
         bound: str = "chain",
         memory: bool = False,
     ) -> Report:
-        """Run a mini-batch and say what happened: nodes, batches, bound and gap, launches, copies, memory, rewrites.
+        """Run a mini-batch and report nodes, batches, their bound and gap, launches, copies, memory and rewrites.
 
-        It also names the source lines that record single ops (one node each) outside cells.
+        The report also names the source lines that record single ops (one node each) outside cells.
 
         Args:
             instances: as for a call; recorded graphs have no source lines.
-            training: run backward too; launches and copies are those of both.
+            training: run backward too; launches and copies are the totals of both.
             has_aux: as for `value_and_grad`, with `training`.
-            bound: "chain", or "pairs" for a better bound on the batches, which takes a second or so.
-            memory: also say where values lie and what moves, in the largest part.
+            bound: "chain", or "pairs" for a better bound on the batches, which takes about a second.
+            memory: also report the layout of values and the copies, for the largest part.
 
         Raises:
-            PolicyError: there is no such bound.
-            PlanError: an instance needs more than `max_bytes` alone.
+            PolicyError: the bound is unknown.
+            PlanError: a single instance needs more than `max_bytes`.
         """
         from autobatch.inspect.lines import Lines
         from autobatch.memplan.report.memory import report_memory
@@ -381,16 +385,16 @@ class Batched(Session):
         has_aux: bool = False,
         n_calls: int = N_CALLS,
     ) -> Profile:
-        """Say where the time goes: milliseconds and bytes per stage and per batch, as a table and as a trace.
+        """Profile a call: milliseconds and bytes per stage and per batch, as a table and as a trace.
 
         Args:
-            instances: run once, as for `explain`; None to profile calls as they come, while the profile is entered.
+            instances: run once, as for `explain`; None to profile the calls made while the profile is entered.
             training: run backward too.
             has_aux: as for `value_and_grad`, with `training`.
-            n_calls: how many to keep, the last.
+            n_calls: number of most recent calls to keep.
 
         Raises:
-            DataError: `n_calls` is no number of calls.
+            DataError: `n_calls` is not a positive int.
 
         Cost: about a microsecond per batch.
 
@@ -412,9 +416,9 @@ class Batched(Session):
 
     @checked(instances=None)
     def merged(self, instances: Iterable[Any]) -> Graph:
-        """Give the graph of a mini-batch as policies see it: recorded, merged and rewritten.
+        """Return the graph of a mini-batch as policies see it: recorded, merged and rewritten.
 
-        That of an async function holds the numbers that programs awaited.
+        For an async function, the graph holds the awaited numbers.
 
         Args:
             instances: as for a call.
@@ -436,30 +440,30 @@ class Batched(Session):
         progress: bool = False,
         **options: Any,
     ) -> Any:
-        """Learn a state machine that decides what runs together, by Q-learning, and use it from now on.
+        """Learn a batching policy, a state machine, by Q-learning, and use it from now on.
 
         Args:
-            minibatches: lists of instances, or of graphs from `record_all`; at least one. Of an async function
-                the graph of each round is learned on, and that of all rounds together.
-            encoding: what the machine sees of the ready nodes: "base", "max" or "sort".
+            minibatches: lists of instances, or of graphs from `record_all`; at least one. For an async function, the
+                learner uses the graph of each round, and that of all rounds together.
+            encoding: encoding of the ready nodes as a state: "base", "max" or "sort".
             seed: same seed, same policy.
-            held_out: mini-batches that decide which of the machines met on the way is the best.
-            online: go on learning, from each mini-batch in which the machine meets a state that it does not know.
-            progress: show how far it is, on standard error or in an output of a notebook.
+            held_out: mini-batches that select the best of the machines found during learning.
+            online: continue learning, from each mini-batch in which the machine meets an unknown state.
+            progress: show the progress, on standard error or in a notebook output.
             options: critical, mask, rival, reward, direction, compact, ...: see `autobatch.policies.learning`, whose
-                defaults do best. What ED-Batch published is `**ab.policies.PUBLISHED`. With device="cuda" a GPU plays
-                the mini-batches, many at once.
+                defaults perform best. `**ab.policies.PUBLISHED` gives the settings published for ED-Batch. With
+                device="cuda", a GPU runs the episodes, many at once.
 
         Returns:
-            The policy: `save` writes it to a file, whose path is a policy for `ab.batched`.
+            The policy. Its `save` writes it to a file, whose path is a policy for `ab.batched`.
 
         Raises:
-            PolicyError: no mini-batches, an option that does not exist or is out of range, or a GPU that cannot hold
-                the mini-batches.
-            BackendError: a GPU is to learn, and there is none.
+            PolicyError: there are no mini-batches, an option is unknown or out of range, or the mini-batches exceed
+                the memory of the GPU.
+            BackendError: `device` is "cuda" and there is no GPU.
 
-        Cost: about as long as planning the mini-batches `episodes` times, 1000 by default, in each direction, and as
-            much again for the machine as it was published, which is learned beside ours unless `rival=False`.
+        Cost: about as long as planning the mini-batches `episodes` times (1000 by default) in each direction, and the
+            same again for the machine as published, which is learned as well unless `rival=False`.
         """
         from autobatch.policies.fsm.online import keep_learning
         from autobatch.policies.learning import learn, show_learning
@@ -476,9 +480,9 @@ class Batched(Session):
         return policy
 
     def _scheduled_batch(self, instances: Iterable[Any]) -> list[Graph]:
-        """Do what `_scheduled` does, with a note on errors: a flat list of instances may look like mini-batches."""
+        """Call `_scheduled`, and add a note to errors, because a flat list of instances may look like mini-batches."""
         listed = list_instances(
-            instances, "each mini-batch of learn_policy", "give a list of mini-batches, which are lists of instances"
+            instances, "each mini-batch of learn_policy", "pass a list of mini-batches, which are lists of instances"
         )
         try:
             return self._scheduled(listed)
@@ -487,7 +491,7 @@ class Batched(Session):
             raise
 
     def _scheduled(self, instances: Iterable[Any]) -> list[Graph]:
-        """The graphs of a mini-batch that policies make schedules of: of an async function those of all rounds, too."""
+        """Return the graphs of a mini-batch that policies schedule; for an async function, also those of each round."""
         call = self._call(instances, training=False)
         if not call.minibatch.has_programs:
             return [rewrite(self.recorder.to_graph(call.minibatch), self.rewrites)[0]]
@@ -516,49 +520,52 @@ def batched(
     max_rounds: int | None = None,
     on_error: str = "raise",
 ) -> Batched:
-    """Turn a function over one instance into one over mini-batches.
+    """Turn a function of one instance into a function of mini-batches.
 
     Args:
-        function: takes one instance and calls cells; a method of a `Module`, a `Module` or any other object with
-            `__call__`, a `functools.partial`, or any function. An async one looks at its own values, by `ab.value`.
+        function: takes one instance and calls cells: a method of a `Module`, a `Module` or any other object with
+            `__call__`, a `functools.partial`, or any function. An async function can await its own values, by
+            `ab.value`.
         module: the owner of the parameters. By default the module that `function` is or is a method of; for another
-            object, the module among its attributes, and for a partial among its arguments, that holds the others there.
-        policy: what decides the batches: a name, the path of a saved policy, or a `Policy`; see
-            `autobatch.policies.get`. "auto" is a rule for the backend, `autobatch.policies.AUTO`.
-        backend: what computes: a name, or a `Backend`; "auto" compiles cells for the processor ("cpu"), in the
+            object, the module among its attributes (for a partial, among its arguments) that contains all others
+            there.
+        policy: the batching policy: a name, the path of a saved policy, or a `Policy`; see `autobatch.policies.get`.
+            "auto" selects a rule for the backend, `autobatch.policies.AUTO`.
+        backend: the execution backend: a name, or a `Backend`. "auto" compiles cells for the CPU ("cpu"), in the
             background, while a new model's mini-batches are interpreted; or for the GPU ("cuda"), if the parameters
             were moved there.
-        planner: what decides where values live.
-        rewrites: the passes that simplify the graph, see `autobatch.graph.rewrite.passes`: their names, or "auto", by
-            which nodes of a mini-batch that compute the same are computed once where a rule expects this to pay (not on
-            a GPU, where products cost too little); or "all", by which they always are.
-        seed: of random numbers (dropout, draws).
-        max_bytes: what the values of a mini-batch may take, with their gradients in training: the memory that
-            `explain` names, without parameters and their gradients. What is on its way within one batch counts too,
-            but on the reference backend, which makes arrays for it. A mini-batch that would take more is run in
-            parts; its results are those of the whole, to rounding.
-        plan_cache: how many plans to keep. A mini-batch of recorded graphs that comes again, be it of other objects
-            that hold the same, is not planned again; its results are the same, to the bit. 0 keeps none.
-        precision: of matrix products: "float32", that is, the module's own float type; or "bf16", for float32 modules:
-            both operands are rounded to 16 bits, sums and all else stay as they are, see `autobatch.ir.precision`.
-        threads: that share the tiles of batches (backend "cpu") or compute matrix products (others), and no more than
-            there are cores to use; "auto" measures one against more on the first mini-batches of each size, and goes
-            back to one where others need the cores, see `autobatch.engine.threads`.
-        max_rounds: of an async function, which waits for values: the most rounds of a mini-batch, after which it is an
-            error of each instance that it still waits; None for no limit. If all that is waited for is known from
-            earlier rounds, nothing is computed, which counts as no round; more than so many in a row are an error, too.
-        on_error: of an async function: "raise" the first error of an instance, and end the others; or "return" errors
-            in the place of results, which then come as a list, one for each instance; where gradients are asked for,
-            errors are raised.
+        planner: the memory planner.
+        rewrites: the passes that simplify the graph, see `autobatch.graph.rewrite.passes`: their names; or "auto",
+            which computes equal nodes of a mini-batch once where a rule expects this to pay off (not on a GPU, where
+            products cost too little); or "all", which always does.
+        seed: seed of random numbers (dropout, draws).
+        max_bytes: memory limit for the values of a mini-batch, with their gradients in training: the memory that
+            `explain` reports, without parameters and their gradients. Temporary values within one batch count too,
+            except on the reference backend, which makes arrays for them. A larger mini-batch is run in parts, whose
+            results equal those of the whole up to rounding.
+        plan_cache: number of plans to keep. A mini-batch of recorded graphs with a cached plan is not planned again,
+            even if its graphs are other objects with equal contents; its results are bit-identical. 0 keeps none.
+        precision: precision of matrix products: "float32", meaning the module's own float type; or "bf16", for float32
+            modules: both operands are rounded to 16 bits, sums and everything else are unchanged, see
+            `autobatch.ir.precision`.
+        threads: number of threads that share the tiles of batches (backend "cpu") or compute matrix products (other
+            backends), at most the number of usable cores. "auto" compares one thread with more on the first
+            mini-batches of each size, and returns to one when others need the cores, see `autobatch.engine.threads`.
+        max_rounds: for an async function, the maximum number of rounds of a mini-batch; an instance that still waits
+            afterwards gets an error. None for no limit. If all awaited values are known from earlier rounds, nothing
+            is computed, and this does not count as a round; more than `max_rounds` of these in a row are an error too.
+        on_error: for an async function, "raise" raises the first error of an instance and ends the others; "return"
+            returns errors in place of results, as a list with one element per instance. Calls that compute gradients
+            always raise.
 
-    Several threads may call it, and train and infer side by side: calls of all functions, and steps of optimizers, run
-    one after the other in the order in which they come, while another thread records; see `autobatch.system.turns`.
-    With `threads` a call uses more cores.
+    Thread-safe, also for concurrent training and inference. Runs of all functions and optimizer steps are serialized
+    process-wide, first come first served, while other threads may record; see `autobatch.system.turns`. With
+    `threads`, a call uses more cores.
 
     Raises:
-        PolicyError, BackendError: there is no such policy, backend, precision or number of threads.
+        PolicyError, BackendError: the policy, backend, precision or number of threads is unknown or invalid.
         PlanError: `max_bytes`, `plan_cache` or `max_rounds` is out of range or not an int.
-        GraphError: there is no such rewrite, or `function` or `module` are none.
+        GraphError: a rewrite is unknown, `function` is not callable, or `module` is not a `Module`.
 
     >>> import autobatch as ab
     >>> @ab.cell
@@ -575,8 +582,8 @@ def batched(
         module = _module_of(function)
     if not callable(function) or isinstance(function, type) or not isinstance(module, Module | None):
         raise GraphError(
-            f"ab.batched(function, module=...) takes a function over one instance and a Module, not {show(function)} "
-            f"and {show(module)}; give a method of a model, such as model.loss, or a model that has __call__."
+            f"arguments of ab.batched must be a function of one instance and a Module or None, got {show(function)} "
+            f"and {show(module)}; pass a method of a model, such as model.loss, or a model with __call__."
         )
     backend = make_backend(backend, HOST if module is None else shared_store(module))
     if isinstance(policy, str):
@@ -599,16 +606,16 @@ def batched(
 
 
 def _module_of(function: Any) -> Module | None:
-    """The module whose parameters a function reads: of those at hand the one that holds all; None if there is none."""
+    """Return the module at a function (see `_modules_at`) that contains all others there; None if there is none."""
     found = {id(module): module for module in _modules_at(function)}
     holding = [x for x in found.values() if found.keys() <= {id(part) for part in modules_in(x)}]
     return holding[0] if holding else None
 
 
 def _modules_at(function: Any) -> list[Module]:
-    """The modules that a function is, is a method of, or has in attributes, or that one has which it wraps.
+    """List the modules that a function is, is a method of, has as attributes or, for a partial, as arguments.
 
-    A partial has its arguments too.
+    A function without such an owner that wraps another one is replaced by that.
     """
     if isinstance(function, Module):
         return [function]

@@ -23,7 +23,7 @@ RAW = (TypeError, ValueError, LookupError, AttributeError, OverflowError, ZeroDi
 """Exceptions that Python and NumPy raise for unusable arguments."""
 LONGEST = 60  # characters of an argument in a message
 MOST_CHECKED = 1000  # elements of a container
-OPEN = (Any, npt.ArrayLike, npt.DTypeLike, object)
+OPEN = (Any, npt.ArrayLike, npt.DTypeLike, object)  # annotations that restrict nothing
 ALIASES = getattr(typing, "TypeAliasType", ())  # from Python 3.12 on; npt.NDArray is one from NumPy 2.5 on
 TEXTS = (str, bytes, bytearray)
 WORDS: dict[Any, str] = {
@@ -178,7 +178,7 @@ def _of_class(kind: Any, parts: tuple[Any, ...]) -> Kind | None:
 
 
 def _of_elements(kind: Any, parts: tuple[Any, ...]) -> Kind:
-    """Containers. Any list-like object is accepted as a sequence; strings and dicts never are."""
+    """Return the kind of a container. Any list-like object is accepted as a sequence; strings and dicts never are."""
     element = kind_of(parts[0]) if parts and (kind is not tuple or parts[1:] in ((), (...,))) else None
 
     def holds(x: Any) -> bool:
@@ -210,9 +210,9 @@ def _plural(words: str) -> str:
 
 
 def to_plain(x: Any) -> Any:
-    """Convert the numbers of NumPy in an option of an op to Python's: axes, sizes, slices, factors, and tuples of them.
+    """Convert NumPy's numbers in an option of an op to Python's: axes, sizes, slices, factors, and tuples of them.
 
-    An array of ints becomes a tuple; anything else stays.
+    An array of ints becomes a tuple; anything else is returned unchanged.
 
     >>> to_plain((np.int64(2), slice(np.int8(1), None))), to_plain(np.array([3, 1])), to_plain(np.bool_(True))
     ((2, slice(1, None, None)), (3, 1), True)
@@ -231,19 +231,19 @@ def to_plain(x: Any) -> Any:
 
 
 def is_int(x: Any) -> bool:
-    """Whether this is an int, of Python or NumPy, and not a bool; an array of one int without axes counts as one."""
+    """Return whether `x` is an int of Python or NumPy, but not a bool; an int array without axes counts as an int."""
     if isinstance(x, np.ndarray) and x.ndim == 0:
         return x.dtype.kind in "iu"
     return isinstance(x, (int, np.integer)) and not isinstance(x, bool)
 
 
 def is_bool(x: Any) -> bool:
-    """Whether this is True or False, of Python or NumPy."""
+    """Return whether `x` is a bool of Python or NumPy."""
     return isinstance(x, (bool, np.bool_))
 
 
 def is_number(x: Any) -> bool:
-    """Whether this is a real number that fits a float, and not NaN; infinities are left to the function."""
+    """Return whether `x` is a real number that fits a float and is not NaN; infinities are left to the function."""
     if isinstance(x, np.ndarray) and x.ndim == 0 and x.dtype.kind in "iuf":
         x = x[()]  # e.g. an optimizer's learning rate
     if isinstance(x, (bool, np.bool_)) or not isinstance(x, (int, float, np.integer, np.floating)):

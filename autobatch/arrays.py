@@ -1,4 +1,4 @@
-"""Define types of arrays, addresses, arrays aligned to cache lines, rounding to bf16, and silence about overflow."""
+"""Array types, addresses, arrays aligned to cache lines, rounding to bf16, and settings that silence overflow."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ IntArray: TypeAlias = NDArray[np.int32]
 LongArray: TypeAlias = NDArray[np.int64]
 FloatArray: TypeAlias = NDArray[np.float64]
 Array: TypeAlias = NDArray[Any]
-QUIET = np.uint32(0x40)  # keeps a NaN one when its second half is cut off
+QUIET = np.uint32(0x40)  # a bit that keeps a NaN a NaN when its lower half is cut off
 SILENT: Final[dict[str, Any]] = {"over": "ignore", "divide": "ignore", "invalid": "ignore"}
-"""The arguments of `np.errstate` where numbers may overflow: whoever needs finite results checks them."""
-LINE = 64  # bytes of a cache line, and of the longest vectors
+"""Arguments of `np.errstate` where numbers may overflow; callers that need finite results check them."""
+LINE = 64  # bytes of a cache line, and of the widest vector registers
 
 
 def address_of(array: Array) -> int:
-    """The address of the first element of an array."""
+    """Return the address of the first element of an array."""
     address: int = array.__array_interface__["data"][0]
     return address
 
 
 def aligned(shape: int | tuple[int, int], dtype: np.dtype[Any]) -> Array:
-    """Make an array whose rows begin at cache lines, so that a vector instruction reads from one line only."""
+    """Make an uninitialized array whose rows begin at cache lines, so that a vector load touches only one line."""
     n_rows, size = (1, shape) if isinstance(shape, int) else shape
     width = -(-size * dtype.itemsize // LINE) * LINE // dtype.itemsize
     data = np.empty(n_rows * width * dtype.itemsize + LINE, np.uint8)
@@ -33,13 +33,13 @@ def aligned(shape: int | tuple[int, int], dtype: np.dtype[Any]) -> Array:
 
 
 def rounded(x: Any, xp: Any = np) -> Any:
-    """Round numbers to bf16, as float32 whose second half is zero.
+    """Round numbers to bf16, stored as float32 whose lower half is zero.
 
     Args:
-        x: an array of a device.
-        xp: the array functions of that device.
+        x: an array of NumPy, or of the library `xp`.
+        xp: NumPy or CuPy.
 
-    >>> rounded(np.array([1 + 2**-8, 1 + 3 * 2**-8], np.float32)).tolist()  # ties: the even one of two neighbours
+    >>> rounded(np.array([1 + 2**-8, 1 + 3 * 2**-8], np.float32)).tolist()  # ties go to the even neighbor
     [1.0, 1.015625]
     """
     bits = xp.asarray(x, np.float32).view(np.uint32)

@@ -1,4 +1,4 @@
-"""A checkout whose native core is not built says how to build it; `autobatch` imports this before what needs it."""
+"""Check that the native core is built; if not, say how to build it. `autobatch` imports this module first."""
 
 import sys
 from importlib import import_module

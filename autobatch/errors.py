@@ -1,11 +1,11 @@
-"""Every error that a caller can cause, under one root.
+"""All errors that a caller can cause, under one root class.
 
-A message says what was being done, the two things that disagree, and what to do about it.
+A message names the operation, the two values that disagree, and a remedy.
 """
 
 
 class AutobatchError(Exception):
-    """Root of all errors that autobatch raises on purpose."""
+    """Base class of all errors that autobatch raises deliberately."""
 
 
 class ShapeError(AutobatchError):
@@ -45,11 +45,11 @@ class CheckpointError(AutobatchError):
 
 
 class DistributedError(AutobatchError):
-    """Processes that train together, and of which one has ended or does something else than the others."""
+    """A group of training processes in which one has ended or diverges from the others."""
 
 
 class ServingError(AutobatchError):
-    """A request that a server cannot take, or cannot finish in time."""
+    """A request that a server cannot accept, or cannot finish in time."""
 
 
 class DeadlineError(ServingError):

@@ -1,4 +1,4 @@
-"""Keywords that a function does not take: the error names the nearest one that it takes, as Python 3.13 does by itself.
+"""Errors for unknown keyword arguments, which suggest the nearest valid one, as Python 3.13 does by itself.
 
     @suggesting()
     def minibatches(instances, size, rng=None): ...
@@ -29,7 +29,10 @@ NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
 def nearest(name: str, names: Iterable[str], likeness: float = 0.6) -> str | None:
-    """The name that is written most like another one, whatever the case; None if none is.
+    """Return the name spelled most like another, ignoring case; None if none is similar enough.
+
+    Args:
+        likeness: least similarity, from 0 to 1.
 
     >>> nearest("polcy", ["module", "policy"]), nearest("Relu", ["relu"]), nearest("xyzzy", ["relu"])
     ('policy', 'relu', None)
@@ -42,10 +45,10 @@ def nearest(name: str, names: Iterable[str], likeness: float = 0.6) -> str | Non
 
 
 def suggesting(*takers: Callable[..., Any]) -> Callable[[F], F]:
-    """Make a function, or the constructor of a class, name the nearest keyword where it is given a wrong one.
+    """Make a function, or the constructor of a class, suggest the nearest keyword when it is given an unknown one.
 
     Args:
-        takers: the functions that take its `**options`, if it has any.
+        takers: the functions that receive its `**options`, if it has any.
     """
 
     def wrap(function: F) -> F:
@@ -73,7 +76,7 @@ def checked(*takers: Callable[..., Any], **errors: type[AutobatchError] | None) 
     """Do what `suggesting` does, and check arguments against their annotations before each call.
 
     Args:
-        takers: the functions that take its `**options`, if it has any.
+        takers: the functions that receive its `**options`, if it has any.
         errors: error class per parameter, or None if the function checks the argument itself; DataError by default.
     """
 
@@ -126,7 +129,7 @@ def name_of(function: Callable[..., Any], args: tuple[Any, ...]) -> str:
 
 
 def refusing(function: F) -> F:
-    """Hide the `**wrong` keywords of a function, which it gives to `refuse`, from those who ask for its signature."""
+    """Hide the `**wrong` keywords of a function, which it passes to `refuse`, from its visible signature."""
     shown = signature(function)
     named = [one for one in shown.parameters.values() if one.kind is not one.VAR_KEYWORD]
     vars(function)["__signature__"] = shown.replace(parameters=named)
@@ -136,13 +139,13 @@ def refusing(function: F) -> F:
 def refuse(
     function: Callable[..., Any], given: Iterable[str], *takers: Callable[..., Any], owner: tuple[Any, ...] = ()
 ) -> None:
-    """Raise the TypeError of the first keyword that no function takes, if there is one.
+    """Raise a TypeError for the first unknown keyword, if any.
 
     Args:
-        function: was called.
+        function: the called function.
         given: the keywords of the call.
-        takers: the functions that take its `**options`.
-        owner: what it was called with first, which a constructor makes.
+        takers: the functions that receive its `**options`.
+        owner: the first argument of the call; for a constructor, the new object, whose class the message names.
     """
     takes_any = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in signature(function).parameters.values())
     if takes_any and not takers:
@@ -158,7 +161,7 @@ def refuse(
 
 
 def _keywords(function: Callable[..., Any]) -> Iterator[str]:
-    """The names by which arguments of a function can be given."""
+    """Yield the parameters of a function that can be passed by keyword."""
     for name, parameter in signature(function).parameters.items():
         if parameter.kind in NAMED and name != "self":
             yield name

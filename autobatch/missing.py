@@ -1,4 +1,4 @@
-"""What to write instead of a name that `autobatch` does not have, but other libraries do."""
+"""Advice for names that other libraries have and `autobatch` does not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from autobatch.keywords import nearest
 
-ARRAY = "arrays of NumPy are constants where values are recorded, so write np.{}"
+ARRAY = "NumPy arrays are constants in recorded programs, so write np.{}"
 INSTEAD = {
     **{name: ARRAY.format(name) for name in ("array", "arange", "eye", "full", "linspace", "ones", "zeros")},
     **{f"{name}_like": ARRAY.format(f"{name}(x.shape)") for name in ("ones", "zeros")},
@@ -29,8 +29,8 @@ INSTEAD = {
     "detach": "write ab.stop_gradient",
     "topk": "write ab.top_k",
     "permute": "write ab.transpose",
-    "rand": "draw instances by NumPy; in a cell write ab.normal",
-    "randn": "draw instances by NumPy; in a cell write ab.normal",
+    "rand": "draw instances with NumPy; in a cell write ab.normal",
+    "randn": "draw instances with NumPy; in a cell write ab.normal",
     "no_grad": "a call computes no gradients; value_and_grad does",
     "nn": "layers are ab.Linear, ab.Embedding, ab.LSTMCell and others",
     "jit": "ab.batched compiles",
@@ -39,16 +39,16 @@ INSTEAD = {
 
 
 def advice(name: str, public: Sequence[str]) -> str:
-    """What a message adds about a name that is not there; begins with a semicolon, or is empty.
+    """Return the advice to append to the error message for a missing name; it begins with a semicolon, or is "".
 
     >>> advice("zeros", ["relu"]), advice("Relu", ["relu"]), advice("xyzzy", ["relu"])
-    ('; arrays of NumPy are constants where values are recorded, so write np.zeros', '; did you mean ab.relu?', '')
+    ('; NumPy arrays are constants in recorded programs, so write np.zeros', '; did you mean ab.relu?', '')
     >>> advice("sign", ["sin"])
-    '; compose it of other ops, or define one of your own by ab.ops.define_op'
+    '; compose it from other ops, or define your own with ab.ops.define_op'
     """
     if name in INSTEAD:
         return f"; {INSTEAD[name]}"
     if name in vars(np):
-        return "; compose it of other ops, or define one of your own by ab.ops.define_op"
+        return "; compose it from other ops, or define your own with ab.ops.define_op"
     near = nearest(name, public, likeness=0.75)
     return f"; did you mean ab.{near}?" if near else ""

@@ -1,4 +1,4 @@
-"""What this release is called: the name it is installed under, its version, and the command that adds an extra."""
+"""The distribution name and version of this release, and the command that installs its extras."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ VERSION = "0.2.0"
 
 
 def pip_install(*extras: str) -> str:
-    """Write the command that installs what extras bring.
+    """Return the command that installs extras.
 
     >>> pip_install("torch", "plot")
     "pip install 'autobatch-nn[torch,plot]'"

@@ -1,7 +1,7 @@
-"""The first moments of the command `autobatch`, before its packages are imported, which may take seconds.
+"""Set up signals for the command `autobatch` before its packages are imported, which may take seconds.
 
-From its first moment, Ctrl-C ends it with a one-sentence message. A child process, such as a server's worker, ends with
-its parent, however the parent ends and whatever the child is doing.
+Ctrl-C ends the command with a one-sentence message, even during the imports. A child process, such as a server's
+worker, ends with its parent, no matter how the parent ends and what the child is doing.
 """
 
 import os
@@ -13,26 +13,26 @@ from types import FrameType
 from typing import NoReturn
 
 FIRST = "AUTOBATCH_FIRST"
-"""Environment variable of a child process: the number of a pipe whose other end only its parent holds, and the seconds
-that it has to end after SIGTERM."""
+"""Environment variable of a child process: the file descriptor of a pipe whose other end only its parent holds, and
+the time in seconds between SIGTERM and a forced exit."""
 INTERRUPTED = 130  # exit status that shells report after Ctrl-C
 SAID = b"autobatch: interrupted.\n"
 
 
 def _is_command() -> bool:
-    """Whether this process runs the command rather than a user's program."""
+    """Return whether this process runs the command rather than a user's program."""
     name = os.path.basename(sys.argv[0]) if getattr(sys, "argv", None) else ""
     return name in ("autobatch", "autobatch.exe") or (name == "-m" and "autobatch" in sys.orig_argv)
 
 
 def _end_at_once(number: int, frame: FrameType | None) -> NoReturn:
-    """End the process: an exception in an import might be swallowed, or shown with its traceback."""
+    """Exit immediately, because an exception in an import might be swallowed, or shown with its traceback."""
     os.write(2, SAID)
     os._exit(INTERRUPTED)
 
 
 def _end_with(pipe: int, seconds: float) -> None:
-    """End this process when the holder of the pipe's other end has ended."""
+    """Wait until the process at the other end of the pipe has ended, then end this one; see `FIRST`."""
     os.read(pipe, 1)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(seconds)

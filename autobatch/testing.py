@@ -1,4 +1,4 @@
-"""For users' own models: gradients against central differences, batched against eager, and reports of errors."""
+"""Checks for users' own models (gradients, batched against eager results) and files for bug reports."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ def check_grads(
     step: float = 1e-5,
     tolerance: float = 1e-6,
 ) -> None:
-    """Compare the gradient along random directions with central differences of the loss.
+    """Compare gradients along random directions with central differences of the loss.
 
     Along a direction v over all trainable parameters, sum(grad * v) must equal
     (L(p + step v) - L(p - step v)) / (2 step).
 
     Args:
-        loss: batched; its function returns a scalar.
+        loss: a batched function that returns a scalar per instance.
         instances: a mini-batch, whose mean loss is differentiated.
-        module: the parameters' owner, in float64 (`module.astype("float64")`); unchanged afterwards.
-        rng: draws the directions.
-        directions: how many.
-        step: how far the parameters go, in their units, to both sides.
-        tolerance: of the difference, relative to the larger side plus one.
+        module: the owner of the parameters, in float64 (`module.astype("float64")`); unchanged afterwards.
+        rng: generator for the directions.
+        directions: number of directions.
+        step: step size to both sides, in the units of the parameters.
+        tolerance: largest difference, relative to the larger side plus one.
 
     Raises:
-        NumericError: they differ; the message gives both.
+        NumericError: the two sides differ; the message gives both.
     """
     parameters = {name: p for name, p in module.parameters().items() if p.trainable}
     check_generator(rng)
@@ -79,7 +79,7 @@ def check_grads(
 
 
 def _advice(parameters: Mapping[str, Any]) -> str:
-    """What to try first where numbers differ."""
+    """Return the advice for float32 parameters, or ""."""
     is_single = any(array.dtype == np.float32 for array in parameters.values())
     return '; the module is in float32, where differences are rough: call module.astype("float64")' if is_single else ""
 
@@ -88,16 +88,17 @@ def _advice(parameters: Mapping[str, Any]) -> str:
 def check_batched(
     function: Callable[[Any], Any], loss: Batched, instances: Sequence[Any], tolerance: float = 1e-10
 ) -> None:
-    """Compare a batched call with the function called on one instance at a time, with the same random numbers.
+    """Compare a batched call with eager calls on one instance at a time, with the same random numbers.
 
     Args:
-        function: of one instance; an async one runs by `ab.eager`.
-        loss: the same, batched.
+        function: a function of one instance; an async function runs by `ab.eager`.
+        loss: the same function, batched.
         instances: a mini-batch.
-        tolerance: for a module in float64 (`module.astype("float64")`); in float32 give about 1e-4.
+        tolerance: largest difference; the default is for float64 (`module.astype("float64")`), use about 1e-4 for
+            float32.
 
     Raises:
-        NumericError: they differ by more than `tolerance`, relative to the largest number plus one.
+        NumericError: the results differ by more than `tolerance`, relative to the largest number plus one.
     """
     expected = []
     for key, x in enumerate(instances):
@@ -136,23 +137,24 @@ def dump(
     has_aux: bool = False,
     values: bool = True,
 ) -> None:
-    """Write a mini-batch to one file that a report of an error can hold: what it computes, without your code.
+    """Write the computation of a mini-batch to one file for a bug report, without your source code.
 
-    The file has the programs of the cells that are called, which of them reads what of which, the ints and floats that
-    they are given, the options of the function, and versions. `python tools/fuzz.py --replay FILE`, in a checkout of
-    autobatch, runs it batched and one instance at a time, and makes it smaller for as long as it fails.
+    The file holds the programs of the called cells, the graph of their calls, the ints and floats among their
+    arguments, the options of the function, and versions. In a checkout of autobatch, `python tools/fuzz.py --replay
+    FILE` runs it batched and one instance at a time, and shrinks it as long as it fails.
 
     Args:
-        function: batched, or over one instance, which is then batched as `autobatch.batched` does by default.
-        instances: as for a call. An async function runs for it, and what it awaited is in the file as numbers.
-        path: of the file, such as "case.zip"; one that exists is replaced once all is written.
-        training: what fails is `value_and_grad`.
-        has_aux: as it is given to that.
-        values: whether the numbers of parameters are in the file. Without them it has their shapes alone, and what
-            depends on numbers may not fail there.
+        function: a batched function, or a function of one instance, which is batched with the defaults of
+            `autobatch.batched`.
+        instances: as for a call. An async function is run, and the file holds the numbers that it awaited.
+        path: file to write, such as "case.zip"; an existing one is replaced atomically.
+        training: whether the failure is in `value_and_grad`.
+        has_aux: as for `value_and_grad`.
+        values: whether to write the numbers of parameters as well as their shapes. Without them, a failure that
+            depends on numbers may not be reproduced.
 
     Raises:
-        GraphError: a cell depends on something that no file can hold; or in training, the function returns no loss.
+        GraphError: a cell depends on a value that a file cannot hold; or in training, the function returns no loss.
         DataError: there are no instances, or the file cannot be written.
 
     >>> import tempfile

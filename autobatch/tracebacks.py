@@ -105,11 +105,11 @@ def in_cell(error: AutobatchError, cell: str, arguments: str) -> AutobatchError:
     """Make the error for a failure in the body of a cell, with the call and the user's line.
 
     Args:
-        arguments: of the call, with their shapes.
+        arguments: the arguments of the call, with their shapes.
     """
     line = users_line(error)
     at = f", at {line}" if line else ""
-    if type(error).__module__.partition(".")[0] != "autobatch":  # the user's own, which may hold more than a text
+    if type(error).__module__.partition(".")[0] != "autobatch":  # a user's subclass may hold more than a message
         error.add_note(f"{IN_CELL}{cell!r}: the call was {cell}({arguments}){at}.")
         return error
     found = _public_class(type(error))(f"{IN_CELL}{cell!r}: {error} The call was {cell}({arguments}){at}.")

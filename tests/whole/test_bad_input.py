@@ -132,7 +132,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], type[Exception], tuple[str, ...]]] = {
     ),
     "seed": ({"seed": "a"}, ab.DataError, ("seed must be an int of at least 0, got 'a'",)),
     "negative seed": ({"seed": -1}, ab.DataError, ("seed must be an int of at least 0, got -1",)),
-    "module": ({"module": 3}, ab.GraphError, ("takes a function over one instance and a Module", "and 3")),
+    "module": ({"module": 3}, ab.GraphError, ("must be a function of one instance and a Module", "and 3")),
 }
 
 
@@ -144,9 +144,9 @@ def test_unknown_options(model: Model, name: str) -> None:
 
 
 def test_no_function_no_instances(model: Model) -> None:
-    with refused(ab.GraphError, "takes a function over one instance", "give a method of a model, such as model.loss"):
+    with refused(ab.GraphError, "ab.batched must be a function of one instance", "such as model.loss"):
         ab.batched(model)  # type: ignore[arg-type]
-    with refused(ab.GraphError, "takes a function over one instance", "give a method of a model, such as model.loss"):
+    with refused(ab.GraphError, "ab.batched must be a function of one instance", "such as model.loss"):
         ab.batched(Model)  # type: ignore[arg-type]
     loss = ab.batched(model.loss)
     for run in (loss, loss.value_and_grad, loss.record_all, loss.explain):

@@ -105,5 +105,5 @@ def test_functions_at_hand_of_no_module_or_of_several() -> None:
 
 @each("function", [3, "loss", None, ab.Module(), Outer(Head())])
 def test_what_cannot_be_called_is_refused(function: Any) -> None:
-    with pytest.raises(GraphError, match=r"takes a function over one instance .* or a model that has __call__"):
+    with pytest.raises(GraphError, match=r"must be a function of one instance .* or a model with __call__"):
         ab.batched(function)
