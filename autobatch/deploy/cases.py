@@ -260,11 +260,13 @@ def read_case(path: str | os.PathLike[str]) -> Case:
             described = json.loads(zipped.read(CONTENT))
             arrays = safetensors.numpy.load(zipped.read(NUMBERS))
         if (described["format"], described["version"]) != (FORMAT, VERSION):
-            raise DataError(f"it is {described['format']!r}, version {described['version']!r}")
+            raise DataError(
+                f"format and version must be those of a case, got {described['format']!r} and {described['version']!r}"
+            )
         return _decode(described, arrays)
     except (*DAMAGED, AutobatchError, safetensors.SafetensorError) as error:
         reason = str(error).rstrip(".") if isinstance(error, AutobatchError) else repr(error)
-        raise DataError(f"{doing}: it is damaged, or not a case of this version ({reason}); {ADVICE}.") from error
+        raise DataError(f"{doing}: the file is damaged, or not a case of this version ({reason}); {ADVICE}.") from error
 
 
 def _encode_type(node_type: NodeType, encoder: Encoder) -> dict[str, Any]:
@@ -344,7 +346,7 @@ def _check_results(case: Case, graph: Graph) -> None:
     if graph.n_outputs and not 0 <= graph.out_slot.min() <= graph.out_slot.max() < len(case.slots):
         raise DataError(f"slots of results must be below {len(case.slots)}, got {graph.out_slot.max()}")
     if case.setting.training and not np.diff(graph.output_ptr).all():
-        raise DataError("an instance has no loss")
+        raise DataError("every instance must have a loss, got one without")
 
 
 def _structures(words: IntArray, slots: Sequence[Slot], setting: Setting) -> tuple[Any, ...]:
@@ -375,4 +377,4 @@ def _versions() -> dict[str, str]:
 
 
 def _refuse_instances(instance: object) -> Any:
-    raise DataError("a case can only run its own graphs, not other instances.")
+    raise DataError("a case must be run on its own graphs, got another instance.")

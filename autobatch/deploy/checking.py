@@ -26,7 +26,7 @@ CALL = "__call__"
 
 
 def check_name(name: Any, what: str, taken: Collection[str] = ()) -> None:
-    """Raise a CheckpointError for a name with a meaning to Python or to modules, such as `__del__`.
+    """Raise a CheckpointError for a name with a special meaning in Python or modules, such as `__del__`.
 
     Args:
         what: subject of the error message, such as "a cell".
@@ -49,14 +49,14 @@ def check_program(program: CellProgram) -> None:
     for index, var in enumerate(program.vars):
         sizes_are_ints = all(is_int(size) and 0 <= size < MOST_NUMBERS for size in var.shape)
         if not sizes_are_ints or not is_int(var.domain) or math.prod(var.shape) >= MOST_NUMBERS:
-            raise _refused(program, index, f"has the shape {show(var.shape)}")
+            raise _refused(program, index, f"has the invalid shape {show(var.shape)}")
         source = var.source
         if isinstance(source, (Port, Attribute)):
             for name, wanted in kinds_of(Port if isinstance(source, Port) else Attribute).items():
                 if not wanted.kind.holds(getattr(source, name)):
-                    raise _refused(program, index, f"has the {name} {show(getattr(source, name))}")
+                    raise _refused(program, index, f"has the invalid {name} {show(getattr(source, name))}")
         if isinstance(source, Instruction) and not all(map(is_int, source.args)):
-            raise _refused(program, index, f"reads {show(source.args)}")
+            raise _refused(program, index, f"reads the invalid values {show(source.args)}")
     if not all(is_int(x) for x in (*program.outputs, *(group for tie in program.ties for group in tie))):
         raise CheckpointError(f"the outputs of cell {program.name!r} must be ints, got {show(program.outputs)}.")
     check_cell(program)

@@ -1,4 +1,4 @@
-"""Cells as JSON: keys of arguments as text to compare, and programs to read back.
+"""Cells as JSON: keys of arguments as text for comparison, and programs that can be decoded.
 
 Keys are only compared, so modules, enums and dataclasses are written as names. Programs refer to ops and parameters by
 name, and to arrays by names in the safetensors part of the file.

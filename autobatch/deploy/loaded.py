@@ -50,7 +50,7 @@ class Variant(NamedTuple):
         program: program of a node.
         structure: structure of its outputs.
         lengths: lengths of lists for which the program is valid.
-        kinds: kinds of the keys.
+        kinds: kinds of the keys, see `autobatch.deploy.encoding.kinds_of`.
     """
 
     program: CellProgram
@@ -82,7 +82,7 @@ class LoadedCell(Cell):
             except RAW as error:
                 raise GraphError(
                     f"cannot call the loaded cell {name!r} with these arguments ({type(error).__name__}: {error}); if "
-                    f"they are right, the file is damaged, so export the model again."
+                    f"they are valid, the file is damaged, so export the model again."
                 ) from error
 
         first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
@@ -115,8 +115,8 @@ class LoadedCell(Cell):
         n = tuple(values.builder.length(values.group_of[group]) for group in variant.lengths.walked)
         if n and n not in variant.lengths.found:
             raise GraphError(
-                f"a list has {max(n)} elements, more than the file was exported for; export the model with "
-                f"longest={max(n)}."
+                f"lists must have lengths for which the cell was exported, got {max(n)} elements; export the model "
+                f"with longest={max(n)}."
             )
         outputs = _append(values.builder, variant.program, values)
         return put_together(variant.structure, outputs)
@@ -140,13 +140,13 @@ class LoadedCell(Cell):
         if FIXED in known - kinds_of(values.keys.values()):
             raise NeedsData(f"cell {self.name!r} needs numbers of its data.", values.data)
         if values.lists and "list" in known:
-            raise NeedsLength(values.lists[0].group, "was written so")
+            raise NeedsLength(values.lists[0].group, "was exported for separate elements")
         raise self._refuse(", ".join(f"{name}: {key}" for name, key in values.keys.items()))
 
     def _refuse(self, arguments: str) -> GraphError:
         return GraphError(
-            f"the loaded cell {self.name!r} was not exported for the arguments {arguments}; export the model with an "
-            f"example that calls the cell with them."
+            f"the loaded cell {self.name!r} must be called with arguments for which it was exported, got {arguments}; "
+            f"export the model with an example that calls the cell with them."
         )
 
 

@@ -87,7 +87,7 @@ def export(
     fresh = batched(function, module=module, policy="agenda", backend="reference")
     module = fresh.recorder.module
     if module is None:
-        raise GraphError("cannot export a function without a module; pass module=, the owner of its parameters.")
+        raise GraphError("a function to export must have a module, got none; pass module=, which owns its parameters.")
     if any(part.training for part in modules_in(module)):
         raise GraphError(f"{type(module).__name__} must be in evaluation mode to be exported; call eval() on it first.")
     fresh(examples)
@@ -181,7 +181,7 @@ def _cell(
 ) -> dict[str, Any]:
     cell = families[0].entry.origin[1]
     if len({id(family.entry) for family in families}) > 1:
-        raise GraphError(f"two cells of {path or 'the model'} are named {cell.name!r}; rename one.")
+        raise GraphError(f"names of cells in {path or 'the model'} must differ, got {cell.name!r} twice; rename one.")
     variants = []
     for family in families:
         _walk(family, calls, longest)
