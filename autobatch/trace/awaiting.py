@@ -1,11 +1,11 @@
-"""Awaiting: what an async program writes to look at its own values, and how it runs on its own, op by op.
+"""Awaiting: the functions by which an async program reads its own values, and its eager execution, op by op.
 
     word = int(await ab.value(ab.argmax(logits)))       the number of a computed value
-    left, right = await ab.gather(grow(a), grow(b))     branches that wait side by side
+    left, right = await ab.gather(grow(a), grow(b))     concurrent branches
 
-In a mini-batch both hand a request to the driver of the program (`autobatch.trace.driving`), which sends the answer
-back. In eager mode values are numbers already, so nothing waits: branches run one after the other. Draws of random
-numbers are counted per branch, so that they do not depend on which branch goes on first.
+In a mini-batch, both send a request to the driver of the program (`autobatch.trace.driving`), which sends back the
+answer. In eager mode, values are numbers already, so nothing waits and branches run one after the other. Draws of
+random numbers are counted per branch, so that they do not depend on the order in which branches resume.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from autobatch.ops.taped import EagerTape
 from autobatch.params.parameter import Parameter
 from autobatch.trace.handles import Value
 
-GONE: Any = object()  # the values of a request that was answered
+GONE: Any = object()  # replaces the values of an answered request
 
 
 class Request:
-    """What a program awaits; used in any other way it is an error, because an `await` was forgotten."""
+    """A request of a program, to be awaited; any other use raises a GraphError, because an `await` was forgotten."""
 
     __slots__ = ()
 
     def _forgotten(self, *_: Any) -> Any:
         close([self])
         raise GraphError(
-            "a program uses ab.value(...) or ab.gather(...) as if it were what it waits for; write await before it."
+            "results of ab.value(...) and ab.gather(...) must be awaited, got one used without; write await before it."
         )
 
     __bool__ = __int__ = __float__ = __index__ = __len__ = __iter__ = __getitem__ = _forgotten
@@ -48,10 +48,10 @@ class Request:
 
 
 class Asked(Request):
-    """A request for the numbers of values; awaiting it gives them.
+    """A request for the numbers of values, which are the result of awaiting it.
 
     Attributes:
-        values: a value, or a structure of values and anything else.
+        values: a value, or a structure that may hold values.
     """
 
     __slots__ = ("values",)
@@ -64,7 +64,7 @@ class Asked(Request):
         if isinstance(values, Value):
             values.require_recording()
         elif values is GONE:
-            raise GraphError("one call of ab.value was awaited twice; call it again to await the number again.")
+            raise GraphError("a call of ab.value must be awaited once, got twice; call it again for the number.")
         elif holds_value(values):
             self.values = map_leaves(_number, values)
         else:
@@ -72,13 +72,13 @@ class Asked(Request):
         return (yield self)
 
     def take(self) -> Any:
-        """Give the values away, so that nothing keeps them in use; a request is answered once."""
+        """Return the values and drop them, so that the request keeps nothing alive; a request is answered once."""
         values, self.values = self.values, GONE
         return values
 
 
 class Gathered(Request):
-    """A request to run branches side by side; awaiting it gives the list of their results.
+    """A request to run branches concurrently; the result of awaiting it is the list of their results.
 
     Attributes:
         branches: coroutines and other awaitables.
@@ -108,13 +108,14 @@ class Gathered(Request):
 def value(values: Any) -> Awaitable[Any]:
     """Wait for the numbers of a computed value: `await ab.value(x)`.
 
-    In a mini-batch this instance waits and the others go on; when all wait, one round computes what they ask for. The
-    gradient takes the numbers as constants. Data, parameters, and what is computed in eager mode, come back at once.
+    In a mini-batch, this instance waits and the others continue; when all wait, one round computes the requested
+    values. The numbers are constants for gradients. Data, parameters and eager results are returned immediately.
 
     Args:
         values: a value; or a tuple, list, dict or dataclass of values, whose numbers come back in the same structure.
 
-    Shapes: x any, the result alike: an array, or a number of NumPy for shape (). Ints that a cell computed are ints.
+    Shapes: any x; the result has the same shape: an array, or a NumPy number for shape (). Ints that a cell computed
+        are ints.
 
     >>> import numpy as np
     >>> import autobatch as ab
@@ -133,13 +134,13 @@ def value(values: Any) -> Awaitable[Any]:
 
 
 def gather(*branches: Awaitable[Any]) -> Awaitable[list[Any]]:
-    """Run branches of a program side by side: `left, right = await ab.gather(grow(a), grow(b))`.
+    """Run branches of a program concurrently: `left, right = await ab.gather(grow(a), grow(b))`.
 
-    What all branches wait for is computed in the same round, so that together they cost as many rounds as the longest.
-    If a branch raises, the others are ended, and the error is raised where the branches were gathered.
+    The values that all branches wait for are computed in the same round, so together they cost as many rounds as the
+    longest branch. If a branch raises, the others are ended, and the error is raised where the branches were gathered.
 
     Args:
-        branches: calls of async functions, or anything else that is awaited.
+        branches: calls of async functions, or other awaitables.
 
     Returns:
         The results, in the order of the branches.
@@ -151,29 +152,31 @@ def gather(*branches: Awaitable[Any]) -> Awaitable[list[Any]]:
         is_begun = isinstance(branch, CoroutineType) and getcoroutinestate(branch) != CORO_CREATED
         if is_begun or any(branch is other for other in branches[:k]):  # values have an == of their own
             close(branches)
-            raise GraphError(f"ab.gather was given {branch!r}, which is awaited elsewhere; call the function again.")
+            raise GraphError(
+                f"branches of ab.gather must not be awaited elsewhere, got {branch!r}; call the function again."
+            )
         if not isinstance(branch, Awaitable):
             close(branches)
             raise GraphError(
-                f"ab.gather was given {branch!r}, which cannot be awaited; give calls of async functions, each as an "
-                f"argument of its own."
+                f"branches of ab.gather must be awaitable, got {branch!r}; pass calls of async functions, each as a "
+                f"separate argument."
             )
     return Gathered(branches)
 
 
 def eager(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run an async program of one instance eagerly, op by op, and give its result.
+    """Run an async program of one instance eagerly, op by op, and return its result.
 
-    It needs no event loop, and runs inside one as well. `await function(...)` does the same there.
+    This needs no event loop, and also works inside one, where `await function(...)` does the same.
 
     Args:
-        function: an async one; of another one the result is given.
-        args: what it is called with.
-        kwargs: what it is called with by keyword.
+        function: an async function; the result of any other function is returned unchanged.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
 
     Raises:
-        GraphError: the program awaits something that is not of autobatch; or a function is recorded, where values have
-            no numbers yet.
+        GraphError: the program awaits something other than `ab.value` and `ab.gather`; or this is called inside a
+            recorded function, where values have no numbers yet.
 
     >>> import numpy as np
     >>> import autobatch as ab
@@ -194,12 +197,12 @@ def eager(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return end.value
     steps.close()
     if isinstance(request, (Asked, Gathered)):
-        raise GraphError("ab.eager was called inside a function that is recorded; await the program there instead.")
+        raise GraphError("ab.eager must not be called inside a recorded function; await the program there instead.")
     raise refusal(request)
 
 
 def holds_value(x: Any) -> bool:
-    """Whether `x` is a value of the present recording, or a structure that holds one; GraphError for one of another."""
+    """Return whether `x` is or holds a value of the current recording; GraphError for one of another recording."""
     if isinstance(x, Value):
         x.require_recording()
         return True
@@ -207,14 +210,14 @@ def holds_value(x: Any) -> bool:
 
 
 def _number(x: Any) -> Any:
-    """Return the numbers of awaited data, constants also where gradients are asked for."""
+    """Return the numbers of awaited data, which are constants for gradients."""
     if isinstance(x, Parameter):
         return freeze(np.array(x.store.get(x.array)))
     return x.data[()] if isinstance(x, Concrete) else x
 
 
 def close(programs: Iterable[Any]) -> None:
-    """End coroutines that are not awaited any more; their `finally` blocks run."""
+    """Close coroutines that will not be awaited any more; their `finally` blocks run."""
     for program in programs:
         if iscoroutine(program):
             program.close()
@@ -223,8 +226,8 @@ def close(programs: Iterable[Any]) -> None:
 
 
 def refusal(request: Any) -> GraphError:
-    """The error for a request that is not of autobatch."""
+    """Make the error for a request that belongs to an event loop."""
     return GraphError(
-        f"an async program awaited {request!r}, which only an event loop can answer; programs await ab.value, "
-        f"ab.gather and async functions made of them."
+        f"an async program must await only ab.value, ab.gather and async functions made of them, got {request!r}, "
+        f"which needs an event loop."
     )

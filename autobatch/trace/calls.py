@@ -1,9 +1,9 @@
-"""The calls of a recorded function: the things it calls, the forms of calls, and the first call of each form.
+"""The calls of a recorded function: its entries, the forms of calls, and the slow path for the first call of each form.
 
-An `Entry` stands for one cell of one module, one op, or one function made of ops. Its function, of the native core,
-records the calls whose form is known (see `forms`); arrays and parameters among the arguments become sources. Any other
-call takes the slow path in this module. If its form is still unknown after lifting, the arguments are read, the cell is
-traced if its type is new, and the function gets the new form.
+An `Entry` stands for one cell of one module, one op, or one function built from ops. Its native function records the
+calls whose form is known (see `forms`); arrays and parameters among the arguments become sources. All other calls take
+the slow path in this module. If the form is still unknown after lifting, the arguments are read, the cell is traced if
+its type is new, and the native function gets the new form.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from autobatch.trace.traces import Family, Traces
 if TYPE_CHECKING:
     from autobatch.trace.tape import Pattern
 
-ONE_TYPE = "write a map, [f(h) for h in children] or ab.each(f, children), and sum_n or the like of it for one type"
-ALIKE = "for one type, give elements of one form that hold values, ints and floats alone"
+ONE_TYPE = "for one type, write a map, [f(h) for h in children] or ab.each(f, children), and reduce it, e.g. by sum_n"
+ALIKE = "for one type, give elements of one form that hold only values, ints and floats"
 A_LIST = "a list may have any length in one type"
 MOST_COMPARED = 8  # earlier calls to compare with a call of a new form, to explain why it is new
-ONE_TYPE_OF_TENSORS = "write a map, [f(h) for h in children], and a sum over torch.stack of it or the like for one type"
-MAX_FORMS = 256  # forms that an entry tries one after another; others take the slow path
+ONE_TYPE_OF_TENSORS = "for one type, write a map, [f(h) for h in children], and reduce it, e.g. a sum of torch.stack"
+MAX_FORMS = 256  # forms that an entry tries one after another; calls of further forms take the slow path
 NO_ARGUMENTS = inspect.Signature([])
 ONE_ARRAY = inspect.Signature([inspect.Parameter("data", inspect.Parameter.POSITIONAL_ONLY)])
 NUMBERED_ARRAY = inspect.Signature(
@@ -64,37 +64,41 @@ class Noted(Protocol):
 
 
 class Patching(Protocol):
-    """Functions in the places of a library's cells; see `autobatch.torch.patches`."""
+    """Functions that replace a library's cells; see `autobatch.torch.patches`."""
 
     def applied(self, patches: Any, entry_of: Callable[[Cell, Any], Entry]) -> AbstractContextManager[None]:
-        """Within the context, functions replace cells."""
+        """Replace cells by functions within the context."""
 
     def suspended(self) -> AbstractContextManager[None]:
-        """Within the context, the cells are in their places."""
+        """Restore the cells within the context."""
 
     def around(self, function: Any) -> Any:
-        """The function, wrapped if functions are."""
+        """Return the function, wrapped if functions of the library are."""
 
 
 class Calls:
     """The entries, forms, types and handles of one recorded function, and the log that its calls append to.
 
     Attributes:
-        log: of the calls, in the native core.
+        log: the log of the calls, in the native core.
         traces: the traces of the cells called so far.
-        forms: the call forms met so far, by number; families: the cells and arguments that they are of.
-        rules: for the derivatives met so far.
-        tapes: those from which derivatives may still be recorded; open_tapes: those to which calls are added.
+        forms: the call forms met so far, by number.
+        families: the family of each form.
+        rules: the rules for the derivatives met so far.
+        tapes: the tapes from which derivatives may still be recorded.
+        open_tapes: the tapes to which calls are added.
         noted: a library's notes on the instance being recorded; None if it has none.
-        handles: the values that calls return; lifting: turns arrays and parameters into values.
+        handles: the classes of the values that calls return.
+        lifting: turns arrays and parameters into values.
         patches: replaces the cells of torch modules by functions while programs are recorded; None for other modules.
 
     Args:
-        methods: classes whose methods recorded values have, before their own.
-        adopt: makes arrays, parameters or numbers of objects of another library; gives all else as it is, if given.
+        methods: classes whose methods recorded values have in addition, with precedence over their own.
+        adopt: converts objects of another library to arrays, parameters or numbers, and returns anything else
+            unchanged; None without such a library.
         carry: see `autobatch.ir.typetable.TypeTable`.
-        patch: makes `patches`, if given.
-        in_rounds: whether nodes run before all are recorded; they can keep nothing for derivatives recorded later.
+        patch: makes `patches`; None for none.
+        in_rounds: whether nodes may run before all are recorded; they cannot keep products for later derivatives.
     """
 
     def __init__(
@@ -125,7 +129,7 @@ class Calls:
         self.log.source = self._entry_of_arrays(is_ragged=False).function
 
     def begin(self) -> None:
-        """Begin a recording: empty the log; values of earlier recordings mean nothing in it."""
+        """Begin a recording with an empty log; values of earlier recordings are invalid in it."""
         self.noted = None
         self.open_tapes.clear()
         self.tapes.clear()
@@ -141,15 +145,15 @@ class Calls:
 
     @property
     def begun(self) -> tuple[int, int] | None:
-        """The number of ints and floats logged before this instance; None while an async function is recorded."""
+        """Return the numbers of ints and floats logged before this instance; None for an async function."""
         return None if self.in_rounds else self.log.begun
 
     def has_kept_type(self, table: Kept) -> bool:
-        """Whether there is a type of nodes that read a row of a table of kept values."""
+        """Return whether a type of nodes that read a row of this table exists."""
         return ("kept", id(table)) in self._entries
 
     def kept_type(self, table: Kept) -> int:
-        """The type of the nodes that read a row of a table of kept values."""
+        """Return the number of the type of nodes that read a row of this table; make the type if it is missing."""
         key = "kept", id(table)
         entry = self._entries.get(key)
         if entry is None:
@@ -158,14 +162,14 @@ class Calls:
         return self.family_of(entry, {"row": Key("int", ())}, ()).node_type.number
 
     def type_at(self, at: int) -> NodeType:
-        """The type of the node whose call begins at this position of the log."""
+        """Return the type of the node whose call begins at this position of the log."""
         (ref,) = self.log.ints(at, at + 1)
         return self.types[self.forms[self.log.form_of(ref)].code[0]]
 
-    # Entries: one for each thing that can be called.
+    # Entries: one per callable.
 
     def entry(self, cell: Cell, owner: Any) -> Entry:
-        """The entry of a cell; `owner` is the module that it is a method of."""
+        """Return the entry of a cell; `owner` is the module that it is a method of, or None."""
         known = self._entries.get((cell, id(owner)))
         if known is not None:
             return known
@@ -188,7 +192,7 @@ class Calls:
         )
 
     def call_cell(self, cell: Cell, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Record a call of a cell, for the first time in this recording or where functions are wrapped."""
+        """Record a call of a cell: its first one in this recording, or any if functions are wrapped."""
         function = self.entry(cell, owner).function
         if cell.is_direct:
             self.log.add_cell(cell, owner, function)
@@ -197,10 +201,10 @@ class Calls:
         return function(*args, **kwargs)
 
     def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
-        """Record one op as a cell of its own. Parameters are part of its type; numbers are data of its nodes.
+        """Record one op as a separate cell. Parameters are part of its type; numbers are data of its nodes.
 
-        So is the number of a row of a parameter: rows are looked up. An array beside a value of as many rows has rows,
-        too: `x - 0.1 * gradient`, where x was read row by row.
+        The index of a row of a parameter is data too, because rows are looked up. An array combined with a value of
+        as many rows gets rows too, as in `x - 0.1 * gradient`, where x was read row by row.
         """
         if op.scalar is not None:
             for rows in args:
@@ -212,7 +216,7 @@ class Calls:
         return self._entry_of_op(op, static).function(*args)
 
     def _beside_rows(self, x: Any, rows: Rows) -> Any:
-        """An array with rows if it has as many as a value; anything else as it is."""
+        """Lift an array to rows if it has as many as the value `rows`; return anything else unchanged."""
         is_array = isinstance(x, FloatInput) or (isinstance(x, np.ndarray) and x.dtype.kind == "f")
         if is_array and x.ndim == rows.ndim and x.shape[0] == len(rows):
             return self.lifting.lift(x, is_ragged=True)
@@ -234,18 +238,18 @@ class Calls:
         )
 
     def next_draw(self) -> Any:
-        """Refuse to draw outside cells for what no cell made."""
+        """Raise a GraphError for a draw outside cells that belongs to no node."""
         raise GraphError(
-            "random numbers outside a cell belong to no node: all instances would share them; draw inside a cell, or "
-            "apply ab.dropout to a value that a cell made."
+            "random numbers must belong to a node, because all instances would share those drawn outside cells; draw "
+            "inside a cell, or apply ab.dropout to a result of a cell."
         )
 
     def apply_function(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Record a function made of ops as a cell of its own; arguments that hold no value are static."""
+        """Record a function built from ops as a separate cell; arguments that hold no value are static."""
         return self._entry_of_function(function).function(*args, **kwargs)
 
     def as_list(self, values: Iterable[Any]) -> list[Any]:
-        """Values outside cells as a list: it holds no elements of a traced list."""
+        """Convert values to a list; outside cells there are no elements of traced lists."""
         return list(values)
 
     def _entry_of_function(self, function: Callable[..., Any]) -> Entry:
@@ -268,7 +272,7 @@ class Calls:
         )
 
     def record_source(self, x: Any, is_ragged: bool) -> Any:
-        """Record an array, which is data of its node, a parameter, or an input."""
+        """Record an array (data of its node), a parameter or an input; return its value."""
         if type(x) is np.ndarray:
             return self._entry_of_arrays(is_ragged).function(x)
         if isinstance(x, FloatInput):
@@ -293,10 +297,10 @@ class Calls:
         )
 
     def record_input(self, data: Any, number: int, is_ragged: bool) -> tuple[Any, int]:
-        """Record an input: its numbers, and the number of the read, which is an output that nothing reads.
+        """Record an input: its numbers, and the number of the read, which is an unused output.
 
         Returns:
-            The value, and the type of the node.
+            The value, and the number of the type of its node.
         """
         entry = self._entries.get(("input", is_ragged))
         if entry is None:
@@ -311,7 +315,7 @@ class Calls:
         return value, self.type_at(at).number
 
     def alias(self, value: Any) -> Any:
-        """A value like another one, that only what is given it reads; copy propagation leaves nothing of its node."""
+        """Record a new value equal to another, so that its readers are known; copy propagation removes its node."""
         return self._entry_of_alias().function(value)
 
     def _entry_of_alias(self) -> Entry:
@@ -320,14 +324,14 @@ class Calls:
         return self._entries.get(key) or self._add(key, Entry("alias", (Static("alias"),), ONE_ARRAY, run, never, key))
 
     def derived(self, entry: Entry, pattern: Pattern) -> Entry:
-        """The entry of the derivatives of the calls of an entry."""
+        """Return the entry of the derivatives of the calls of an entry."""
         from autobatch.trace.tape import derived_entry
 
         key = ("derivative", entry, Static(pattern))
         return self._entries.get(key) or self._add(key, derived_entry(entry, pattern))
 
     def sum_form(self, shape: Shape) -> int:
-        """The form of sums of any number of values of a shape, which logs their number and refs."""
+        """Return the form of sums of any number of values of a shape, which logs their number and refs."""
         if shape not in self._sums:
             values = {"values": Key("each", None, (Key("value", shape),))}
             family = self.family_of(self._entry_of_function(SUM_N), values, ())
@@ -335,24 +339,24 @@ class Calls:
         return self._sums[shape]
 
     def add_up(self, refs: Sequence[int], shape: Shape) -> int:
-        """Record the sum of values of a shape, if they are more than one."""
+        """Record the sum of one or more values of a shape; return its ref, that of the value itself if there is one."""
         return refs[0] if len(refs) == 1 else self.log.add(self.sum_form(shape), (len(refs), *refs), ())
 
     def open_tape(self, begun: tuple[int, int] | None = None) -> Tape:
-        """Begin a tape of the calls that are logged from now on, or from some numbers of ints and floats on."""
+        """Open a tape of the calls logged from now on, or from the position `begun` (ints and floats in the log) on."""
         tape = Tape(self.log, begun)
         self.open_tapes.append(tape)
         self.tapes.add(tape)
         return tape
 
     def close_tape(self, tape: Tape) -> None:
-        """End a tape: find the calls on it."""
+        """Close a tape and find the calls on it."""
         if tape in self.open_tapes:  # unless another recording has begun
             self.open_tapes.remove(tape)
         tape.close()
 
     def layout(self, form: int) -> Layout:
-        """The layout of the calls of a form."""
+        """Return the layout of the calls of a form."""
         from autobatch.trace.tape import make_layout
 
         family = self.families[form]
@@ -362,7 +366,7 @@ class Calls:
         return found[1]
 
     def make_rule(self, *args: Any) -> Rule:
-        """The rule for a derivative of the calls of a form; see `autobatch.trace.tape`."""
+        """Make the rule for a derivative of the calls of a form; see `autobatch.trace.tape`."""
         from autobatch.trace.tape import make_rule
 
         return make_rule(self, *args)
@@ -372,18 +376,18 @@ class Calls:
         return self.lifting.lift(np.zeros(shape))
 
     def entry_of(self, origin: tuple[Any, ...]) -> Entry:
-        """The entry of what another process has called; `origin` is that of its entry.
+        """Return the entry of a call made in another process; `origin` is that of its entry there.
 
         Raises:
-            GraphError: it means something only in the process in which it was recorded.
+            GraphError: the origin is valid only in the process in which it was recorded.
         """
         match origin:
             case "method", owner, path:
                 bound = cell_at(owner, path)
                 if not isinstance(bound, BoundCell):
                     raise GraphError(
-                        f"a recorded graph comes from a process in which {type(owner).__name__} has a cell {path!r}, "
-                        f"which it lacks here; record it with the same model."
+                        f"a recorded graph from another process must be of the same model, got one in which "
+                        f"{type(owner).__name__} has a cell {path!r}, which is missing here; record it with this model."
                     )
                 return self.entry(bound.cell, owner)
             case "cell", cell, owner:
@@ -400,7 +404,10 @@ class Calls:
                 return self.derived(self.entry_of(of), pattern)
             case ("alias",):
                 return self._entry_of_alias()
-        raise GraphError(f"a recorded graph from another process reads {origin[0]} values, which are only there.")
+        raise GraphError(
+            f"a recorded graph from another process must not read {origin[0]} values, which exist only there; record "
+            f"it in this process."
+        )
 
     def _add(self, key: Any, entry: Entry) -> Entry:
         self._entries[key] = entry
@@ -414,14 +421,14 @@ class Calls:
         return entry
 
     def _know(self, entry: Entry, known: Known) -> None:
-        """Set the forms of an entry; its function tries the first of them.
+        """Set the forms of an entry; its native function tries up to MAX_FORMS of them, the newest first.
 
-        It begins with the newest, because the earliest, such as those of initial states, are often rare.
+        The earliest forms, such as those of initial states, are often rare.
         """
         entry.known = known
         entry.function.forms = tuple(form.recorder for form in reversed([*known.values()][:MAX_FORMS]))
 
-    # The slow path: the first call of each form, and calls with arguments that only Python can lift.
+    # The slow path: the first call of each form, and calls with arguments that the core cannot lift.
 
     def _slow(self, entry: Entry, args: tuple[Any, ...]) -> Any:
         if STAGE.current is not self:  # the caller is another thread, or traces a cell
@@ -439,8 +446,8 @@ class Calls:
             text = reader.lists[needs.group]
             if text in reader.rows:
                 raise GraphError(
-                    f"cell {entry.name!r} {needs.why}, and {text!r} has another number of rows in every node; apply "
-                    f"ops to all rows at once, or to the rows between cells."
+                    f"cell {entry.name!r} {needs.why}, but the number of rows of {text!r} differs between nodes; apply "
+                    f"ops to all rows at once, or walk through the rows between cells."
                 ) from None
             entry.fixed[tuple(keys.items()), tuple(reader.lengths)] = {text}
             if reader.lengths[needs.group]:  # other lists, read next, are often fixed because this one is
@@ -473,7 +480,7 @@ class Calls:
         return lifted
 
     def _note_lengths(self, entry: Entry, keys: Mapping[str, Key], reader: FormReader) -> None:
-        """Note an argument if earlier calls differ from this one only in the lengths of such arrays or lists."""
+        """Note an argument for `explain` if earlier calls differ only in its length, as an array or a list."""
         if entry.name in self.types.of_one_length:
             return
         for other in self.traces.keys_of(entry, MOST_COMPARED):
@@ -488,7 +495,7 @@ class Calls:
                     self.types.of_one_length[entry.name] = f"of {apart[0]}, because its elements {why}; {ALIKE}"
 
     def _read(self, entry: Entry, arguments: Mapping[str, Any]) -> tuple[FormReader, dict[str, Key]]:
-        """Read arguments, and again where the body needs the length of a list, or the numbers of data, of these."""
+        """Read arguments; read them again if the body is known to need the length of a list, or the numbers of data."""
         fixed = set[str]()
         while True:
             tells_bools = self.adopt is not None
@@ -508,32 +515,34 @@ class Calls:
 
     def add_form(self, family: Family, ints: Sequence[Item], floats: Sequence[Item]) -> int:
         """Add a form of a family that only derivatives record, with the items its calls log; return its number."""
-        self.handles.outputs_of(family.node_type)  # refuses too many
+        self.handles.outputs_of(family.node_type)  # raises an error for too many outputs
         code = code_of(family.node_type, ints)
         self.forms.append(Form((), code, tuple(ints), tuple(floats)))
         self.families.append(family)
         return self.log.add_form(code)
 
     def _refuse_lengths(self, entry: Entry, program: CellProgram, args: tuple[Any, ...]) -> Any:
-        """Refuse a call of a known form: lists or arrays that must be equally long are not."""
+        """Raise the error for a call of a known form whose lists or arrays have invalid lengths."""
         reader, _ = self._read(entry, dict(zip(entry.names, args, strict=True)))
         lengths, names = program.row_counts(reader.lengths), dict(enumerate(reader.lists))
         for group, parts in program.derived.items():
             names[group] = " and ".join(dict.fromkeys(f"a part of {names[p.group]}" for p in parts if p.group >= 0))
             if group in program.ones and lengths[group] != 1:
                 row, of = parts[0].cut[0], parts[0].group
-                raise ShapeError(f"cell {entry.name!r} takes row {row} of {names[of]!r}, which has {lengths[of]}.")
+                raise ShapeError(
+                    f"rows that cell {entry.name!r} takes of {names[of]!r} must exist, got row {row} of {lengths[of]}."
+                )
         for group, (least, op) in program.least.items():
             if lengths[group] < least:
                 raise ShapeError(
-                    f"cell {entry.name!r} applies {op} to the rows of {names[group]!r}, which must be {least} or more, "
-                    f"got {lengths[group]}; call it only where there are as many."
+                    f"cell {entry.name!r} applies {op} to the rows of {names[group]!r}, which must be at least "
+                    f"{least}, got {lengths[group]}; call it only with enough rows."
                 )
         unequal = next(tie for tie in program.ties if lengths[tie[0]] != lengths[tie[1]])
         first, second = (f"{lengths[group]} of {names[group]!r}" for group in unequal)
         raise GraphError(
-            f"cell {entry.name!r} was called with different numbers of elements, {first} and {second}, but its body "
-            f"combines them one by one; give it equally many."
+            f"cell {entry.name!r} combines elements one by one, so their numbers must be equal, got {first} and "
+            f"{second}."
         )
 
     # Types: their forms change when cells are traced again.
@@ -542,7 +551,8 @@ class Calls:
         """Forget all calls of removed parameters or modules.
 
         Args:
-            gone: `id`s of the removed objects; bound: `id`s of parameters that were rebound.
+            gone: `id`s of the removed objects.
+            bound: `id`s of parameters that were rebound.
         """
         retired = self.traces.forget(gone, bound)
         if not gone:
@@ -559,24 +569,27 @@ class Calls:
         self.rules.clear()
 
     def family_of(self, entry: Entry, keys: dict[str, Key], lengths: Sequence[int]) -> Family:
-        """The family of calls of an entry with these keys, whose lists have these lengths; see `Traces.family_of`."""
+        """Return the family of calls of an entry with these keys and lengths of lists; see `Traces.family_of`."""
         with nullcontext() if self.patches is None else self.patches.suspended():
             return self.traces.family_of(entry, keys, tuple(lengths))
 
     def _renew(self, entry: Entry, before: Hashable, now: Hashable) -> None:
-        """Switch an entry to the forms of its present types, and keep the forms of its former types."""
+        """Switch an entry to the forms of its current types, and keep the forms of its former types."""
         entry.former[before] = entry.known
         self._know(entry, entry.former.pop(now, {}))
 
 
 def cell_at(owner: Any, path: str) -> Any:
-    """What an owner has at a path, names of attributes joined by dots; None if it has nothing there."""
+    """Return the attribute of an owner at a path, names joined by dots; None if it is missing."""
     return reduce(lambda at, name: getattr(at, name, None), path.split("."), owner)
 
 
 def _why_one_length(text: str, why: str, others: Mapping[str, str], advice: str) -> str:
-    """Say which list has a type for each length, why, and what to do; `others` are lists whose elements are separate
-    arguments."""
+    """Explain which list has a type per length, and why, with a remedy.
+
+    Args:
+        others: the lists whose elements are separate arguments, with the reasons.
+    """
     if not others:
         return f"of {text}, because the body {why}; {advice}"
     separate = " and ".join(f"the elements of {other} {reason}" for other, reason in others.items())
@@ -584,7 +597,7 @@ def _why_one_length(text: str, why: str, others: Mapping[str, str], advice: str)
 
 
 def _is_longer(key: Key, other: Key) -> bool:
-    """Whether two arrays, ids or rows of floats, differ in the length of their first axis alone."""
+    """Return whether two arrays, ids or rows of floats, differ only in the length of their first axis."""
     least = {"int": 1, "value": 2}.get(key.kind, 0)
     if not least or (key.kind, key.below) != (other.kind, other.below) or len(key.detail) != len(other.detail):
         return False
@@ -592,13 +605,13 @@ def _is_longer(key: Key, other: Key) -> bool:
 
 
 def _is_other_list(key: Key, other: Key) -> bool:
-    """Whether two lists of separate elements, or two plain tuples, differ in length."""
+    """Return whether two lists of separate elements, or two plain tuples, differ in length."""
     is_list = key.kind == other.kind and key.kind in ("list", "tuple") and key.detail is None
     return is_list and len(key.children) != len(other.children)
 
 
 def _row(table: Parameter, index: Any) -> int | None:
-    """The number of the row that an index of a parameter gives; None for anything else."""
+    """Return the number of the row that an index selects from a parameter; None if it is not an int in range."""
     if not isinstance(index, (int, np.integer)) or isinstance(index, bool) or not table.shape:
         return None
     row = int(index) + (table.shape[0] if index < 0 else 0)

@@ -1,8 +1,8 @@
-"""Recorded graphs that leave their process: a pickle says what their types are, and another process finds them there.
+"""Pickles of recorded graphs for other processes.
 
-A graph numbers its types and the slots of its results as one batched function met them in one process. Its pickle has,
-beside the graph, the calls that the types are of: the cell by its module and name, the arguments by their keys. The
-same function of the same model, in another process, traces what it has not met yet, and renumbers the graph.
+The numbers of a graph's types and result slots are valid only for one batched function in one process. So its pickle
+also describes the call that each type stands for: the cell by its module and name, the arguments by their keys. The
+same function of the same model, in another process, traces the cells that are new there and renumbers the graph.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from autobatch.trace.elements import Lengths
 from autobatch.trace.results import Slot, SlotTable
 from autobatch.trace.traces import Family
 
-MOST_KNOWN = 16  # tables of other processes whose numbers are kept
+MOST_KNOWN = 16  # type tables of other processes whose numbers are cached
 
 
 class CarriedTypes:
-    """The types of a graph that comes from another process.
+    """The types of a graph from another process.
 
     Args:
-        names: of the types.
-        content: a pickle of all that is needed to find them.
+        names: the names of the types.
+        content: pickle of the descriptions of the types, and of the slots.
     """
 
     def __init__(self, names: tuple[str, ...], content: bytes) -> None:
@@ -49,7 +49,7 @@ class CarriedTypes:
 
     @property
     def outlines(self) -> Sequence[str]:
-        """The names."""
+        """Return the names, in place of outlines."""
         return self.names
 
     def __len__(self) -> int:
@@ -62,28 +62,29 @@ class CarriedTypes:
         return hash(self.content)
 
     def arrays(self) -> NoReturn:
-        """Refuse: they are known to a batched function alone."""
+        """Raise a GraphError, because only a batched function knows these types."""
         raise GraphError(
-            "a recorded graph from another process is given to the batched function that recorded it there; nothing "
-            "else can read it."
+            "a recorded graph from another process must be given to the batched function that recorded it there; "
+            "nothing else can read it."
         )
 
     def describe_range(self, r: int) -> NoReturn:
-        """Refuse as well."""
+        """Raise a GraphError, as `arrays` does."""
         self.arrays()
 
 
 class CarriedCall(NamedTuple):
-    """The calls of one type.
+    """The description of a type: the call that it stands for.
 
     Attributes:
-        number: of the type; name: of the cell.
-        origin: what is called, see `autobatch.trace.entries.Entry`.
-        keys: of the arguments, by name.
-        example: the lengths of lists that the body was traced with.
-        lengths: those for which the type is right, as `autobatch.trace.elements.Lengths` has them.
-        kept: the products that its nodes keep for derivatives.
-        signature: what graphs of the type depend on.
+        number: number of the type.
+        name: name of the cell.
+        origin: origin of the entry, see `autobatch.trace.entries.Entry`.
+        keys: keys of the arguments, by name.
+        example: lengths of lists with which the body was traced.
+        lengths: lengths of lists for which the type is valid.
+        kept: products that its nodes keep for derivatives.
+        signature: the properties of the type that graphs depend on.
     """
 
     number: int
@@ -97,18 +98,18 @@ class CarriedCall(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """What the numbers of another process are here: of types, and of slots; -1 for types that no graph has."""
+    """The numbers here of another process's types and slots, by their numbers there; -1 for types that no graph has."""
 
     types: IntArray
     slots: IntArray
 
 
 class Carrier:
-    """Writes the types of one function for other processes, and finds those of graphs that come from there.
+    """Writes the types of one function for other processes, and finds the types of graphs from other processes.
 
     Args:
-        calls, slots: of the function.
-        named: gives the modules and parameters under its module, each with a name.
+        calls, slots: the calls and slots of the function.
+        named: returns the parts of its module, modules and parameters, each with its name.
     """
 
     def __init__(self, calls: Calls, slots: SlotTable, named: Callable[[], Iterable[tuple[str, Any]]]) -> None:
@@ -117,7 +118,7 @@ class Carrier:
         self._known: dict[CarriedTypes, Numbers] = {}
 
     def write(self) -> CarriedTypes:
-        """The types met so far, for other processes.
+        """Return the types met so far, for other processes; cached until there are new ones.
 
         Raises:
             GraphError: something that a type depends on cannot be pickled, or found by its name.
@@ -132,21 +133,21 @@ class Carrier:
         return self._written[1]
 
     def knows(self, types: CarriedTypes) -> bool:
-        """Whether these types have been found before."""
+        """Return whether `find` has found these types before."""
         return types in self._known
 
     def forget(self) -> None:
-        """Look up the types of other processes again, because some of their types here are retired."""
+        """Drop the cached numbers, because some of the types here are retired."""
         self._known.clear()
 
     def find(self, types: CarriedTypes, beside: Collection[CarriedTypes]) -> None:
-        """Find types of another process, and trace the cells that are new here; while nothing else is recorded.
+        """Find types of another process, and trace the cells that are new here. Call it while nothing else is recorded.
 
         Args:
-            beside: types that are not forgotten for these.
+            beside: types to keep in the cache.
 
         Raises:
-            GraphError: they are of another function, or of another model.
+            GraphError: the types belong to another function or model.
         """
         carried, slots = pickle.loads(types.content)
         named = dict(self._named())
@@ -174,16 +175,16 @@ class Carrier:
         assert family.current is not None
         if repr(family.current.body.signature) != call.signature:
             raise GraphError(
-                f"a recorded graph comes from a process in which cell {call.name!r} takes or gives other things than "
-                f"here; record it with the same model."
+                f"cell {call.name!r} must have the signature that it has in the process of a recorded graph, got "
+                f"another one; record it with the same model."
             )
         return family.number
 
     def renumber(self, graph: Graph, memo: dict[int, Any]) -> Graph:
-        """A graph of another process as one of this.
+        """Convert a graph of another process to the numbers of this one.
 
         Args:
-            memo: structures that have been renumbered, by `id`, as long as the graphs live.
+            memo: cache of renumbered structures, by `id`; valid as long as the graphs live.
         """
         assert isinstance(graph.types, CarriedTypes)
         numbers, words = self._known[graph.types], graph.words.copy()
@@ -209,10 +210,12 @@ class Carrier:
 
 
 def check_carried(graphs: list[Graph]) -> list[Graph]:
-    """The graphs, pickled once if this is a worker of torch's loader, which would lose an error later on, and hang.
+    """Return the graphs; in a worker of torch's DataLoader, check that they can be pickled.
+
+    The loader pickles them later, in a thread, where it would lose the error and hang.
 
     Raises:
-        GraphError: they cannot be pickled.
+        GraphError: the graphs cannot be pickled.
     """
     loading = sys.modules.get("torch.utils.data")
     if loading is not None and loading.get_worker_info() is not None:
@@ -230,8 +233,8 @@ def dump_graphs(graphs: Graph | list[Graph]) -> bytes:
         return pickle.dumps(graphs)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise GraphError(
-            f"cannot pickle a recorded graph: what its function returns holds something that another process "
-            f"cannot find by its name ({error}); return values, numbers and texts."
+            f"cannot pickle a recorded graph: results of its function must not hold objects that another process "
+            f"cannot find by their names ({error}); return values, numbers and strings."
         ) from error
 
 
@@ -255,17 +258,17 @@ def _dumps(x: Any, names: Mapping[int, str], cell: str) -> bytes:
         _Writer(file, names).dump(x)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise GraphError(
-            f"cannot pickle a recorded graph: cell {cell!r} depends on something that another process cannot find by "
-            f"its name ({error}); pickle the instances, and record them again."
+            f"cannot pickle a recorded graph: cell {cell!r} must not depend on objects that another process cannot "
+            f"find by their names ({error}); pickle the instances, and record them there."
         ) from error
     return file.getvalue()
 
 
 class _Writer(pickle.Pickler):
-    """Pickles with names for modules and parameters.
+    """A pickler that writes modules, parameters and ops by name.
 
     Args:
-        names: of these, by `id`.
+        names: names of modules and parameters, by `id`.
     """
 
     def __init__(self, file: io.BytesIO, names: Mapping[int, str]) -> None:
@@ -273,17 +276,17 @@ class _Writer(pickle.Pickler):
         self._names = names
 
     def persistent_id(self, x: Any) -> tuple[str, str] | None:
-        """The name of a module, a parameter or an op."""
+        """Return the kind and the name of a module, a parameter or an op; None for anything else."""
         if id(x) in self._names:
             return "part", self._names[id(x)]
         if isinstance(x, Op) and OPS.get(name := x.name) is x:
             return "op", name
         if isinstance(x, (Module, Parameter)):
-            raise pickle.PicklingError(f"{x!r}, which is no part of the module")
+            raise pickle.PicklingError(f"{x!r} must be a part of the module")
         return None
 
     def reducer_override(self, x: Any) -> Any:
-        """A function that another of its name wraps is found by that."""
+        """Pickle a function that is wrapped by another of its name as the `unwrap` of that."""
         if isinstance(x, FunctionType):
             module: Any = sys.modules.get(x.__module__)
             named = reduce(lambda at, name: getattr(at, name, None), x.__qualname__.split("."), module)
@@ -293,7 +296,7 @@ class _Writer(pickle.Pickler):
 
 
 class _Reader(pickle.Unpickler):
-    """Reads what `_Writer` wrote.
+    """Reads the pickles of `_Writer`.
 
     Args:
         named: modules and parameters, by name.
@@ -304,13 +307,13 @@ class _Reader(pickle.Unpickler):
         self._named = named
 
     def persistent_load(self, pid: tuple[str, str]) -> Any:
-        """The module, parameter or op of this name."""
+        """Return the module, parameter or op of this name."""
         kind, name = pid
         if kind == "op":
             return OPS[name]
         if name not in self._named:
             raise GraphError(
-                f"a recorded graph comes from a process whose model has a part {name!r}, which this one lacks; record "
-                f"it with the same model."
+                f"a recorded graph from another process must be of the same model, got one with a part {name!r}, which "
+                f"is missing here; record it with this model."
             )
         return self._named[name]

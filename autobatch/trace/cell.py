@@ -1,8 +1,8 @@
-"""Cells: what users mark with `@cell`, and how a cell runs when it is called eagerly.
+"""Cells: functions marked with `@cell`, and their eager execution.
 
-A cell runs in three ways. Called plainly it runs *eagerly*: ordinary Python over arrays. While a program is
-*recorded*, its calls become nodes. Once per signature its body is *traced*: it runs with symbolic values, and each op
-appends an instruction to a `CellProgram`. A cell called inside another is part of it.
+A cell runs in three ways. Called plainly, it runs *eagerly*: ordinary Python over arrays. While a program is
+*recorded*, its calls become nodes. Once per signature, its body is *traced*: it runs with symbolic values, and each op
+appends an instruction to a `CellProgram`. A cell called inside another becomes part of it.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from autobatch.tracebacks import note_call
 CARRIED = ".carrier"
 ARRAYS = (np.ndarray, np.floating, Concrete)
 DATA_INSIDE: tuple[type, ...] = (Parameter,)
-"""What is a value of a call inside a call, besides arrays."""
+"""Classes that are values in a call inside a call, besides arrays."""
 DERIVED = ("carrier", "signature", "names", "float_defaults")
-"""Attributes that are made when they are asked for."""
+"""Attributes that are computed on first use, so pickles leave them out."""
 
 
 class Cell(CellBase):
     """A function or method marked with `@cell`.
 
-    The core takes its calls: with an object whose class has the cell as first argument, it is called as a method. A
-    call that this thread records, and whose function is known, goes there; any other to `call`.
+    The core dispatches its calls. A call whose first argument is an object whose class has the cell is a method call.
+    A call that this thread records goes to the native function of the cell if that is known; all others to `call`.
 
     Attributes:
-        reads: what its body reads of a library, by what it is; guarded as what the body reads of users' objects.
+        reads: library objects that its body reads, by description; guarded like reads of users' objects.
         is_single_op: whether it wraps a library function that a program calls outside cells.
         may_change: whether its body may change Python state that it reads; it does so once, not at each call.
-        is_direct: whether the core may record its calls, once their function is known.
+        is_direct: whether the core may record its calls, once their native function is known.
     """
 
     reads: ClassVar[Mapping[str, Any]] = {}
@@ -72,17 +72,17 @@ class Cell(CellBase):
         self.name = function.__name__
         if inspect.iscoroutinefunction(function):
             raise GraphError(
-                f"cell {self.name!r} is an async function, but a cell computes and waits for nothing; "
-                f"write it with def, and await in the function that calls it."
+                f"cell {self.name!r} must not be an async function, because a cell waits for nothing; write it with "
+                f"def, and await in the function that calls it."
             )
         self.static, self.ragged = static, ragged
         for what, names in (("static", static), ("ragged", ragged)):
             unknown = set(names) - set(self.signature.parameters)
             if unknown:
-                raise GraphError(f"cell {self.name!r} has no argument {sorted(unknown)[0]!r} to make {what}.")
+                raise GraphError(f"{what} of cell {self.name!r} must name arguments, got {sorted(unknown)[0]!r}.")
 
     def call(self, owner: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the function, or the method of an owner, in the present stage."""
+        """Call the function, or the method of an owner, in the current stage."""
         current = STAGE.current
         if current is None:
             try:
@@ -97,14 +97,14 @@ class Cell(CellBase):
         return current.call_cell(self, owner, args, kwargs)
 
     def of(self, owner: object) -> Callable[..., Any]:
-        """The function, or the method of an owner."""
+        """Return the function, or the method of an owner."""
         method: Callable[..., Any] = self.function if owner is None else self.function.__get__(owner)
         return method
 
     def run_eagerly(self, owner: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the function on read-only arrays, which have the float type of the owner.
+        """Run the function on read-only arrays of the owner's float type.
 
-        Parameters are values too, and so are floats: the data of a call. In a call inside a call they are constants.
+        Parameters are values too, and so are floats, the data of a call. In a call inside a call, floats are constants.
         """
         module = owner if isinstance(owner, Module) else None
         dtype = None if module is None else shared_dtype(module)
@@ -120,7 +120,7 @@ class Cell(CellBase):
             return _on_arrays(self.of(owner)(*args, **kwargs), _result, (*ARRAYS, Parameter))
 
     def run_inside(self, builder: Builder, owner: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the function inside of a cell that is being traced: on values of their own, as in eager mode."""
+        """Run the function inside a cell that is being traced, on distinct copies of its arguments as in eager mode."""
 
         def own(x: Any) -> Any:
             return x.again() if isinstance(x, Traced) else builder.wrap(x)
@@ -137,7 +137,7 @@ class Cell(CellBase):
         kinds: tuple[type, ...],
         data: tuple[type, ...],
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a call, with `own` applied to what is of some kinds, and to what is `data` unless static."""
+        """Return the arguments of a call, with `own` applied to parts of these `kinds`, and to `data` unless static."""
         names = self.names[owner is not None :] if self.static else []
 
         def given(x: Any, name: str) -> Any:
@@ -148,15 +148,15 @@ class Cell(CellBase):
 
     @property
     def path(self) -> str:
-        """Where an owner has it, if it does: names of attributes, joined by dots."""
+        """Return the path at which an owner would have the cell: names of attributes, joined by dots."""
         return self.function.__name__
 
     def is_static(self, name: str, x: Any) -> bool:
-        """Whether an argument of this name, or a value in it, is part of the type."""
+        """Return whether an argument of this name, or a value in it, is part of the type."""
         return name in self.static
 
     def __copy__(self) -> Self:
-        """Return the cell itself, as a copy of a function is the function."""
+        """Return the cell itself, just as a copy of a function is the function."""
         return self
 
     def __deepcopy__(self, memo: object) -> Self:
@@ -165,23 +165,23 @@ class Cell(CellBase):
 
     @cached_property
     def signature(self) -> inspect.Signature:
-        """Of the function."""
+        """Return the signature of the function."""
         return inspect.signature(self.function)
 
     @cached_property
     def names(self) -> list[str]:
-        """Of the arguments, the owner first if there is one."""
+        """Return the names of the arguments; for a method, `self` first."""
         return list(self.signature.parameters)
 
     @cached_property
     def float_defaults(self) -> dict[str, Any]:
-        """The defaults that hold floats, which are data of a call too."""
+        """Return the defaults that hold floats, which are data of a call too."""
         defaults = {name: p.default for name, p in self.signature.parameters.items() if p.kind is not p.POSITIONAL_ONLY}
         return {name: x for name, x in defaults.items() if any(isinstance(part, float) for part in leaves(x))}
 
     @cached_property
     def carrier(self) -> Callable[..., Any]:
-        """The function under the name that the cell has it by: picklers treat it as they treat functions."""
+        """Copy the function under the name of an attribute of the cell, so that picklers treat it like any function."""
         found = FunctionType(
             self.function.__code__, self.function.__globals__, self.name, self.function.__defaults__,
             self.function.__closure__,
@@ -194,16 +194,16 @@ class Cell(CellBase):
         return found
 
     def __reduce__(self) -> Any:
-        """Hold what a pickle of a function holds: its name, or with cloudpickle the code of what is in a script."""
+        """Pickle like a function: by name, or with cloudpickle by value if it is defined in a script."""
         if not isinstance(self.function, FunctionType):
             return self.function.__qualname__
         kept = {name: x for name, x in vars(self).items() if name not in ("function", "__wrapped__", *DERIVED)}
         return _carried, (self.carrier,), (self.carrier, kept)
 
     def __setstate__(self, state: tuple[Callable[..., Any], dict[str, Any]]) -> None:
-        """Become what was carried by value; a cell that was found by its name is it already.
+        """Restore a cell that was pickled by value; a cell that was found by its name is complete already.
 
-        A function that refers to its own cell is not complete yet, so nothing is read from it here.
+        A function that refers to its own cell is not restored yet, so nothing is read from it here.
         """
         carrier, kept = state
         if vars(self).get("carrier") is not carrier:
@@ -215,7 +215,7 @@ class Cell(CellBase):
 
 
 def _carried(carrier: Callable[..., Any]) -> Cell:
-    """The cell that has this carrier, or a new one, which gets its state."""
+    """Return the cell that has this carrier, or a new one, whose state is set later."""
     found: Any = sys.modules.get(carrier.__module__)
     for name in carrier.__qualname__.split("."):
         owner, found = found, getattr(found, name, None)
@@ -241,17 +241,17 @@ def cell(function: Any = None, *, static: tuple[str, ...] = (), ragged: tuple[st
 
     Calls of a cell are of one type, and can run together, if their static arguments, their structure and the shapes of
     their values are equal. The length of a list is part of the structure, unless the body treats all elements alike:
-    it maps over them (`[f(h) for h in children]`, `ab.each`) and reduces what comes out (Python's `sum`, `ab.sum_n`,
-    `ab.softmax_n`, `ab.attend`). Such a list may have any length; if the body maps over it, an empty list has a type of
-    its own. Its elements are values, ints, floats, arrays of ints, or tuples, dicts and dataclasses of these, all of
-    the same form.
+    it maps over them (`[f(h) for h in children]`, `ab.each`) and reduces the results (Python's `sum`, `ab.sum_n`,
+    `ab.softmax_n`, `ab.attend`). Such a list may have any length; if the body maps over it, an empty list has a
+    separate type. Its elements are values, ints, floats, arrays of ints, or tuples, dicts and dataclasses of these,
+    all of the same form.
 
     Args:
         function: takes values (arrays), ints and floats (data of the node), and static arguments: bool, str, None,
-            enums and modules; tuples, lists, dicts and dataclasses of these. Returns values in any such structure.
-            Shapes are those of one node, without a batch axis. Inputs are read-only. What else the body reads from
-            Python (attributes, closures, globals) is compared at each call of the batched function, and the cell is
-            traced again where it has changed. The body must not read random numbers or a clock.
+            enums and modules; tuples, lists, dicts and dataclasses of these. It returns values in any such structure.
+            Shapes are those of one node, without a batch axis. Inputs are read-only. Everything else that the body
+            reads from Python (attributes, closures, globals) is compared at each call of the batched function, and the
+            cell is retraced if something has changed. The body must not read random numbers or a clock.
         static: names of arguments whose value is part of the type although it is an int or a Parameter.
         ragged: names of arguments whose arrays have any number of rows, which is not part of the type.
 
@@ -265,7 +265,7 @@ def cell(function: Any = None, *, static: tuple[str, ...] = (), ragged: tuple[st
     if function is not None and not callable(getattr(function, "__func__", function)):
         raise refusal("function of cell", "a function", function, GraphError)
     if isinstance(function, type):
-        raise refusal("function of cell", "a function", function, GraphError, "a class is none; mark its methods")
+        raise refusal("function of cell", "a function", function, GraphError, "for a class, mark its methods")
     return Cell(function, static, ragged) if function is not None else lambda f: Cell(f, static, ragged)
 
 
@@ -283,7 +283,8 @@ def _read_only(x: Any, dtype: Any, number: Any) -> Any:
     """Convert an array, parameter or number to a read-only array. Floats are cast to the model's dtype, or to float32
     if narrower; ints and bools compute as floats.
 
-    It is another object each time, as two arguments of a batched call are two values: derivatives go by identity.
+    The result is a new object each time, because two arguments of a batched call are two values, and derivatives tell
+    variables apart by identity.
 
     Args:
         number: the dtype of Python's floats.
@@ -303,7 +304,7 @@ def _read_only(x: Any, dtype: Any, number: Any) -> Any:
 
 
 def _result(x: Any) -> Any:
-    """What a cell returns as a value of its own, though it may return an argument, a parameter, or a value twice."""
+    """Return a result of a cell as a new object; a cell may return an argument, a parameter, or a value twice."""
     if isinstance(x, (Parameter, Concrete)):
         x = value_on(STAGE.current, x)
         return cast(x, x.dtype)
@@ -312,7 +313,7 @@ def _result(x: Any) -> Any:
 
 
 def _on_arrays(x: Any, function: Callable[[Any], Any], kinds: tuple[type, ...] = ARRAYS) -> Any:
-    """`x` with a function applied to the arrays in it, or to what is of other kinds; mutable containers are copied."""
+    """Apply a function to the arrays in `x`, or to parts of other `kinds`; mutable containers are copied."""
     kind = type(x)
     if isinstance(x, kinds):
         return function(x)

@@ -2,8 +2,8 @@
 
     energy, (gradient,) = ab.value_and_grad(self.energy, wrt=lambda m: m.positions)(molecule)
 
-A function is differentiated where it is called (see `autobatch.trace.differentiation`). Its variables, with respect to
-which it is differentiated, are among its arguments. Other values that it reads are constants to the derivative.
+A function is differentiated when it is called (see `autobatch.trace.differentiation`). The variables, with respect to
+which it is differentiated, are among its arguments. All other values that it reads are constants.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class Variables:
 
     def __init__(self, by: Differentiation, wrt: Wrt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if wrt is None and not args:
-            raise GraphError("a function without arguments is differentiated; name by what, as in wrt=lambda: weight.")
+            raise GraphError(
+                "a function to differentiate must have arguments or wrt, got neither; pass wrt, such as lambda: weight."
+            )
         if wrt is None and type(args[0]) is float:
             args = (np.asarray(args[0]), *args[1:])
         chosen = args[0] if wrt is None else wrt(*args, **kwargs)
@@ -59,8 +61,8 @@ class Variables:
         self.values = self._chosen.arrays
         if not self.values and not _is_empty(chosen):
             raise GraphError(
-                f"{_what(wrt)} holds no float array, computed value or parameter to differentiate by, but is "
-                f"{chosen!r}; ints and plain numbers have no gradient, np.asarray(number, float) has one."
+                f"{_what(wrt)} must hold a float array, computed value or parameter to differentiate by, got "
+                f"{chosen!r}; ints and plain numbers have no gradient, but np.asarray(number, float) has one."
             )
         wanted = {id(x) for x in self.values}
         held = Held((args, kwargs), lambda x: id(x) in wanted)
@@ -69,8 +71,8 @@ class Variables:
             raise NeedsLength(missing[0].var.domain, "differentiates by an element of it")
         if missing:
             raise GraphError(
-                f"{_what(wrt)} gives {missing[0]!r}, which the arguments of the function do not hold; pass it as an "
-                f"argument, and name the array itself, not a part of it or what is computed from it."
+                f"variables of {_what(wrt)} must be held by the arguments of the function, got {missing[0]!r}; pass it "
+                f"as an argument, and name the array itself, not a part of it or a value computed from it."
             )
         made = {id(x): by.stand_in(x) for x in self.values}
         self.args, self.kwargs = held.rebuild([made[id(x)] for x in held.arrays], lambda part: part)
@@ -88,9 +90,9 @@ class Variables:
         own = [*map(_shape, self.values)]
         if [*map(_shape, found)] != own:
             raise ShapeError(
-                f"{what} of shapes {[*map(_shape, found)]} are given for values of shapes "
-                f"{own}{_of_any_number(own)}; give one for each, of its shape. An array that arguments hold "
-                f"in several places is one value."
+                f"{what} must have the shapes of the values, {own}{_of_any_number(own)}, got "
+                f"{[*map(_shape, found)]}; give one for each value. An array that arguments hold in several places is "
+                f"one value."
             )
         return found
 
@@ -182,7 +184,7 @@ class Differentiated:
         aux = None
         if self._has_aux:
             if type(result) is not tuple or len(result) != 2:
-                raise GraphError(f"with has_aux=True the function returns (value, aux), and not {result!r}.")
+                raise GraphError(f"with has_aux=True, the function must return (value, aux), got {result!r}.")
             result, aux = result
         returned, others = ([*map(_as_array, _leaves(part))] for part in (result, aux))
         made = {id(x): self._by.result(x) for x in (*returned, *others)}
@@ -196,8 +198,8 @@ class Differentiated:
         found = _leaves(given)
         if [*map(_shape, found)] != self._shapes:
             raise ShapeError(
-                f"gradients of shapes {[*map(_shape, found)]} are given for results of shapes "
-                f"{self._shapes}{_of_any_number(self._shapes)}."
+                f"gradients must have the shapes of the results, {self._shapes}{_of_any_number(self._shapes)}, got "
+                f"{[*map(_shape, found)]}."
             )
         return self.variables.like(self._by.pull(self._results, found))
 
@@ -208,7 +210,7 @@ class Differentiated:
                 len(self._shapes), f"{len(self._shapes)} values, of shapes {self._shapes}"
             )
             advice = "return their sum; where it returns (scalar, aux), pass has_aux=True"
-            raise GraphError(f"the gradient of a scalar is asked for, but the function returned {what}; {advice}.")
+            raise GraphError(f"a function with a gradient must return a scalar, got {what}; {advice}.")
         return self.gradients(np.ones((), getattr(self.value, "dtype", None)))
 
     def tangents(self, given: Any) -> Any:
@@ -221,12 +223,12 @@ class Differentiated:
 def value_and_grad(function: Callable[..., Any], wrt: Wrt = None, has_aux: bool = False) -> Callable[..., Any]:
     """Make a function that returns the value of `function` and its gradient.
 
-    Call it inside a program, for one instance: in a function that is batched, inside a cell, or in eager mode. The
-    recorded graph then has the calls that `function` makes and the calls of their gradients, which run in batches like
-    all others. The new function may be differentiated again, inside the program or by `Batched.value_and_grad`.
+    Call it inside a program, for one instance: in a batched function, inside a cell, or in eager mode. The recorded
+    graph then holds the calls that `function` makes and the calls of their gradients, which run in batches like all
+    others. The new function may be differentiated again, inside the program or by `Batched.value_and_grad`.
 
     Args:
-        function: calls cells and ops, and returns a scalar; values that it reads beside its arguments are constants.
+        function: calls cells and ops, and returns a scalar; values that it reads besides its arguments are constants.
         wrt: a function of the same arguments that returns the variables: float arrays that the arguments hold, values,
             parameters, or a tuple or other structure of these. None selects all float arrays and values in the first
             argument.
@@ -240,7 +242,7 @@ def value_and_grad(function: Callable[..., Any], wrt: Wrt = None, has_aux: bool 
     If `function` is async, so is the new function; awaited numbers are constants to its derivative.
 
     Raises:
-        GraphError: when the new function is called: `function` did not return a scalar, or `wrt` returns no variable,
+        GraphError: on a call of the new function, if `function` did not return a scalar, or `wrt` returns no variable,
             or one that the arguments do not hold.
 
     Shapes: each gradient has the shape of its variable.

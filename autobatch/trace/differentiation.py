@@ -1,8 +1,8 @@
-"""How a function is differentiated in each stage: in a recorded program, inside a cell, and in eager mode.
+"""The differentiation of functions in each stage: in a recorded program, inside a cell, and in eager mode.
 
-In a recorded program, the calls of the function are on a `Tape` of the core. Inside a cell, the builder of the cell's
-program continues. In eager mode, ops are added to an `EagerTape`. The function receives stand-ins for its variables,
-and the stage computes gradients and tangents of its results.
+In a recorded program, a `Tape` of the core collects the calls of the function. Inside a cell, derivatives are appended
+to the cell's program. In eager mode, ops are added to an `EagerTape`. The function receives stand-ins for its
+variables, and the stage computes gradients and tangents of its results.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ class Differentiation(Protocol):
 
 
 class ArrayReads:
-    """A variable that is a float array: the parts of it that the function reads.
+    """The reads of a variable that is a float array.
 
     Args:
         array: the array, or a part of an array that is a variable of an outer derivative.
-        recording: the stage.
+        recording: the current stage.
         make: makes the value of a part; the second argument asks for a value of any number of rows.
 
     Attributes:
         stand_in: the stand-in of the array.
-        reads: the parts that were read: positions in the array, and the value.
+        reads: the positions in the array and the value of each part that was read.
     """
 
     def __init__(self, array: Any, recording: Any, make: Callable[[Any, bool], Any]) -> None:
@@ -147,7 +147,7 @@ class Recorded:
         return reads.stand_in
 
     def _read(self, part: Any, is_ragged: bool) -> Any:
-        """Return a value of a part of an array, of which the function has the only one."""
+        """Make the value of a part of an array, which only the function has."""
         if isinstance(part, FloatInput):
             return self._calls.alias(self._calls.lifting.lift(part, is_ragged=is_ragged))
         return self._calls.record_source(part, is_ragged)
@@ -162,7 +162,7 @@ class Recorded:
             self._calls.close_tape(self._tape)
 
     def result(self, x: Any) -> Any:
-        """Return the value itself; of an array or parameter a value of its own, though lifting shares equal ones."""
+        """Return the value itself; for an array or parameter, a new value, although lifting shares equal ones."""
         return x if isinstance(x, Value) else self._calls.alias(self.given(x))
 
     def given(self, result: Any) -> Any:
@@ -174,7 +174,7 @@ class Recorded:
     def pull(self, results: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
         """Record gradients; GraphError if the program is over."""
         if STAGE.current is not self._calls or self._tape.is_stale:
-            raise GraphError("the function that ab.vjp gave is called outside of its program; call it within.")
+            raise GraphError("the function that ab.vjp returned must be called inside its program, got a later call.")
         parameters = [x for x in self._variables if isinstance(x, Parameter)]
         values = [x for x in self._variables if isinstance(x, Value)]
         reads = [value for x in self._variables if isinstance(x, ArrayReads) for _, value in x.reads]
@@ -215,7 +215,7 @@ class Recorded:
             return self._along(x, found)
 
         def zeros(shape: tuple[int, ...]) -> Value:
-            """Make a value of zeros that is no other value, so that it can be a variable."""
+            """Make a new value of zeros, so that it can be a variable."""
             return self._value(self._calls.zeros(shape).ref, shape)
 
         if isinstance(x, Parameter):
@@ -283,7 +283,7 @@ class InCell:
         self._parameters: dict[int, int] = {}
 
     def stand_in(self, x: Any) -> Any:
-        """Return an equal value of its own, or a list of such values; a parameter itself."""
+        """Return an equal new value, or a list of such values; a parameter itself."""
         if isinstance(x, TracedList):
             if x.element is None:
                 raise NeedsLength(x.group, "differentiates by it")
@@ -396,7 +396,7 @@ class Eager:
 
     def pull(self, results: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
         """Compute gradients."""
-        given = [value_on(STAGE.current, g) for g in gradients]  # maybe inside another derivative than the function
+        given = [value_on(STAGE.current, g) for g in gradients]  # the function may have run inside another derivative
         found = iter(self._tape.gradients(zip(results, given, strict=True), self._leaves()))
         return [self._gradient(x, found) for x in self._variables]
 
@@ -420,7 +420,7 @@ class Eager:
         return [value for own in parts for value in own]
 
     def _gradient(self, x: Any, found: Iterator[Any]) -> Any:
-        """Return the gradient of a variable, made of the next gradients in `found`, one for each of its values."""
+        """Return the gradient of a variable, from the next gradients in `found`, one for each of its values."""
         own = x.data if isinstance(x, ArrayReads) else x
         if isinstance(x, ArrayReads):
             parts = [(at, next(found)) for at, _ in x.reads]

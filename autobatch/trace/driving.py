@@ -1,4 +1,4 @@
-"""Run the async program of one instance until all its branches wait for values, or it has ended."""
+"""The driver of async programs: runs one until all its branches wait for values, or it has ended."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from autobatch._native import Log
 from autobatch.ops.randomness import DrawCount
 from autobatch.trace.awaiting import Asked, Gathered, refusal
 
-MOST_CLOSES = 8  # of a coroutine, whose `finally` blocks may await something each time
+MOST_CLOSES = 8  # attempts to close a coroutine, whose `finally` blocks may await something each time
 
 
 class Branch:
-    """A part of a program that waits on its own.
+    """A part of a program that can wait independently.
 
     Attributes:
-        program: the coroutine, or another awaitable; steps: what runs it.
-        draws: numbers its draws; next_draw: numbers the next one.
-        join, place: where its result goes; None for the whole program.
+        program: the coroutine, or another awaitable.
+        steps: the iterator that runs it.
+        draws: numbers its draws.
+        next_draw: returns the number of the next draw.
+        join, place: the destination of its result; `join` is None for the whole program.
         below: the branches that it has gathered, while it waits for them.
-        mode: that of the library in which it goes on; None for that around the program.
+        mode: the mode of the library in which it resumes; None for the mode around the program.
     """
 
     __slots__ = ("below", "draws", "is_over", "join", "mode", "next_draw", "place", "program", "steps")
@@ -35,10 +37,11 @@ class Branch:
         self.is_over = False
 
     def end(self, error: BaseException, caught: type[BaseException]) -> None:
-        """End it, after the branches that it waits for.
+        """End the branch, after the branches that it waits for.
 
         Args:
-            error: the reason; errors of class `caught` that `finally` blocks raise are added to it as notes.
+            error: the reason.
+            caught: class of the errors of `finally` blocks that are added to `error` as notes; others propagate.
         """
         branches = [self]
         for branch in branches:
@@ -50,7 +53,7 @@ class Branch:
 
 
 class Join:
-    """Branches that were gathered: the branch that waits for them, and the results so far."""
+    """A group of gathered branches: the branch that waits for them, and the results so far."""
 
     __slots__ = ("n_left", "results", "waiting")
 
@@ -64,13 +67,13 @@ class Program:
 
     Args:
         program: the coroutine.
-        switch_mode: sets a mode of the library whose functions are recorded, such as torch's grad mode, unless it is
-            given None, and gives the mode before. Each branch goes on in the mode in which it waited.
-        caught: errors that end only this program; others propagate.
+        switch_mode: sets a mode of the library whose functions are recorded, such as torch's grad mode (None leaves it
+            unchanged), and returns the previous mode. Each branch resumes in the mode in which it waited.
+        caught: class of errors that end only this program; others propagate.
 
     Attributes:
-        waiting: the branches that wait for values, and what each asked for.
-        is_over: whether it has ended: with `result`, or with `error`.
+        waiting: the branches that wait for values, each with its request.
+        is_over: whether the program has ended, with `result` or with `error`.
     """
 
     def __init__(
@@ -86,7 +89,7 @@ class Program:
         self.error: BaseException | None = None
 
     def answer(self, answers: Sequence[Any]) -> None:
-        """Give the waiting branches what they asked for, in order."""
+        """Give the waiting branches the requested numbers, in order."""
         for (branch, _), answer in zip(self.waiting, answers, strict=True):
             self._ready.append((branch, answer, None))
         self.waiting.clear()
@@ -109,7 +112,7 @@ class Program:
             except StopIteration as end:
                 self._end(branch, end.value)
             except self._caught as raised:
-                begun = raised.__traceback__  # in this method, whose frame would keep all programs
+                begun = raised.__traceback__  # begins with the frame of this method, which would keep all programs
                 self._fail(branch, raised.with_traceback(begun and begun.tb_next))
             else:
                 if type(request) is Asked:
@@ -129,7 +132,7 @@ class Program:
         self.error = error
 
     def where(self) -> str:
-        """Say where the first waiting branch waits: in which function and line."""
+        """Return the function and line in which the first waiting branch waits, for messages."""
         program: Any = self.waiting[0][0].program
         while hasattr(getattr(program, "cr_await", None), "cr_frame"):
             program = program.cr_await
@@ -145,7 +148,7 @@ class Program:
             branch.mode = self._switch_mode(around)
 
     def _take(self, branch: Branch, request: Any) -> None:
-        """Fork a branch; refuse what it awaits if that is not of autobatch."""
+        """Fork a branch that gathers others; raise an error in it for any other request."""
         if not isinstance(request, Gathered):
             self._ready.append((branch, None, refusal(request)))
         else:
@@ -168,7 +171,7 @@ class Program:
             self._ready.append((join.waiting, join.results, None))
 
     def _fail(self, branch: Branch, error: BaseException) -> None:
-        """End the branches beside one that raised, and raise its error where they were gathered."""
+        """End the siblings of a branch that raised, and raise its error where they were gathered."""
         branch.is_over = True
         if branch.join is None:
             self.error, self.is_over = error, True
@@ -182,11 +185,11 @@ class Program:
 
 
 def _close(steps: Any, error: BaseException, caught: type[BaseException]) -> None:
-    """Close a coroutine because of an error, on which is noted what it raises."""
+    """Close a coroutine because of an error; errors that closing raises are added to it as notes."""
     for _ in range(MOST_CLOSES):
         try:
             steps.close()
         except caught as raised:
-            error.add_note(f"and what was ended because of it raised {type(raised).__name__}: {raised}")
+            error.add_note(f"a coroutine that this error closed raised {type(raised).__name__}: {raised}")
         else:
             return

@@ -1,16 +1,16 @@
 """Lists of any length inside a traced cell: one element stands for all, as long as the body treats all alike.
 
 A list argument is a `TracedList`: a value with one row per edge. Functions such as `ab.sum_n` and `ab.each` take it
-whole. Where the body walks through it, as in `[f(h) for h in children]`, it meets as many *elements* as the list of the
-present call holds; each is the same value at another *position*. An op of elements at one position is an element at
+whole. If the body iterates over it, as in `[f(h) for h in children]`, it meets as many *elements* as the list of the
+current call holds; each is the same value at another *position*. An op of elements at one position is an element at
 that position. Its instruction is appended once, because the same op of the same values is found again. So `f` of all
-elements is one value, and the list of them is a list of any length again: `as_list` finds that, and a sum of all
-elements in order, as Python's `sum` makes it, is `sum_n`.
+elements is one value, and the list of these is a list of any length again, which `as_list` detects. A sum of all
+elements in order, as computed by Python's `sum`, becomes `sum_n`.
 
-Whatever else a body does with elements needs the length: elements at two positions in one op, an element that is
-returned, a single element picked out. Then the body is traced with separate values (`NeedsLength`). A body may also
-use the length itself, or walk in another way for some lengths. So a body that walks through a list is traced anew for
-each length it meets, and the programs must be equal (`autobatch.trace.traces`).
+Any other use of elements needs the length: elements at two positions in one op, a returned element, a single selected
+element. Then the body is traced with separate values (`NeedsLength`). A body may also use the length itself, or iterate
+differently for some lengths. So a body that iterates over a list is traced anew for each length it meets, and the
+programs must be equal (`autobatch.trace.traces`).
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ from autobatch.trace.ragged import Ragged
 
 
 class NeedsLength(Exception):
-    """The body of a cell needs the length of a list that was passed as the variadic group of this number.
+    """Raised if the body of a cell needs the length of a list argument.
 
     Attributes:
-        why: what it does with the list.
+        group: number of the variadic group of the list.
+        why: description of the use of the list, a predicate of "the body".
     """
 
     def __init__(self, group: int, why: str) -> None:
@@ -52,27 +53,27 @@ MIXED = "does not treat all elements alike"
 
 @dataclass(eq=False)
 class Lengths:
-    """The lengths of lists for which a trace is right.
+    """The lengths of lists for which a trace is valid.
 
     Attributes:
-        walked: the variadic groups whose length matters, because the body walks through the list.
-        found: their lengths in the calls for which the body was traced, and gave one program.
+        walked: the variadic groups whose length matters, because the body iterates over the list.
+        found: their lengths in the calls for which the body was traced and gave the same program.
     """
 
     walked: tuple[int, ...] = ()
     found: set[tuple[int, ...]] = field(default_factory=set)
 
     def of(self, lengths: Sequence[int]) -> tuple[int, ...]:
-        """The lengths that matter, of those of all lists."""
+        """Select the lengths that matter from those of all lists."""
         return tuple(lengths[group] for group in self.walked)
 
 
 class Position(NamedTuple):
-    """Where in its list an element stands.
+    """The position of an element in its list.
 
     Attributes:
-        walk: 0 where a body walks through a list; else the number of the call of `ab.each`.
-        number: from 1 on; 0 inside `ab.each`, where an element stands for all.
+        walk: 0 if the body iterates over the list; else the number of the call of `ab.each`.
+        number: counts from 1; 0 inside `ab.each`, where an element stands for all.
         is_sum: whether the value is the sum of the elements up to this one.
     """
 
@@ -96,15 +97,15 @@ class Element(Traced):
 
     @property
     def shape(self) -> Shape:
-        """Per-node shape."""
+        """Return the per-node shape."""
         return self.builder.vars[self.index].shape
 
     def again(self) -> Element:
-        """Another name of the same value."""
+        """Return a new object for the same value, which is distinct for derivatives."""
         return type(self)(self.builder, self.index, self.at)
 
     def __radd__(self, other: Any) -> Any:
-        if self.at == FIRST and is_zero(other):  # as `sum` begins
+        if self.at == FIRST and is_zero(other):  # the first step of `sum`
             return self.builder.sum_up_to(self)
         return super().__radd__(other)
 
@@ -119,7 +120,7 @@ class ListBuilder(PairBuilder):
     """Builds the program of a cell, and keeps track of the elements of lists.
 
     Args:
-        lengths: of the list arguments of the call, by number of the variadic group.
+        lengths: lengths of the list arguments of the call, by variadic group.
 
     Attributes:
         walked: the groups whose elements the body has seen one by one, or whose length it has read.
@@ -132,13 +133,13 @@ class ListBuilder(PairBuilder):
         self.lists = set[int]()
         self.walked: set[int] = set()
         self._n_each = 0
-        self._mapped: list[int] = []  # the groups of the calls of `ab.each` that go on
+        self._mapped: list[int] = []  # the groups of the unfinished calls of `ab.each`
         self._places: list[Position] = []
         self._known: dict[Hashable, Traced] = {}
         self._repeated: dict[Hashable, tuple[type[Element], int]] = {}
 
     def length(self, group: int) -> int:
-        """The length of a list in the present call; NeedsLength if it is empty: what a body does with no element."""
+        """Return the length of a list in the current call; NeedsLength if it is empty, as no element shows its use."""
         if group in self.parts:
             rows = [(x if is_number else self.length(x), cut) for x, cut, is_number in self.parts[group]]
             if not (n := sum(count_rows(*part) for part in rows)):
@@ -150,7 +151,7 @@ class ListBuilder(PairBuilder):
         return self.lengths[group]
 
     def argument_of(self, group: int) -> int:
-        """The list or array that the rows of a group come from; of several the first."""
+        """Return the group of the list or array from which the rows of a group come; the first if there are several."""
         while group in self.parts or group in self.pairs:
             groups = [x for x, _, is_number in self.parts.get(group, ()) if not is_number]
             group = groups[0] if groups else self.pairs[group][0]
@@ -163,7 +164,7 @@ class ListBuilder(PairBuilder):
         return self._places[:n]
 
     def refuse(self, op: Op, values: Sequence[Traced], message: str) -> NoReturn:
-        """Ask for the length of a list that is among the values; ShapeError if there is none."""
+        """Raise NeedsLength for a list among the values; ShapeError with the message if there is none."""
         rows = [v for v in values if isinstance(v, Ragged)]
         groups = [g for v in rows for g in (v.of if isinstance(v, Pairs) else (v.var.domain,))]
         group = next((group for group in groups if group in self.lists), None)
@@ -172,12 +173,12 @@ class ListBuilder(PairBuilder):
         raise NeedsLength(group, f"applies {op.name} to all of it")
 
     def place(self, tree: Any, at: Position) -> Any:
-        """Values of edges as elements at a position."""
+        """Convert values of edges to elements at a position."""
         return map_leaves(lambda x: Element(self, x.index, at), tree)
 
     @contextmanager
     def mapping(self, group: int) -> Iterator[Position]:
-        """Within the context, a function is mapped over a list; gives the position of the elements."""
+        """Map a function over a list within the context, which gives the position of the elements."""
         self._n_each += 1
         self._mapped.append(group)
         try:
@@ -186,13 +187,13 @@ class ListBuilder(PairBuilder):
             self._mapped.pop()
 
     def next_draw(self) -> tuple[Traced, int]:
-        """The attribute that numbers a node's draw, and the next site; NeedsLength where each element draws."""
+        """Return the attribute that numbers a node's draw, and the next site; NeedsLength inside `ab.each`."""
         if self._mapped:
             raise NeedsLength(self._mapped[-1], RANDOM)
         return super().next_draw()
 
     def wrap(self, x: Any) -> Traced:
-        """Turn any argument of an op into a value of this program; equal constants are one once a list is walked."""
+        """Convert an argument of an op to a value of this program; equal constants are merged once a list is walked."""
         if isinstance(x, Traced) or not self.walked:
             return super().wrap(x)
         if isinstance(x, (int, float)):
@@ -201,10 +202,10 @@ class ListBuilder(PairBuilder):
         return self._once(source_key(new.var.source), lambda: new) if isinstance(new.var.source, Constant) else new
 
     def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Traced:
-        """Append `op` of `args`; applied to elements, it gives an element or the sum of all.
+        """Append `op` of `args`; for elements, return an element or the sum of all.
 
-        A body is traced for each length of a list. Ops on the second and later elements therefore take a fast path, and
-        ops that are not repeated per element have no key.
+        The body runs once for each element, so ops on the second and later elements take a fast path: they are found
+        by a key of the op and its arguments. Ops without elements have no key.
         """
         parts: list[Any] = [op, repr(static)] if static else [op]
         key: tuple[Hashable, ...] = ()
@@ -254,13 +255,13 @@ class ListBuilder(PairBuilder):
         return kind(self, index, first.at)
 
     def sum_up_to(self, last: Element) -> Traced:
-        """The sum of the elements up to this one: that of all edges if it is the last."""
+        """Return the sum of the elements up to this one: that of all edges if it is the last."""
         if last.at.number == self.length(last.var.domain):
             return self.append(OPS["sum_n"], [self.value(last.index)], {})
         return Element(self, last.index, last.at._replace(is_sum=True))
 
     def as_list(self, values: Iterable[Any]) -> TracedList | list[Any]:
-        """The traced list that `values` is, or that holds them in its positions; a list if none is an element."""
+        """Return `values` as a traced list, if they are one or its elements in order; a list if none is an element."""
         if isinstance(values, TracedList):
             return values
         if isinstance(values, Ragged):
@@ -281,13 +282,13 @@ class ListBuilder(PairBuilder):
         return self.list_of(values[0], element)
 
     def _is_whole(self, values: Sequence[Any]) -> bool:
-        """Whether these are the same value at all positions of a list, in order."""
+        """Return whether these are the same value at all positions of a list, in order."""
         index, n = values[0].index, self.length(values[0].var.domain)
         kinds = {*map(type, values)} == {Element}
         return kinds and [x.index for x in values] == [index] * n and [x.at for x in values] == self.places(n)
 
     def list_of(self, tree: Any, element: Element) -> TracedList:
-        """The list whose elements are this tree, made of `element`; what is no element is the same at every edge."""
+        """Return the list whose elements are a tree computed from `element`; its other values are at every edge."""
         group = element.var.domain
 
         def at_edges(x: Any) -> Traced:
@@ -298,23 +299,21 @@ class ListBuilder(PairBuilder):
         return TracedList(self, self.name, group, map_leaves(at_edges, tree))
 
     def append(self, op: Op, values: list[Traced], static: dict[str, Any]) -> Traced:
-        """Append an op of values that are no ragged ones; once a list is walked, equal instructions are one."""
+        """Append an op of values that are not ragged; equal instructions are merged once a list is walked."""
         if not self.walked or op.random:
             return self._append(op, values, static)
         key = op, tuple(value.index for value in values), repr(sorted(static.items())) if static else ""
         return self._once(key, lambda: self._append(op, values, static))
 
     def _once(self, key: Hashable, make: Callable[[], Traced]) -> Traced:
-        """The value of this key; it is made if there is none yet."""
+        """Return the value of a key, made if missing; a new object each time, because derivatives use identity."""
         if key not in self._known:
             self._known[key] = make()
-        return self.value(
-            self._known[key].index
-        )  # another object each time: what is differentiated by goes by identity
+        return self.value(self._known[key].index)
 
 
 def _continues(before: Element, last: Element) -> bool:
-    """Whether a sum of elements so far goes on with the next element."""
+    """Return whether a sum of elements so far continues with the next element."""
     so_far, at = before.at, last.at
     begun = so_far.is_sum or so_far == FIRST
     follows = at.number == so_far.number + 1 and at.walk == so_far.walk and not at.is_sum
@@ -324,12 +323,12 @@ def _continues(before: Element, last: Element) -> bool:
 class TracedList(VariadicPort):
     """A list of any length, inside a trace.
 
-    To `isinstance` and `match` it is a list. An element is the same object at each access, as in a list.
+    For `isinstance` and `match` it is a list. An element is the same object at each access, as in a list.
 
     Args:
         group: the number of the variadic group.
-        element: what stands for its elements, a tree of values per edge; None if the list is empty so far.
-        make: makes that from the shape of an element.
+        element: the placeholder for its elements, a tree of values per edge; None as long as the list is empty.
+        make: makes the placeholder from the shape of an element.
     """
 
     def __init__(
@@ -340,7 +339,7 @@ class TracedList(VariadicPort):
 
     @property
     def __class__(self) -> Any:
-        """The class that `isinstance` finds; `type(x)` is the true one."""
+        """Return the class that `isinstance` finds; `type(x)` gives the true one."""
         return list
 
     @__class__.setter
@@ -367,7 +366,7 @@ class TracedList(VariadicPort):
         return self.element
 
     def each(self, function: Callable[..., Any], lists: Sequence[Any]) -> Any:
-        """Map a function over lists, this one among them."""
+        """Map a function over lists that include this one."""
         if not all(isinstance(x, TracedList) and x.element is not None for x in lists):
             raise NeedsLength(self.group, "maps over it together with a list of another kind")
         with self.builder.mapping(self.group) as at:
@@ -376,14 +375,14 @@ class TracedList(VariadicPort):
         return self.builder.list_of(result, next(leaves(elements[0])))
 
     def like(self, element: Any) -> TracedList:
-        """A list of as many elements, for which these values stand."""
+        """Return a list of the same length, with another placeholder."""
         return TracedList(self.builder, self.name, self.group, element)
 
     def stacked(self) -> Ragged:
-        """The elements as one ragged value."""
+        """Return the elements as one ragged value."""
         row = self.values(None)
         if not isinstance(row, Traced):
-            raise ShapeError("stack takes a list of single values, not of tuples; stack their parts by themselves.")
+            raise ShapeError("elements of stack must be single values, got tuples; stack their parts separately.")
         return Ragged(self.builder, row.index)
 
     def __repr__(self) -> str:

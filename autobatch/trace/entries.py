@@ -1,4 +1,4 @@
-"""Entries: the call forms that a recording knows of each cell, and the functions of the core that record its calls."""
+"""Entries: the known call forms of each cell in a recording, and the native functions that record its calls."""
 
 from __future__ import annotations
 
@@ -13,36 +13,37 @@ from autobatch.ir.arguments import Key, Static
 from autobatch.params.parameter import Parameter
 from autobatch.trace.forms import Form, Step
 
-OTHERWISE, PLAIN, COLLECTED = range(3)  # how a function takes arguments: COLLECTED are those of `*args, **kwargs`
+OTHERWISE, PLAIN, COLLECTED = range(3)  # kinds of signatures: PLAIN without stars, COLLECTED of `*args, **kwargs`
 PLAINLY = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
 COLLECTING = {inspect.Parameter.VAR_POSITIONAL}, {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 AN_ARRAY, A_PARAMETER = np.zeros(1), Parameter(0.0)  # example arguments
-ARRAYS, PARTS, PARAMETERS = 1, 2, 4  # that become sources, as in `native/record/function.cpp`
+ARRAYS, PARTS, PARAMETERS = 1, 2, 4  # flags of arguments that become sources, as in `native/record/function.cpp`
 Known: TypeAlias = Mapping[tuple[Step, ...], Form]
-"""The forms in which a cell with certain types has been called, by the steps that identify them, in order."""
+"""The forms in which a cell has been called, oldest first, by the steps that identify them."""
 
 
 @dataclass(eq=False)
 class Entry:
-    """What a recording knows of one cell, op or function of ops.
+    """The state that a recording keeps for one cell, op or function built from ops.
 
     Attributes:
-        name: of the cell.
-        identity: the part of a type's key that belongs to the entry; the arguments are the rest.
-        origin: what is called: ("cell", cell, owner), ("op", op, static), ("function", function),
-            ("source", is_ragged), ("parameter", parameter), or what no other process can call.
-        signature: the arguments, without the module; names: of these.
+        name: name of the cell.
+        identity: the entry's part of a type's key; the rest describes the arguments.
+        origin: the callable: ("cell", cell, owner), ("op", op, static), ("function", function),
+            ("source", is_ragged), ("parameter", parameter), or others, some of which exist only in this process.
+        signature: the signature, without the module.
+        names: names of the arguments.
         run: runs the body on arguments by name, for tracing.
         is_static: whether an argument (name, value), or a value in it, is part of the type.
         plain: the cell itself, for callers that do not record.
-        function: records calls; made when the entry is added to a recording.
+        function: the native function that records calls; made when the entry is added to a recording.
         lifts: whether arrays among the arguments become sources; else they are data.
-        lists: whether sequences with values among the arguments become lists of values alone.
+        lists: whether sequences that hold values become lists of values only.
         ragged: the arguments whose arrays have any number of rows.
         known: the forms met so far.
         former: the forms of former types, which the cell may have again, by the types' numbers.
-        fixed: by the arguments' keys and the lists' lengths, the arguments, or parts of them (by expression), of which
-            the body needs the length, if they are lists, or the numbers, if they are data.
+        fixed: by the keys of the arguments and the lengths of the lists, the arguments or parts of them (by
+            expression) whose length (of a list) or numbers (of data) the body needs.
     """
 
     name: str
@@ -70,12 +71,12 @@ class Entry:
 
     @property
     def is_derivative(self) -> bool:
-        """Whether it stands for derivatives of the calls of another entry."""
+        """Return whether the entry computes derivatives of the calls of another entry."""
         kind: str = self.origin[0]
         return kind == "derivative"
 
     def uses(self, gone: set[int]) -> bool:
-        """Whether the entry belongs to an object with one of these `id`s."""
+        """Return whether the entry belongs to an object with one of these `id`s."""
         return any(not gone.isdisjoint(ids_in(static.value)) for static in self.identity)
 
     def clear(self) -> None:
@@ -105,7 +106,7 @@ class Entry:
         return [*bound.arguments.values()]
 
     def _fault(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """Return what Python says of a call that lacks arguments or has an unknown one; else an empty text."""
+        """Return Python's message for a call with missing or unknown arguments; "" for other faults."""
         parameters = self.signature.parameters.values()
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             for name in kwargs.keys() - self.names:

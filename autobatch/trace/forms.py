@@ -1,15 +1,15 @@
-"""Call forms: how a call of a cell is recognized, and what is logged of it, as ints.
+"""Call forms: the recognition of calls of a cell, and the ints that are logged for each call.
 
 A form is a list of steps for the native core (`native/record/forms.h`). They test the arguments, which are in numbered
-registers, and load parts of them into others; for `merge(left, right)` of two pairs of values:
+registers, and load their parts into further registers. For `merge(left, right)` of two pairs of values:
 
     ("class", 0, tuple), ("size", 0, 2), ("item", 0, 0, 2), ("class", 2, Value), ("item", 0, 1, 3), ("class", 3, Value),
     ("class", 1, tuple), ...
 
-If all tests hold, the core logs the call: the ref of what it returns, then what the writers name, ("ref", 2),
+If all tests hold, the core logs the call: the ref of its result, then the ints that the writers name, ("ref", 2),
 ("ref", 3), ... . `code` describes this to the decoder.
 
-A form is finer than a type: calls of one type may give data in several ways.
+A form is finer than a type: calls of one type may pass data in several ways.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from autobatch.trace.elements import Lengths
 from autobatch.trace.handles import Handles, Outputs, Rows, Value
 
 VALUE, WORDS, EACH, ROWS, END = 0, 1, 2, 3, 4
-"""The codes with which a form tells the decoder of the log what its calls logged; see `native/record/decode.h`."""
+"""The codes by which a form describes logged calls to the decoder of the log; see `native/record/decode.h`."""
 
 BOOL = "bool"
 INTS = ("int", "ints", "each")
-MOST = 2**62  # rows of a list
+MOST = 2**62  # upper bound of the number of rows of a list
 Step: TypeAlias = tuple[Any, ...]
-"""A test of a register: its name, the register, and objects, those that are compared by bits as `Static`."""
+"""A test or load: its name, the register, and operands; objects to compare bit by bit are `Static`."""
 
 
 class Leaf(NamedTuple):
@@ -46,10 +46,11 @@ class Leaf(NamedTuple):
 
     Attributes:
         kind: "value", "int", "ints", "float", "floats", "each", or "rows" of data.
-        text: its expression; register: where it is.
+        text: its expression.
+        register: its register.
         first: the number of the first leaf.
-        refs: for "each" the registers of an element's values; none if the elements hold only data.
-        leaves: the number of the leaf of each value; for "each" of each value of one element.
+        refs: for "each", the registers of an element's values; none if the elements hold only data.
+        leaves: the leaf number of each value; for "each", of each value of one element.
     """
 
     kind: str
@@ -64,7 +65,8 @@ class Element(NamedTuple):
     """The matching and logging of a list element, or part of one.
 
     Attributes:
-        refs, ints, floats: the register of each value, of ints and of each float, with its leaf.
+        key: the key of the element.
+        refs, ints, floats: register and leaf of each value, of each int or array of ints, and of each float.
     """
 
     key: Key
@@ -81,10 +83,11 @@ class Steps:
     """The steps of a form, or of the elements of a list.
 
     Args:
-        n: registers that are given.
+        n: number of registers that are filled at the start.
 
     Attributes:
-        steps: all of them; n_registers: that they use.
+        steps: the steps so far.
+        n_registers: number of registers in use.
     """
 
     def __init__(self, n: int) -> None:
@@ -92,17 +95,17 @@ class Steps:
         self.n_registers = n
 
     def test(self, name: str, register: int, *what: Any) -> None:
-        """Test a register."""
+        """Append a test of a register."""
         self.steps.append((name, register, *what))
 
     def load(self, name: str, register: int, what: Any) -> int:
-        """Load a part of what a register holds into another one, and give its number."""
+        """Append a load of a part of a register's object; return the number of the new register."""
         self.steps.append((name, register, what, self.n_registers))
         self.n_registers += 1
         return self.n_registers - 1
 
     def is_exactly(self, register: int, x: Any) -> None:
-        """Test that a register holds `x`, or an equal that has the same bits."""
+        """Test that a register holds `x`, or a bit-identical equal object."""
         if isinstance(x, (*BY_IDENTITY, bool, type(None))):
             self.test("is", register, Static(x))
         elif type(x) is tuple and all(type(part) in (str, int) for part in x):
@@ -114,7 +117,7 @@ class Steps:
             self.test("equal", register, Static(x))
 
     def parts(self, register: int, x: Any) -> list[int]:
-        """Test that a register holds a container like `x`, and load its parts."""
+        """Test that a register holds a container of the form of `x`, and load its parts; return their registers."""
         if isinstance(x, dict):
             self.test("class", register, Static(type(x)))
             self.test("keys", register, Static(tuple(x)), Static(exact))
@@ -126,7 +129,7 @@ class Steps:
         return [self.load("item", register, i) for i in range(len(x))]
 
     def array(self, register: int, x: Any, tells_bools: bool, is_ragged: bool = False) -> Key:
-        """Test that a register holds an array of the shape and kind of `x`; give the key, of a row if it is ragged."""
+        """Test that a register holds an array of the shape and kind of `x`; return its key (if ragged, of a row)."""
         shape = x.shape[1:] if is_ragged else x.shape
         kind, letters, dtype = "float", "f", ""
         if x.dtype.kind != "f":
@@ -146,19 +149,22 @@ class FormReader:
     """Reads one call's arguments: their keys, the steps that identify the form, and its leaves in order.
 
     Args:
-        names: of the arguments, which are in the first registers.
-        handles: gives the classes of values.
+        names: names of the arguments, which are in the first registers.
+        handles: the classes of values.
         is_static: whether an argument (by name) or a value in it is part of the type.
         ragged: the arguments whose arrays have any number of rows.
         fixed: the lists (by expression) whose length the cell's body needs, and the data whose numbers it needs.
-        tells_bools: whether arrays of bools make another type than those of ints.
+        tells_bools: whether arrays of bools and of ints are of different types.
 
     Attributes:
         program: the steps.
-        lists: the expressions of the variadic groups, `registers` where they are, and `lengths` their lengths; `rows`
-            those that are not lists.
+        leaves: the leaves of the arguments, in order.
+        lists: the expressions of the variadic groups.
+        registers: the registers of the groups.
+        lengths: the lengths of the groups.
+        rows: the expressions of the groups that are not lists.
         data_of: the elements of lists and the rows of arrays that hold data, by variadic group.
-        of_one_length: what the elements of a list do that makes them separate arguments, by the list's expression.
+        of_one_length: the reasons why the elements of a list are separate arguments, by the list's expression.
     """
 
     def __init__(
@@ -187,11 +193,11 @@ class FormReader:
 
     @property
     def conditions(self) -> tuple[Step, ...]:
-        """The steps, which are equal for calls of one form."""
+        """Return the steps, which are equal for calls of one form."""
         return tuple(self.program.steps)
 
     def read(self, name: str, x: Any, text: str) -> Key:
-        """Read the value of the expression `text`, which is argument `name` or a part of it."""
+        """Read the value of the expression `text`, which is argument `name` or a part of it; return its key."""
         register = self._register_of[text]
         if self.is_static(name, x):
             return self._static(name, x, register)
@@ -215,21 +221,21 @@ class FormReader:
         if not isinstance(x, (*PLAIN, *BY_IDENTITY)) and not callable(x):
             if hasattr(x, "__array__"):
                 raise DataError(
-                    f"argument {name!r} of a cell is a {type(x).__name__} of {type(x).__module__.split('.')[0]}, and "
-                    f"cells take arrays of NumPy; pass np.asarray({name}), or int({name}) for one id or label."
+                    f"arrays in argument {name!r} of a cell must be NumPy arrays, got a {type(x).__name__} of "
+                    f"{type(x).__module__.split('.')[0]}; pass np.asarray({name}), or int({name}) for one id or label."
                 )
             if isinstance(x, Awaitable):
                 close([x])
-                raise GraphError(f"argument {name!r} of a cell is {x!r}, which was not awaited; write await before it.")
+                raise GraphError(f"argument {name!r} of a cell must be awaited, got {x!r}; write await before it.")
             raise GraphError(
-                f"argument {name!r} of a cell is {x!r} ({type(x).__name__}), which is no value, data or static "
-                f"argument; pass what the body reads of it, or make it part of the type by naming the argument in "
-                f"@ab.cell(static=...)."
+                f"argument {name!r} of a cell must be a value, data or static argument, got {x!r} "
+                f"({type(x).__name__}); pass the parts that the body reads, or make it part of the type by naming the "
+                f"argument in @ab.cell(static=...)."
             )
         return self._static(name, x, register)
 
     def data(self, leaves: set[int] | None) -> set[str]:
-        """The expressions of these leaves, or of all, as far as they are ints of the node."""
+        """Return the expressions of the int data among these leaves, or among all if None."""
         ints = [(leaf.text, leaf.first) for leaf in self.leaves if leaf.kind in INTS]
         ints += [(self.lists[group], leaf) for group, data in self.data_of.items() for _, leaf in data.ints]
         return {text for text, leaf in ints if leaves is None or leaf in leaves}
@@ -259,8 +265,8 @@ class FormReader:
     def _array(self, name: str, x: Any, text: str, register: int) -> Key:
         if x.dtype.kind not in "fiub":
             raise DataError(
-                f"argument {name!r} of a cell is an array of dtype {x.dtype}; cells take arrays of floats, ints or "
-                f"bools, so convert it first."
+                f"argument {name!r} of a cell must be an array of floats, ints or bools, got dtype {x.dtype}; convert "
+                f"it first."
             )
         is_ragged = name in self.ragged and x.ndim > 0
         key = self.program.array(register, x, self.tells_bools, is_ragged)
@@ -276,7 +282,7 @@ class FormReader:
     def _static(self, name: str, x: Any, register: int) -> Key:
         if isinstance(x, np.ndarray) or not (isinstance(x, BY_IDENTITY) or is_hashable(x)):
             raise GraphError(
-                f"argument {name!r} of a cell is {x!r} ({type(x).__name__}), and static arguments are hashable; give a "
+                f"argument {name!r} of a cell must be hashable to be static, got {x!r} ({type(x).__name__}); pass a "
                 f"tuple or a frozenset instead."
             )
         self.program.is_exactly(register, x)
@@ -313,11 +319,11 @@ class FormReader:
         """Read a list element, or part of one.
 
         Args:
-            register: of the element's steps, where it is.
+            register: its register in the element's steps.
             leaves: yields the next leaf numbers.
 
         Raises:
-            NotAlike: it is neither a value nor data.
+            NotAlike: the element is neither a value nor data.
         """
         if self.is_static(name, x):
             raise NotAlike(f"hold {x!r}, which is part of the type")
@@ -357,12 +363,12 @@ class FormReader:
 
 
 class Item(NamedTuple):
-    """What a form logs of one part of a call's arguments, as ints or as floats.
+    """The logged ints or floats of one part of a call's arguments.
 
     Attributes:
         kind: VALUE or EACH of the decoder's codes, WORDS or ROWS for ints or floats.
         leaves: the leaves of each ref of a value or list element; else those of data.
-        size: ints or floats, of the node or of each row.
+        size: number of ints or floats, of the node or of each row.
         group: the variadic group of its rows.
         columns: for ROWS, the leaf of each int or float in a row.
     """
@@ -374,11 +380,11 @@ class Item(NamedTuple):
     columns: tuple[int, ...] = ()
 
     def is_needed(self, program: CellProgram) -> bool:
-        """Whether a program reads it."""
+        """Return whether a program reads it."""
         return not program.leaves.keys().isdisjoint(chain(*self.leaves))
 
     def code(self, program: CellProgram) -> list[int]:
-        """Tell the decoder how to read it for a program."""
+        """Return the code by which the decoder reads it for a program."""
         if self.kind in (WORDS, ROWS):
             return [self.kind, self.size]
         ports = [[len(part), *(program.leaves.get(leaf, -1) for leaf in part)] for part in self.leaves]
@@ -391,9 +397,10 @@ class Form:
 
     Attributes:
         conditions: the steps that identify the form.
-        code: for the decoder.
-        ints: what it logs, in order, after the ref of the result; floats: what it adds to the float attributes.
-        recorder: the form of the core, which recognizes and logs calls; None for a form that only `Log.add` logs.
+        code: the code for the decoder.
+        ints: the logged ints, in order, after the ref of the result.
+        floats: the logged float attributes.
+        recorder: the native form, which recognizes and logs calls; None for a form that only `Log.add` logs.
     """
 
     conditions: tuple[Step, ...]
@@ -404,12 +411,12 @@ class Form:
 
 
 def make_form(reader: FormReader, log: Log, node_type: NodeType, lengths: Lengths, outputs: Outputs) -> Form:
-    """Make the form that `reader` read, of this type.
+    """Make the form of the call that `reader` read, which is of this type.
 
     Args:
-        log: gets the form's code.
-        lengths: those for which the type is right.
-        outputs: what calls return.
+        log: receives the form's code.
+        lengths: the lengths of lists for which the type is valid.
+        outputs: the results of calls.
     """
     program = node_type.program
     data = {v.source.leaf: v.size for v in program.vars if isinstance(v.source, Attribute)}
@@ -438,7 +445,7 @@ def make_form(reader: FormReader, log: Log, node_type: NodeType, lengths: Length
     if program.draws and DRAW in data:
         write_ints.append(("draw",))
         ints.append(Item(WORDS, ((DRAW,),), 1))
-    for group in program.data_groups:  # they follow all other attributes of a node
+    for group in program.data_groups:  # data of rows follows all other attributes of a node
         (of_ints, rows), (of_floats, float_rows) = (_rows_of(reader, program, group, kind) for kind in (False, True))
         write_ints += [("count", group), *rows]
         write_floats += float_rows
@@ -459,7 +466,7 @@ def make_form(reader: FormReader, log: Log, node_type: NodeType, lengths: Length
 
 
 def _groups(reader: FormReader, program: CellProgram) -> tuple[Any, ...]:
-    """The variadic groups for the core: the register of a list, or the parts that a derived group is joined from."""
+    """Describe the variadic groups to the core: the register of a list, or the parts of a derived group."""
     derived = program.derived
     n = max(len(reader.lists), *(group + 1 for group in derived), 0, 0)
     return tuple(
@@ -471,7 +478,7 @@ def _groups(reader: FormReader, program: CellProgram) -> tuple[Any, ...]:
 
 
 def _rows_of(reader: FormReader, program: CellProgram, group: int, is_float: bool) -> tuple[Item, list[Step]]:
-    """Return the item that logs a variadic group's ints or floats, and what writes it."""
+    """Return the item for a variadic group's logged ints or floats, and the steps that write it."""
     attributes = [(v.source, v.size) for v in program.vars if isinstance(v.source, Attribute) and v.domain == group]
     own = {source.leaf: size for source, size in attributes if source.is_float == is_float}
     columns = tuple(leaf for leaf, size in own.items() for _ in range(size))
@@ -486,7 +493,7 @@ def _rows_of(reader: FormReader, program: CellProgram, group: int, is_float: boo
 
 
 def code_of(node_type: NodeType, ints: Iterable[Item]) -> tuple[int, ...]:
-    """Tell the decoder what is logged of the calls of a type."""
+    """Return the code that describes logged calls of a type to the decoder."""
     return (node_type.number, *chain.from_iterable(item.code(node_type.program) for item in ints), END)
 
 
@@ -508,5 +515,5 @@ def _describe(x: Any) -> str:
     if isinstance(x, (bool, str, type(None))):
         return f"{x!r}, which is part of the type"
     if isinstance(x, list):
-        return "lists, which have lengths of their own"
+        return "lists, whose lengths may differ"
     return f"a {type(x).__name__}, which is part of the type" if not isinstance(x, Rows) else "arrays of n rows"

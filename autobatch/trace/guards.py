@@ -1,9 +1,9 @@
-"""Guards: checks that everything the bodies of cells read from Python when they were traced is still the same.
+"""Guards: checks that all Python state that bodies of cells read when they were traced is unchanged.
 
 A guard is one place that was read: an attribute of an object, an item of a namespace, or the contents of a list or
-dict. It holds as long as the very same objects are there, or equal numbers or texts; arrays and tensors are compared
+dict. It holds as long as the place has the same objects, or equal numbers or strings; arrays and tensors are compared
 with a copy of their former contents. `GuardSet.holds` checks all guards in force, once per call. It compares the
-objects at all places in two passes; a guard is asked itself only where another object is, or where it is deep.
+objects at all places in two passes, and calls a guard only if its object differs or it is deep.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Difference(NamedTuple):
 
     Attributes:
         key: identifies the place.
-        description: of the change, for messages.
+        description: description of the change, for messages.
         before, now: the old and the new value.
     """
 
@@ -42,23 +42,23 @@ class Difference(NamedTuple):
 
     @property
     def is_numeric(self) -> bool:
-        """Whether the change is from numbers to numbers, which can be inputs of programs."""
+        """Return whether the change is from numbers to numbers of one shape, which can be inputs of programs."""
         return can_be_live(self.before) and can_be_live(self.now) and np.shape(self.before) == np.shape(self.now)
 
 
 class Guard:
-    """What was read at one place: a value under a name, or all that a list, tuple, dict or set contains.
+    """The contents of one place that was read: a value under a name, or all contents of a list, tuple, dict or set.
 
     Args:
-        holder: the object that has the place; kept alive, since its `id` identifies it.
+        holder: the object that has the place; kept alive, because its `id` identifies it.
         text: a description of the place, for messages.
-        lives: by name, or index, the inputs of the program that stand for values.
-        get: `get(name, default)` returns the present value; None for all contents.
-        name: of the attribute or item.
+        lives: the inputs of the program that replace values, by name or index.
+        get: `get(name, default)` returns the current value; None for all contents.
+        name: name of the attribute or item.
 
     Attributes:
-        key: equal for guards of one place.
-        names, seen: the names, or indices, and values at the last comparison.
+        key: identifies the place.
+        names, seen: the names or indices, and the values, at the last comparison.
         copies: the former contents of values that are arrays.
         is_deep: whether a value may change while it stays the same object.
     """
@@ -71,15 +71,15 @@ class Guard:
         self.retake()
 
     def _look(self) -> tuple[Sequence[Any], list[Any]]:
-        """The present names, or indices, and values."""
+        """Return the current names, or indices, and values."""
         return named_parts(self.holder) if self.get is None else ((self.name,), [self.get(self.name, MISSING)])
 
     def describe(self, name: Any) -> str:
-        """A description of the value of this name."""
+        """Return a description of the value of this name."""
         return f"{self.text}[{name!r}]" if self.get is None else self.text
 
     def retake(self) -> None:
-        """Take what is there as what to compare with."""
+        """Compare with the current contents from now on."""
         self.names, self.seen = self._look()
         self.copies = [
             None if name in self.lives else content_of(x) for name, x in zip(self.names, self.seen, strict=True)
@@ -87,7 +87,7 @@ class Guard:
         self.is_deep = any(content is not None for content in self.copies)
 
     def holds(self) -> bool:
-        """Compare what is there, arrays by content; live numbers take the new values."""
+        """Return whether the contents are unchanged, arrays by content; live numbers take their new values."""
         names, found = self._look()
         if self.is_deep or not (are(found, self.seen) and are(names, self.names)):
             if self._compare(names, found):
@@ -96,7 +96,7 @@ class Guard:
         return True
 
     def differences(self) -> list[Difference]:
-        """The values that have changed, or the whole place if it has other names now."""
+        """Return the changed values, or one difference for the whole place if it has other names now."""
         return self._compare(*self._look())
 
     def _compare(self, names: Sequence[Any], found: list[Any]) -> list[Difference]:
@@ -121,7 +121,7 @@ class GuardSet:
         self._gets: list[Any] = [guard.get for guard in self._others]
         self._names = [guard.name for guard in self._others]
         self._seen = [guard.seen[0] for guard in self._others]
-        self._snapshot: Snapshot | None = None  # what is there now may be other things than were seen
+        self._snapshot: Snapshot | None = None  # taken once the containers have been compared
 
     def extended(self, guards: Iterable[Guard]) -> GuardSet:
         """Return the union with other guards; the set itself if it includes them all."""
@@ -129,7 +129,7 @@ class GuardSet:
         return GuardSet([*self.guards, *others]) if others else self
 
     def holds(self) -> bool:
-        """Whether nothing has changed since it was read; live numbers take their new values."""
+        """Return whether nothing has changed since it was read; live numbers take their new values."""
         found = [*map(call, self._gets, self._names, repeat(MISSING))]
         if not all(map(is_, found, self._seen)):
             if not all(
@@ -151,17 +151,17 @@ def _content(guard: Guard) -> Hashable:
 
 
 def differences(guards: Iterable[Guard]) -> list[Difference]:
-    """All changes that these guards find."""
+    """List all changes that these guards find."""
     return [difference for guard in guards for difference in guard.differences()]
 
 
 def are(found: Sequence[Any], seen: Sequence[Any]) -> bool:
-    """Whether two sequences hold the same objects."""
+    """Return whether two sequences hold the same objects."""
     return len(found) == len(seen) and all(map(is_, found, seen))
 
 
 def named_parts(container: Any) -> tuple[Sequence[Any], list[Any]]:
-    """The keys and values of a dict, or the indices and elements of another container."""
+    """Return the keys and values of a dict, or the indices and elements of another container."""
     if isinstance(container, (dict, MappingProxyType)):
         return [*container], [*container.values()]
     parts = container.ravel().tolist() if isinstance(container, np.ndarray) else [*container]
@@ -169,15 +169,15 @@ def named_parts(container: Any) -> tuple[Sequence[Any], list[Any]]:
 
 
 def is_same(x: Any, y: Any) -> bool:
-    """Whether two things are one object, or equal values of one immutable type; numbers are compared to the bit."""
+    """Return whether two values are one object, or equal and of one immutable type; numbers are compared bit by bit."""
     return x is y or bool(exact(x) == exact(y))
 
 
 @singledispatch
 def content_of(x: Any) -> Hashable | None:
-    """A hashable form of what may change in an object that stays the same: of an array's dtype, shape and numbers.
+    """Return the contents of an array (dtype, shape and numbers) as a hashable object; None for anything else.
 
-    None for anything else; other libraries register what stands for that of their own arrays.
+    Other libraries register functions for their own arrays.
     """
     return None
 

@@ -1,9 +1,9 @@
-"""Handles: the objects that stand for the outputs of nodes while the user's program is recorded.
+"""Handles: the objects that represent the outputs of nodes while the user's program is recorded.
 
 Each output is a `Value` with a number, its *ref*: the number of the call that made it, the output, and the row (the
 layout is in `native/record/handles.h`). A node with several outputs returns them in the structure that the cell
-returned. An output of any number of rows is a `Rows`, which has a ref for each row. The native core makes handles and
-frees them, and refuses those of earlier recordings.
+returned. An output of any number of rows is a `Rows`, which has a ref for each row. The native core makes and frees
+handles, and raises an error for those of earlier recordings.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from autobatch.ops.operators import OPS, STAGE
 
 if "t" in getattr(sys, "abiflags", ""):
     raise ImportError(
-        "autobatch needs a regular build of Python, and this one is free-threaded: the native core relies on the "
-        "interpreter lock."
+        "autobatch needs a regular build of Python, got a free-threaded one; its native core relies on the interpreter "
+        "lock."
     )
 
 
@@ -37,23 +37,24 @@ class Recording(Protocol):
     """Records the ops that are applied to values outside cells.
 
     Attributes:
-        log: of its calls.
+        log: the log of its calls.
     """
 
     log: Log
 
     def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
-        """Record one op as a cell of its own."""
+        """Record one op as a separate cell."""
 
     def apply_function(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Record a function made of ops as a cell of its own."""
+        """Record a function built from ops as a separate cell."""
 
 
 class Value(Logic, Handle):
     """One output of a recorded node. Each recording has a subclass for each key.
 
     Attributes:
-        key: of the shape, and of what ints stay below.
+        key: the key: the shape, the dtype, and the exclusive upper bound of ints.
+        refer: weak reference to the recording.
     """
 
     __slots__ = ()
@@ -63,15 +64,15 @@ class Value(Logic, Handle):
 
     @property
     def recording(self) -> Recording:
-        """The recording that made it; None once that is freed."""
+        """Return the recording that made the value; None once that is freed."""
         return self.refer()  # type: ignore[return-value]
 
     def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
-        """Record an op outside any cell, as a cell of its own."""
+        """Record an op outside cells, as a separate cell."""
         return self.require_recording().apply(op, args, static)
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Record a function made of ops as a cell of its own."""
+        """Record a function built from ops as a separate cell."""
         return self.require_recording().apply_function(function, args, kwargs)
 
     def again(self) -> Any:
@@ -79,13 +80,13 @@ class Value(Logic, Handle):
         return self.recording.log.value(type(self), self.ref, self.is_row)
 
     def require_recording(self) -> Recording:
-        """Return the recording that made it; raise a GraphError if that is over."""
+        """Return the recording that made the value; raise a GraphError unless it is the current stage."""
         recording: Recording = self.refer()  # type: ignore[assignment]
         active = STAGE.current is not None and STAGE.current is recording
         if not active:
             raise GraphError(
-                f"{self!r} is used outside the recording that made it; a recorded value means something only while "
-                f"its instance is recorded. Return it from the function to get its number."
+                f"a recorded value must be used while its instance is recorded, got {self!r} outside its recording; "
+                f"return it from the function to get its number."
             )
         return recording
 
@@ -106,7 +107,7 @@ for _name, _op in OPERATORS.items():
 
 
 class Rows(Value, RowsHandle):
-    """An output of any number of rows, or rows of such outputs in any order: a value that needs no node of its own.
+    """An output of any number of rows, or a selection of rows of such outputs, which needs no node.
 
     Attributes:
         row: the class of a row.
@@ -117,7 +118,7 @@ class Rows(Value, RowsHandle):
 
     @property
     def shape(self) -> Shape:  # type: ignore[override]
-        """The number of rows in this instance, and the shape of a row."""
+        """Return the number of rows in this instance, followed by the shape of a row."""
         return (self.n_rows, *self.row.shape)
 
     def __len__(self) -> int:
@@ -133,7 +134,7 @@ class Rows(Value, RowsHandle):
             return found if not others else super(Rows, found).__getitem__((slice(None), *others))
         if isinstance(first, (int, np.integer)) and not isinstance(first, bool):
             if not -len(self) <= first < len(self):
-                raise ShapeError(f"row {first} of a value of {len(self)} rows does not exist.")
+                raise ShapeError(f"an index of a value of {len(self)} rows must be in range, got {first}.")
             row = self.recording.log.value(self.row, self.refs[int(first)], True)
             return row[tuple(others)] if others else row
         return super().__getitem__(index)
@@ -155,11 +156,11 @@ class Rows(Value, RowsHandle):
 
 
 class Outputs(NamedTuple):
-    """What the calls of a form return.
+    """The results of the calls of a form.
 
     Attributes:
-        kinds: of each output its class, and the variadic group of its rows; -1 for a single value.
-        structure: tuples of the numbers of outputs; or a function that makes the structure of a tuple of all values.
+        kinds: for each output, its class and the variadic group of its rows, -1 for a single value.
+        structure: nested tuples of output numbers; or a function that makes the structure from a tuple of all values.
     """
 
     kinds: tuple[tuple[type[Value], int], ...]
@@ -170,8 +171,8 @@ class Handles:
     """The classes of the handles of one recording.
 
     Args:
-        recording: records the ops that values meet outside cells.
-        methods: classes whose methods values have, before their own.
+        recording: records the ops that are applied to values outside cells.
+        methods: classes whose methods values have in addition, with precedence over their own.
     """
 
     def __init__(self, recording: Recording, methods: tuple[type, ...] = ()) -> None:
@@ -179,16 +180,16 @@ class Handles:
         self._classes: dict[Key, Any] = {}
 
     def outputs_of(self, node_type: NodeType) -> Outputs:
-        """Describe what calls of a type return.
+        """Describe the results of calls of a type.
 
         Raises:
-            GraphError: they return more values than a node may have.
+            GraphError: they have more values than a node may have outputs.
         """
         program, structure = node_type.program, node_type.structure
         if len(program.results) > MOST_OUTPUTS:
             raise GraphError(
-                f"cell {node_type.name!r} returns {len(program.results)} values, but a node has {MOST_OUTPUTS} at "
-                f"most; return fewer, such as one array to slice."
+                f"cell {node_type.name!r} must return at most {MOST_OUTPUTS} values, got {len(program.results)}; "
+                f"return fewer, such as one array to slice."
             )
         kinds = tuple(
             (self.class_of(_key_of(program.vars, output)), max(program.vars[output].domain, -1))
@@ -201,12 +202,12 @@ class Handles:
         return self._recording.log.value(self.class_of(Key("value", shape)), ref, False)
 
     def rows_of(self, values: Sequence[Value], shape: Shape) -> Any:
-        """Make the value whose rows are these values of one shape."""
+        """Make the `Rows` of these values of one shape."""
         kind = self.class_of(Key("rows", None, (Key("value", shape),)))
         return self._recording.log.rows(kind, [value.ref for value in values])
 
     def like(self, x: Value, refs: Sequence[int]) -> Any:
-        """Make a value of the shape of another, or of as many rows, from the refs of values of that shape."""
+        """Make a value like `x`, with the same shape or number of rows, from refs, one per row if `x` has rows."""
         if not isinstance(x, Rows):
             return self.value(refs[0], x.shape)
         return self.rows_of([self.value(ref, x.row.shape) for ref in refs], x.row.shape)
@@ -228,17 +229,19 @@ class Handles:
     def check(self, handle: Value) -> None:
         """Raise a GraphError for a value of another recording, in which its ref means another node."""
         if handle.recording is not self._recording:
-            raise GraphError("a value from another recording is used here; a recorded value belongs to one function.")
+            raise GraphError(
+                "a recorded value must be used in its own recording, got one from another; it belongs to one function."
+            )
 
 
 def _key_of(vars: Sequence[Var], output: int) -> Key:
-    """The key of an output."""
+    """Return the key of an output."""
     value = Key("value", vars[output].shape, below=int_limit(vars, output), dtype=dtype_of(vars, output))
     return value if vars[output].domain < 0 else Key("rows", None, (value,))
 
 
 def _is_plain(structure: Any) -> bool:
-    """Whether a structure of outputs is one output, or tuples of outputs alone."""
+    """Return whether a structure of outputs is one output, or consists of tuples of outputs only."""
     if type(structure) is tuple:
         return all(map(_is_plain, structure))
     return type(structure) is int

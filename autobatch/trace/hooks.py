@@ -1,4 +1,4 @@
-"""Hooks for the time of a trace: they report attributes that are read, and functions that are called."""
+"""Hooks that report attribute reads and function calls during a trace."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Any, cast
 
 from autobatch._native import CallListener
 
-HEAP_TYPE, IMMUTABLE = 1 << 9, 1 << 8  # flags in `type.__flags__`: made while Python runs; of fixed attributes
+HEAP_TYPE, IMMUTABLE = 1 << 9, 1 << 8  # flags in `type.__flags__`: made at run time; with fixed attributes
 LOOKUPS: dict[CodeType, tuple[str, ...]] = {}
-"""By the code of the `__getattr__` of a library's class: the attributes in which it looks, of all in `__dict__`."""
+"""By the code of the `__getattr__` of a library's class, the dicts in `__dict__` in which it looks."""
 REPLACED = set[str]()
 """Attributes of library objects that recordings set, and that do not affect what a body computes."""
 
 
 class _Listening(threading.local):
-    """What gets the reports of this thread: a `ReadTracker`, or None."""
+    """The receiver of the reports of this thread: a `ReadTracker`, or None."""
 
     current: Any = None
 
@@ -31,9 +31,9 @@ LISTENING = _Listening()
 
 @contextmanager
 def listening(tracker: Any) -> Iterator[None]:
-    """Within the context, report what this thread reads and calls to `tracker`; None: report nothing.
+    """Report the reads and calls of this thread to `tracker` within the context; None: report nothing.
 
-    A profiler is paused meanwhile.
+    An active profiler is paused meanwhile.
     """
     before, profiler = LISTENING.current, cast(Any, sys.getprofile())
     LISTENING.current = tracker
@@ -52,15 +52,15 @@ def listening(tracker: Any) -> Iterator[None]:
 
 
 unheard = partial(listening, None)
-"""Within the context, no body is running, but what stands for a library's ops."""
+"""Report nothing within the context, where the implementation of a library's op runs instead of a body."""
 
 
 @contextmanager
 def hooked(kind: type, silent: Collection[str] = (), announces: bool = False) -> Iterator[None]:
-    """Within the context, report reads of attributes of this class's instances, except the `silent` ones.
+    """Report attribute reads of a class's instances within the context, except the `silent` attributes.
 
     Args:
-        announces: also report the instances that are made, such as slices of a `ModuleList`.
+        announces: whether to report new instances too, such as slices of a `ModuleList`.
     """
     before = {name: vars(kind).get(name) for name in ("__getattribute__", "__init__")}
     type.__setattr__(kind, "__getattribute__", _reporting(type.__getattribute__(kind, "__getattribute__"), silent))
@@ -77,13 +77,13 @@ def hooked(kind: type, silent: Collection[str] = (), announces: bool = False) ->
 
 
 def _looked_up_in(kind: type) -> tuple[str, ...] | None:
-    """Name the dicts in which the `__getattr__` of a class looks: none without a `__getattr__`, None if unknown."""
+    """Return the dicts in which the `__getattr__` of a class looks: () without a `__getattr__`, None if unknown."""
     function = getattr(kind, "__getattr__", None)
     return () if function is None else LOOKUPS.get(getattr(function, "__code__", None))  # type: ignore[arg-type]
 
 
 def _announcing(original: Callable[..., None]) -> Callable[..., None]:
-    """`__init__` that reports the object to the `ReadTracker` of its thread."""
+    """Make an `__init__` that reports the object to the `ReadTracker` of its thread."""
 
     @wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -95,7 +95,7 @@ def _announcing(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _reporting(original: Callable[[Any, str], Any], silent: Collection[str]) -> Callable[[Any, str], Any]:
-    """`__getattribute__` that reports to the `ReadTracker` of its thread."""
+    """Make a `__getattribute__` that reports to the `ReadTracker` of its thread."""
 
     def __getattribute__(self: Any, name: str) -> Any:
         tracker = LISTENING.current

@@ -1,12 +1,13 @@
-"""Inputs: the float arrays that instances hold, recorded so that a loss can be differentiated with respect to them.
+"""Inputs: float arrays of instances, recorded so that a loss can be differentiated with respect to them.
 
-The function is given a copy of each instance in which every float array is a `FloatInput`. That is indexed and compared
-as the array is, and records the ops that are applied to it. Each part of an array that the program reads is a source.
-For the gradients of a mini-batch (`Inputs`) it carries the number of the read as an attribute, and so keeps it when the
-graph is rewritten or split. The gradients of the sources, added up at the positions that were read, are those of the
-arrays. Derivatives inside a program (`autobatch.trace.differentiation`) replace arrays in the same way.
+The function receives a copy of each instance in which every float array is a `FloatInput`. An input is indexed and
+compared like the array, and records the ops that are applied to it. Each part of an array that the program reads
+becomes a source. For the gradients of a mini-batch (`Inputs`), the source has the number of the read as an attribute,
+so the number survives rewriting and splitting of the graph. The gradients of the sources, summed at the positions that
+were read, are the gradients of the arrays. Derivatives inside a program (`autobatch.trace.differentiation`) replace
+arrays in the same way.
 
-Only what holds a float array is copied. Gradients have the structure of the instance, with None for what holds none.
+Only parts that hold a float array are copied. Gradients have the structure of the instance, with None for other parts.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from autobatch.ops.ports import VariadicPort
 from autobatch.params.module import Module
 
 Array = NDArray[Any]
-FIXED = (set, frozenset, deque, np.ndarray)  # containers that are searched, and cannot be copied with other content
+FIXED = (set, frozenset, deque, np.ndarray)  # containers that are searched, but not copied with other content
 PLAIN = frozenset((int, float, str, bool, type(None)))
 NO_PARTS = (
     type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, Shortcut, enum.Enum, Module, Operators, Op,
@@ -45,7 +46,7 @@ class Reads(Protocol):
     """The reads of float arrays with respect to which something is differentiated.
 
     Attributes:
-        recording: the stage that made the inputs; None once it is over.
+        recording: the stage that made the inputs; None once it has ended.
     """
 
     recording: Any
@@ -59,7 +60,7 @@ class FloatInput(Concrete):
 
     Attributes:
         data: its numbers.
-        positions: the positions of its numbers among those of all inputs.
+        positions: the positions of its numbers among the numbers of all inputs.
         inputs: the reads of all inputs.
         base: the array that it replaces, or a part of an input of an outer derivative.
     """
@@ -75,7 +76,7 @@ class FloatInput(Concrete):
 
     @property
     def T(self) -> FloatInput:
-        """The input with its axes reversed."""
+        """Return the input with its axes reversed."""
         return self._view(lambda array: array.T)
 
     def reshape(self, *shape: Any) -> FloatInput:
@@ -103,11 +104,11 @@ class FloatInput(Concrete):
         return f"<input {self.data!r}>"
 
     def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
-        """Record an op outside any cell, as a cell of its own."""
+        """Record an op outside cells, as a separate cell."""
         return self.recording().apply(op, args, static)
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Record a function made of ops as a cell of its own."""
+        """Record a function built from ops as a separate cell."""
         return self.recording().apply_function(function, args, kwargs)
 
     def recording(self) -> Any:
@@ -117,8 +118,8 @@ class FloatInput(Concrete):
             outer = getattr(outer, "outer", None)
         if outer is None:
             raise GraphError(
-                f"an input of shape {self.shape} is used outside the recording of its instance, or inside a cell that "
-                f"it was not passed to; pass it to the cell as an argument."
+                f"an input must be used in the recording of its instance, and passed to cells that use it, got one of "
+                f"shape {self.shape} elsewhere; pass it to the cell as an argument."
             )
         return recording
 
@@ -139,23 +140,23 @@ class FloatInput(Concrete):
 
 
 def is_float_array(x: Any) -> bool:
-    """Whether `x` is an array of floats."""
+    """Return whether `x` is an array of floats."""
     return isinstance(x, np.ndarray) and x.dtype.kind == "f"
 
 
 class Held:
-    """Finds the float arrays that an instance holds: in tuples, lists, dicts and objects with attributes.
+    """The float arrays that an instance holds, in tuples, lists, dicts and objects with attributes.
 
-    An array that is met in several places is one array.
+    An array in several places is listed once.
 
     Args:
         is_one: predicate for the objects to find, if not float arrays.
 
     Attributes:
-        arrays: each once, in the order in which they are met.
+        arrays: the arrays, in the order of the search.
 
     Raises:
-        DataError: a set, a deque, or an array of objects or with fields holds a float array.
+        DataError: a set, a deque, an array of objects or a structured array holds a float array.
     """
 
     def __init__(self, instance: Any, is_one: Callable[[Any], bool] = is_float_array) -> None:
@@ -164,7 +165,7 @@ class Held:
         self._number: dict[int, int] = {}
         parents: dict[int, list[int]] = {id(instance): []}
         pending = [(instance, False)]
-        met: list[Any] = []  # parts before what they are parts of, but for circles
+        met: list[Any] = []  # parts before their holders, except in cycles
         while pending:
             x, is_done = pending.pop()
             if is_done:
@@ -193,16 +194,16 @@ class Held:
         for x in self._holders:
             if isinstance(x, FIXED):
                 raise DataError(
-                    f"the gradient of a float array is asked for that is in a {type(x).__name__}; keep such arrays in "
-                    f"tuples, lists, dicts or attributes of objects."
+                    f"float arrays with gradients must be in tuples, lists, dicts or attributes of objects, got one in "
+                    f"a {type(x).__name__}; move it."
                 )
 
     def rebuild(self, leaves: list[Any], other: Callable[[Any], Any]) -> Any:
-        """The instance with other leaves.
+        """Copy the instance with other leaves.
 
         Args:
-            leaves: for each of `arrays` what takes its place.
-            other: gives what takes the place of a part that holds no float array.
+            leaves: the replacement of each of `arrays`.
+            other: returns the replacement of a part that holds no float array.
         """
         made = {key: leaves[number] for key, number in self._number.items()}
         tuples = {id(x): x for x in self._holders if isinstance(x, tuple)}
@@ -230,7 +231,7 @@ class Held:
 
 
 def _parts(x: Any) -> Iterable[Any]:
-    """What a container or an object holds."""
+    """Return the parts that a container or an object holds."""
     if isinstance(x, dict):
         return x.values()
     if isinstance(x, np.ndarray):
@@ -241,7 +242,7 @@ def _parts(x: Any) -> Iterable[Any]:
 
 
 def attributes(x: Any) -> dict[str, Any]:
-    """The attributes that an object stores."""
+    """Return the attributes that an object stores, in slots and in its dict."""
     kind: Any = type(x)
     slots = {name: slot.__get__(x) for name, slot in _slots(kind).items() if hasattr(x, name)}
     return {**slots, **getattr(x, "__dict__", {})}
@@ -249,21 +250,21 @@ def attributes(x: Any) -> dict[str, Any]:
 
 @cache
 def _slots(kind: Any) -> dict[str, MemberDescriptorType]:
-    """The slots of the instances of a class that Python code defines."""
+    """Return the slots of the instances of a class, as defined in Python code."""
     classes = [base for base in kind.__mro__ if "__slots__" in vars(base)]
     return {name: x for base in classes for name, x in vars(base).items() if isinstance(x, MemberDescriptorType)}
 
 
 class Inputs:
-    """The inputs of a mini-batch, and the parts of them that its programs read.
+    """The inputs of a mini-batch, and the reads of its programs.
 
     Args:
-        recording: what records; None once it is done.
+        recording: the stage that records; its attribute is None once the recording has ended.
 
     Attributes:
-        size: how many numbers the float arrays of all instances have.
-        reads: per read, the positions of its numbers.
-        source_types: the types of the sources.
+        size: number of elements of the float arrays of all instances.
+        reads: for each read, the positions of its numbers.
+        source_types: the numbers of the types of the sources.
     """
 
     def __init__(self, recording: Any) -> None:
@@ -274,7 +275,7 @@ class Inputs:
         self._held: list[Held] = []
 
     def enter(self, instance: Any) -> Any:
-        """The copy of an instance that its program is given."""
+        """Return the copy of an instance to pass to the function."""
         held = Held(instance)
         self._held.append(held)
         leaves = [self._leaf(array) for array in held.arrays]
@@ -292,10 +293,10 @@ class Inputs:
         return value
 
     def structures(self, gradients: Array) -> list[Any]:
-        """Per instance, its structure with the gradients of its float arrays, and None for what holds none.
+        """Return each instance's structure with the gradients of its float arrays, and None for parts without any.
 
         Args:
-            gradients: of all numbers.
+            gradients: the gradients of all `size` numbers.
         """
         found, first = [], 0
         for held in self._held:

@@ -1,4 +1,4 @@
-"""Kept values: those that a round of async programs computed and a later one reads, in tables of rows of one shape."""
+"""Tables of kept values, which one round of async programs computes and a later one reads; each has rows of a shape."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autobatch.params.parameter import Parameter
 class Kept(Parameter):
     """A table of kept values: a parameter whose rows are looked up, and whose gradients are those of the values.
 
-    Its shape, which programs read, has the most rows that there may be; the array has as many as were needed so far.
+    Its `shape`, which programs read, has the maximum number of rows; its array has as many as were needed so far.
 
     Args:
         row: the shape of a row.
@@ -26,11 +26,11 @@ class Kept(Parameter):
 
     @property
     def shape(self) -> Shape:
-        """Of the whole table."""
+        """Return the shape of the whole table."""
         return (MOST_INTS, *self.row)
 
     def reserve(self, n: int, dtype: np.dtype[Any], store: Store) -> None:
-        """Make room for n rows on a device; rows that are there stay, if they are there and of this float type."""
+        """Make room for n rows on a device; existing rows are kept if they are on it and have this float type."""
         array = self.array
         is_right = self.store is store and array.dtype == dtype
         if is_right and n <= len(array):

@@ -1,4 +1,4 @@
-"""Lifting: turns arrays and parameters that the user's function passes or returns into values of the recording."""
+"""Lifting: the conversion of arrays and parameters in arguments and results to values of the recording."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def treatment_of(x: Any) -> int:
 
 
 class Lifting:
-    """Makes one node, a *source*, of each array, parameter and input that an instance uses outside cells.
+    """Makes one node, a *source*, for each array, parameter and input that an instance uses outside cells.
 
     Args:
-        handles: those of the recording.
-        sources: the values of sources of the present instance, by their content; of parameters and inputs by `id`.
-        record: records a source, if asked for one of any number of rows; returns its value.
+        handles: the handles of the recording.
+        sources: the values of the current instance's sources, by content; those of parameters and inputs also by `id`.
+        record: records a source and returns its value; the flag asks for one of any number of rows.
 
     Attributes:
-        start_instance: forgets the sources of the last instance.
+        start_instance: drops the sources of the previous instance.
     """
 
     def __init__(self, handles: Handles, sources: dict[Any, Any], record: Callable[[Any, bool], Value]) -> None:
@@ -49,7 +49,7 @@ class Lifting:
         self.start_instance: Callable[[], None] = sources.clear
 
     def forget(self, parameter: Parameter) -> None:
-        """Make another node of a parameter when the instance uses it again."""
+        """Make a new node for a parameter when the instance uses it next."""
         self._sources.pop(id(parameter), None)
 
     def lift(
@@ -59,10 +59,10 @@ class Lifting:
         is_result: bool = False,
         is_ragged: bool = False,
     ) -> Any:
-        """`x` with arrays and parameters as source values, and NumPy's scalars as Python's.
+        """Convert arrays and parameters in `x` to values of sources, and NumPy's scalars to Python's.
 
-        In a result NumPy's floats become values too, since an eager call returns them as such. If `is_ragged`, sources
-        of arrays have any number of rows.
+        In a result, NumPy's floats become values too, because an eager call returns computed scalars as such. If
+        `is_ragged`, sources of arrays have any number of rows.
         """
         if type(x) in PLAIN:
             return x
@@ -77,7 +77,7 @@ class Lifting:
             return self._source(x, id(x))
         if isinstance(x, FloatInput):
             value = self._source(x, (x.inputs, x.shape, x.positions.tobytes()), is_ragged and x.ndim > 0)
-            if not is_ragged:  # the core finds it by its `id`, which stays its own as long as it is kept
+            if not is_ragged:  # the core finds it by its `id`, which is unique as long as it is kept
                 self._sources[id(x)], self._sources[KEPT, id(x)] = value, x
             return value
         if isinstance(x, np.ndarray):
@@ -98,7 +98,7 @@ class Lifting:
         return self._source(x, array_key(x) or (x.shape, x.dtype.str, x.tobytes()), is_ragged and x.ndim > 0)
 
     def _source(self, x: Any, content: Any, is_ragged: bool = False) -> Value:
-        """The value of an array, parameter or input; equal arrays share one node, and equal parts of inputs."""
+        """Return the value of an array, parameter or input; equal arrays, or parts of inputs, share one node."""
         key = (content, is_ragged) if is_ragged else content
         if key not in self._sources:
             self._sources[key] = self._record(x, is_ragged)
@@ -107,7 +107,7 @@ class Lifting:
 
 
 def to_values(values: Sequence[Any]) -> list[Any]:
-    """A sequence that holds values, as a list in which numbers are arrays, which become values too."""
+    """Convert a sequence that holds values to a list, with numbers as arrays, which are lifted to values later."""
     parts = list(map(_as_values, values))
     return values if type(values) is list and all(map(operator.is_, parts, values)) else parts
 

@@ -1,7 +1,7 @@
 """Live numbers: numbers and arrays of a model that change while it is used, so programs read them as inputs.
 
-Such a number is a parameter that is not trained and is updated before each run. A program that computes with it need
-not be traced, planned or compiled again when it changes. While a body is traced, a `LiveValue` stands for it. If Python
+Such a number is a parameter that is not trained and is updated before each run. So a program that computes with it need
+not be traced, planned or compiled again when it changes. While a body is traced, a `LiveValue` represents it. If Python
 needs the number itself, for a condition, a size or an option of an op, the body is traced again with the number as a
 guarded constant.
 """
@@ -20,7 +20,7 @@ LARGE = 2**20  # bytes; a larger array is an input of the program from the first
 
 
 def can_be_live(x: object) -> bool:
-    """Whether `x` is an int or a float, or a plain array of floats."""
+    """Return whether `x` is an int, a float, or a plain array of floats."""
     if isinstance(x, np.ndarray):
         return type(x) is np.ndarray and x.dtype.kind == "f"
     return isinstance(x, (int, float, np.integer, np.floating)) and not isinstance(x, (bool, np.timedelta64))
@@ -30,10 +30,10 @@ class Live(Parameter):
     """The number or array of an attribute, in the model's dtype.
 
     Args:
-        holder: the object with the attribute; kept alive, since it is identified by its `id`.
+        holder: the object with the attribute; kept alive, because it is identified by its `id`.
 
     Attributes:
-        n_taken: how often the number has changed.
+        n_taken: number of changes so far; changes of arrays are not counted.
     """
 
     def __init__(self, value: Any, dtype: np.dtype[Any], holder: object) -> None:
@@ -42,7 +42,7 @@ class Live(Parameter):
         self.astype(dtype)
 
     def take(self, value: Any) -> bool:
-        """Take the present value of the attribute; False if its shape differs, or it is not a number."""
+        """Take the current value of the attribute; return False if its shape differs, or it is not a number."""
         if not can_be_live(value) or np.shape(value) != self.shape:
             return False
         if not isinstance(value, np.ndarray) and value != self._value:
@@ -51,7 +51,7 @@ class Live(Parameter):
         return True
 
     def refresh(self, dtype: np.dtype[Any]) -> None:
-        """Convert the value taken last to this float type, for the next run."""
+        """Convert the last value taken to this float type, for the next run."""
         if dtype != self.dtype:
             self.astype(dtype)
         if not np.array_equal(self.array, np.asarray(self._value, dtype)):
@@ -63,8 +63,8 @@ class Lives:
 
     Attributes:
         changing: the places of numbers that have changed before.
-        known: the inputs that stand for numbers, by place and shape.
-        dtype: theirs.
+        known: the inputs that replace numbers, by place and shape.
+        dtype: the dtype of the inputs.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Lives:
         self.known: dict[Hashable, Live] = {}
 
     def find(self, place: Hashable, value: Any, holder: object) -> Live | None:
-        """The input that replaces a number that has changed before, or a large array; None for anything else."""
+        """Return the input that replaces a number that has changed before, or a large array; None for anything else."""
         if not can_be_live(value) or not (place in self.changing or getattr(value, "nbytes", 0) > LARGE):
             return None
         key = place, np.shape(value)  # traces of former shapes keep their inputs, which are refreshed as well
@@ -83,25 +83,25 @@ class Lives:
         return live
 
     def refresh(self, dtype: np.dtype[Any]) -> None:
-        """Convert the present numbers to this float type, for the next run."""
+        """Convert the current numbers to this float type, for the next run."""
         self.dtype = dtype
         for live in list(self.known.values()):
             live.refresh(dtype)
 
     @property
     def n_taken(self) -> int:
-        """How often numbers have changed."""
+        """Return the number of changes of all numbers."""
         return sum(live.n_taken for live in self.known.values())
 
 
 class LiveValue(Traced):
-    """Stands for a live number while a cell's body is traced."""
+    """The symbol of a live number while a cell's body is traced."""
 
     __slots__ = ()
 
     @classmethod
     def of(cls, builder: Builder, live: Live) -> LiveValue:
-        """The value of a program that reads `live`."""
+        """Make the value of a program that reads `live`."""
         return cls(builder, builder.wrap(live).index)
 
     def __getattr__(self, name: str) -> Any:

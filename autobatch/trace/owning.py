@@ -1,10 +1,10 @@
-"""Instances that arrive one by one from an iterator, whose producer may fill the same objects again for the next one.
+"""Instances from an iterator, whose producer may fill the same objects again for the next one.
 
-Each instance must be what it was when it arrived. So the contents of its mutable parts are noted on arrival: of arrays,
+Each instance must be used as it was on arrival. So the contents of its mutable parts are noted on arrival: of arrays,
 buffers, containers, and objects with attributes of any class defined in Python. A part that several instances share is
 noted once, unless its contents changed between their arrivals. After the last arrival, instances that hold a part whose
-contents changed are rebuilt from the notes. All others, and what they hold, stay the same objects. What cannot be
-rebuilt (views of dicts, buffers of C code, structured arrays of objects) is noted too, and refused if it changed.
+contents changed are rebuilt from the notes. All others, and their parts, stay the same objects. Parts that cannot be
+rebuilt (views of dicts, buffers of C code, structured arrays of objects) are noted too; a change raises a DataError.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CONTAINERS = (list, tuple, set, frozenset, deque)
 VIEWS: Any = (type({}.keys()), type({}.values()), type({}.items()))
 NUMPY = (np.ndarray, np.void)
 FIXED = object()
-"""Stands for the contents of what is not looked into."""
+"""The content of parts that are not inspected."""
 
 
 @singledispatch
@@ -68,10 +68,10 @@ class Note(NamedTuple):
 
     Attributes:
         since: number of the arrival.
-        content: bytes of an array or a buffer, or `FIXED`; None of anything else.
-        names: of attributes, and the keys of a dict behind them.
-        parts: the values of attributes, and the elements of a container behind them.
-        n_attributes: how many of the parts are attributes.
+        content: bytes of an array or a buffer, or `FIXED`; None for anything else.
+        names: names of attributes, followed by the keys of a dict.
+        parts: values of attributes, followed by the elements of a container.
+        n_attributes: number of parts that are attributes.
         twin: copy of an array or a buffer.
     """
 
@@ -204,13 +204,13 @@ def _note(x: Any, number: int) -> Note:
 
 
 def _contents(x: Any) -> tuple[Any, list[Any], list[Any], int]:
-    """Return what a `Note` has of a part."""
+    """Return the `content`, `names`, `parts` and `n_attributes` of a note on a part."""
     own, (keys, elements) = attributes(x), _elements(x)
     return _bytes(x), [*own, *keys], [*own.values(), *elements], len(own)
 
 
 def _is_still(x: Any, note: Note) -> bool:
-    """Whether the contents of a part are those of its note."""
+    """Return whether the contents of a part are those of its note."""
     if note.content is FIXED:
         return True
     content, names, parts, _ = _contents(x)
@@ -233,7 +233,7 @@ def _rebuilt(instance: Any, holders: dict[int, tuple[Any, Note]]) -> Any:
             made[key] = kind.__new__(type(part), map(get, part))
         return made.get(key, part)
 
-    for x, note in sorted(holders.values(), key=lambda held: isinstance(held[0], set)):  # sets hash what is filled
+    for x, note in sorted(holders.values(), key=lambda held: isinstance(held[0], set)):  # sets hash their elements
         _fill(get(x), note, [*map(get, note.parts)])
     return get(instance)
 

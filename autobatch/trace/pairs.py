@@ -43,22 +43,22 @@ class Pairs(Ragged):
 
     @property
     def of(self) -> tuple[int, int]:
-        """The two paired groups."""
+        """Return the two paired groups."""
         return self.builder.pairs[self.var.domain]
 
     @property
     def how(self) -> dict[str, Any]:
-        """The static arguments of ops on these pairs."""
+        """Return the static arguments of ops on these pairs."""
         return {"group": self.var.domain, "of": self.of}
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """The numbers of rows, which are per-node values, followed by the shape of an element."""
+        """Return the numbers of rows, which are per-node values, followed by the shape of an element."""
         return (*map(self.builder.count, self.of), *self.var.shape)
 
     @property
     def ndim(self) -> int:
-        """Number of axes."""
+        """Return the number of axes."""
         return 2 + len(self.var.shape)
 
     def __len__(self) -> int:
@@ -86,12 +86,12 @@ class Moved(Ragged):
         self.at = at
 
     def again(self) -> Moved:
-        """Another name of the same value."""
+        """Return a new object for the same value, which is distinct for derivatives."""
         return type(self)(self.builder, self.index, self.at)
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """The shape, in which the number of rows is a per-node value."""
+        """Return the shape, in which the number of rows is a per-node value."""
         row = self.var.shape
         return (*row[: self.at], self.builder.count(self.var.domain), *row[self.at :])
 
@@ -139,24 +139,26 @@ class PairBuilder(RowBuilder):
             self.ties.add((min(first, second), max(first, second)))
 
     def refuse_pairs(self, what: str, values: Sequence[Traced], advice: str = ADVICE) -> NoReturn:
-        """Refuse an operation on values that include pairs."""
+        """Raise the error for an invalid operation on values that include pairs."""
         shapes = " and ".join(map(describe_pairs, values))
         self.refuse(
-            OPS["matmul"], values, f"{what} of {shapes}, where the numbers of rows differ between nodes; {advice}."
+            OPS["matmul"],
+            values,
+            f"{what} is not supported for shapes {shapes}, because the numbers of rows differ between nodes; {advice}.",
         )
 
     def refuse_returned(self, value: Traced) -> NoReturn:
-        """Refuse pairs or moved rows as results of a cell."""
+        """Raise the error for pairs or moved rows among the results of a cell."""
         self.refuse(
             OPS["matmul"],
             [value],
-            f"cell {self.name!r} returns a value of shape {describe_pairs(value)}, and between cells the axis of n "
-            f"rows is the first and only one; compute with it in one cell, and return what has a row each, such as "
+            f"results of cell {self.name!r} must have n rows on the first axis only, got shape "
+            f"{describe_pairs(value)}; use the value inside the cell, and return one with rows, such as "
             f"ab.softmax(x @ y.T) @ z.",
         )
 
     def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Traced:
-        """Append `op` of `args`, of which some have rows."""
+        """Append `op` of `args`, some of which have rows."""
         values = [self.wrap(arg) for arg in args]
         if not (any(isinstance(v, (Pairs, Moved)) for v in values) or _begins_pairs(op, values, static)):
             return super().apply(op, args, static)
@@ -188,7 +190,7 @@ def describe_pairs(value: Traced) -> str:
 
 
 def _begins_pairs(op: Op, values: Sequence[Traced], static: dict[str, Any]) -> bool:
-    """Whether an op on values of n rows makes pairs or moves the row axis."""
+    """Return whether an op on values of n rows makes pairs or moves the row axis."""
     if op.name == "slice":
         index = static["index"]
         return (index[0] if isinstance(index, tuple) and index else index) is None
@@ -371,7 +373,7 @@ def _reduce_moved(builder: PairBuilder, op: Op, value: Moved, axes: Sequence[int
 
 
 def _normalise(builder: PairBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Traced:
-    """Append a softmax, along an axis of rows or of elements."""
+    """Append a softmax along an axis of rows or of elements."""
     (value,) = values
     (axis,) = axes_of(value.ndim, static["axis"])
     if not isinstance(value, Pairs):
@@ -418,7 +420,7 @@ def _to_elements(builder: PairBuilder, op: Op, values: Sequence[Traced], static:
 
 
 def _reshape(builder: PairBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Traced:
-    """Drop leading axes of length 1 before the row axis of moved rows; refuse anything else."""
+    """Drop leading axes of length 1 before the row axis of moved rows; raise an error for any other reshape."""
     (value,), shape = values, static["shape"]
     is_dropped = isinstance(value, Moved) and set(value.var.shape[: value.at]) == {1} and isinstance(shape[0], Traced)
     if not is_dropped:

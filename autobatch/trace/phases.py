@@ -1,9 +1,9 @@
-"""Record the async programs of a mini-batch in phases: each runs until it waits for a value.
+"""Record the async programs of a mini-batch in phases; in each phase, every program runs until it waits for a value.
 
-    advance()          runs every program until it waits or has ended, and says which values are waited for
-    answer(numbers)    gives the programs their numbers
+    advance()          runs every program until it waits or has ended; returns the awaited values
+    answer(numbers)    gives the programs the numbers of these values
 
-All that was recorded is one growing graph (`autobatch.graph.growing`); between phases a round runs a part of it.
+All phases record into one growing graph (`autobatch.graph.growing`); between phases, a round runs a part of it.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from autobatch.trace.record import Recorder, note_instance, refuse_inside
 from autobatch.trace.results import INT, Slot, read_result
 
 NO_PROGRAM: Any = None
-AWAITED = "value[]"  # the path of slots of kept values, which have one for each shape
+AWAITED = "value[]"  # the path of the slots of kept values, one for each shape
 
 
 @contextmanager
 def record_in_phases(
     recorder: Recorder, instances: Sequence[Any], inputs: Inputs | None = None, keys: LongArray | None = None
 ) -> Iterator[Phases]:
-    """Within the context, record the async programs of these instances; they are ended with it.
+    """Record the async programs of instances within the context; leaving it ends them.
 
     Args:
-        inputs: the float arrays of the instances, if these shall have gradients.
-        keys: on which the random numbers of each instance depend; None for their positions.
+        inputs: the inputs of the instances, if gradients of their float arrays are wanted.
+        keys: for each instance, the key of its random numbers; None for the positions.
 
     Raises:
-        GraphError: the programs changed what cells read.
+        GraphError: the programs changed Python state that cells read.
     """
     refuse_inside()
     recorder.renew()
@@ -70,7 +70,8 @@ class Phase(NamedTuple):
     """The record of one phase: each program ran until it waits or has ended.
 
     Attributes:
-        values: that programs wait for or have returned; ptr: where those of each place begin.
+        values: the values that programs wait for or have returned.
+        ptr: the first of the values of each place.
         over: the places of the programs that have ended.
     """
 
@@ -83,16 +84,16 @@ class Phases:
     """The programs of a mini-batch, each at a place, and their recorded nodes.
 
     Args:
-        recorder: of their function; it is recording.
-        n_places: how many there are.
-        inputs: puts copies in the place of instances, if there are inputs.
-        keys: on which the random numbers of each place depend; None for their positions.
-        caught: errors that end only the program that raised them.
+        recorder: the recorder of their function; it is recording.
+        n_places: number of places.
+        inputs: replaces instances by copies with inputs; None without inputs.
+        keys: for each place, the key of its random numbers; None for the positions.
+        caught: class of errors that end only the program that raised them.
 
     Attributes:
-        graph: what was recorded so far.
-        programs: one for each place.
-        output_slots: what is known of the outputs of all types, and of slots.
+        graph: the graph recorded so far.
+        programs: one program for each place.
+        output_slots: the slots and rows of the outputs of all types, and the types that read from slots.
         int_slots: the slots of kept values that are ints.
     """
 
@@ -126,7 +127,7 @@ class Phases:
 
     @property
     def is_over(self) -> bool:
-        """Whether all programs have ended."""
+        """Return whether all programs have ended."""
         return not self._active
 
     @property
@@ -135,10 +136,10 @@ class Phases:
         return self._active
 
     def advance(self) -> IntArray:
-        """Run the programs until each waits or has ended; give the values that they wait for, in their order.
+        """Run the programs until each waits or has ended; return the awaited values, ordered by program.
 
         Raises:
-            GraphError, DataError: as `Recorder.record` does, but not what programs raise: that is theirs.
+            GraphError, DataError: as `Recorder.record`. Errors of programs are stored there instead.
         """
         values, ptr, over = self.go_on(self._active)
         if over:
@@ -151,7 +152,10 @@ class Phases:
         return values
 
     def go_on(self, places: Sequence[int]) -> Phase:
-        """Run the programs at some places, which ascend, until each waits or has ended; the results of these are held.
+        """Run the programs at some places until each waits or has ended; hold the results of those that have ended.
+
+        Args:
+            places: in ascending order.
 
         Raises:
             As `advance`.
@@ -163,7 +167,7 @@ class Phases:
         forget = calls.lifting.start_instance
         with stage(calls):
             for i in places:
-                while len(log_ptr) <= i:  # places of others
+                while len(log_ptr) <= i:  # skipped places
                     log_ptr.append(len(log))
                     output_ptr.append(len(refs))
                 program = programs[i]
@@ -210,8 +214,8 @@ class Phases:
         """Give programs the numbers that they wait for.
 
         Args:
-            numbers: in the order in which `advance` named their values, or in that of `asked`.
-            asked: the structures of the requests of the programs at some places; None for all that wait.
+            numbers: in the order of the values that `advance` returned, or in that of `asked`.
+            asked: by place, the structures of the requests of its program; None for all programs that wait.
         """
         left, shapes = iter(numbers), self._recorder.slots.shapes
         for i, structures in (self._asked if asked is None else asked).items():
@@ -225,7 +229,7 @@ class Phases:
         return *self._results[place], self._structures[place]
 
     def compact(self) -> IntArray:
-        """Forget the nodes that are done, and of which nothing can be read; give the new number of each value."""
+        """Drop the nodes that have run and cannot be read any more; return the new number of each value."""
         of_node, of_value = self.graph.compact()
         self._calls.log.renumber(of_node)
         return of_value
@@ -241,14 +245,14 @@ class Phases:
         """Emit the graph of all nodes that the results depend on; it holds the numbers that programs awaited.
 
         Args:
-            with_awaited: whether it also has the nodes that only these numbers depend on.
+            with_awaited: whether to include the nodes that only awaited numbers depend on.
         """
         results, structures = self.results()
         needed = np.concatenate((results.values, *self._wanted)) if with_awaited else results.values
         return self.graph.emit_whole(needed, self.output_slots, results, self._recorder.types, structures)
 
     def table_of(self, slot: int) -> Kept:
-        """Return the table of the values that are kept in a slot."""
+        """Return the table of the kept values of a slot."""
         tables = self._recorder.kept
         if slot not in tables:
             tables[slot] = Kept(self._recorder.slots.shapes[slot])
@@ -259,7 +263,7 @@ class Phases:
         self._learn_sources(np.bincount(self.graph.values[SLOT, values]).nonzero()[0].tolist())
 
     def give_up(self, error_of: Callable[[int], Exception]) -> None:
-        """End the programs that still wait, each with an error in the place of its result."""
+        """End the programs that still wait, each with an error in place of its result."""
         with stage(self._calls):
             for i in self._active:
                 error = error_of(i)
@@ -268,18 +272,18 @@ class Phases:
         self._active = []
 
     def end(self, error: BaseException) -> None:
-        """End all programs because of an error; cells that their `finally` blocks call are recorded for nothing."""
+        """End all programs because of an error; records of cells that their `finally` blocks call are discarded."""
         with stage(self._calls):
             for program in self.programs:
                 if program is not NO_PROGRAM:
                     program.end(error)
 
     def close(self) -> None:
-        """Leave the recording; values of it mean nothing any more."""
+        """Leave the recording, whose values become invalid."""
         self._calls.begin()
 
     def _finish(self, program: Program, refs: list[int], numbers: list[int]) -> Any:
-        """Read what a program returned, and forget it; an error stays an error, which says more if it can."""
+        """Read the result of a program and drop it; return its structure, or the error, explained if possible."""
         result, program.result = program.result, None
         if program.error is None:
             try:
@@ -290,7 +294,7 @@ class Phases:
         return Static(program.error)
 
     def _read(self, waiting: list[tuple[Branch, Asked]], refs: list[int], numbers: list[int]) -> list[Any]:
-        """Read the values that branches ask for, and forget them; numbers and arrays stay as they are."""
+        """Read the values that branches request, and drop them; return their structures."""
         structures = list[Any]()
         for _, asked in waiting:
             values = asked.take()
@@ -306,7 +310,7 @@ class Phases:
         return structures
 
     def _sweep(self, over: list[int]) -> None:
-        """Find out which values the programs may still use: all, while they may ask for derivatives."""
+        """Mark the nodes that programs may still use; all, as long as derivatives may be recorded."""
         graph = self.graph
         if not self._calls.tapes:
             kept, gone = self._calls.log.sweep()
@@ -318,7 +322,7 @@ class Phases:
             graph.use(np.flatnonzero(is_over[graph.owner]).astype(np.int32), False)
 
     def _learn_sources(self, slots: Sequence[int]) -> None:
-        """Learn the types of the nodes that read from the tables of these slots; make those that are missing."""
+        """Store the types of the nodes that read from the tables of these slots; make missing ones."""
         source = self.output_slots.source
         if source.size < len(self._recorder.slots.shapes):
             grown = np.full(len(self._recorder.slots.shapes), NOWHERE, np.int32)
@@ -329,7 +333,7 @@ class Phases:
                 source[slot] = self._calls.kept_type(self.table_of(slot))
 
     def _learn_types(self) -> None:
-        """Learn the slots of the outputs of types that are new."""
+        """Store the slots of the outputs of new types."""
         types, slots = self._recorder.types, self._recorder.slots
         before, arrays = self.output_slots.slot.size, types.arrays()
         if arrays.out_ptr[-1] == before:

@@ -1,9 +1,9 @@
-"""Ragged values inside a traced cell: arrays whose first axis has another length in every node.
+"""Ragged values inside a traced cell: arrays whose first axis differs in length between nodes.
 
-A ragged value of shape (n, d) is, in the program, a value of shape (d,) with a row per element of a variadic group: the
-mechanism of list arguments (`autobatch.trace.elements`), so rows of all nodes of a batch are computed together, without
-padding. Ops along the other axes are ops of rows; ops along the first axis are reductions over the edges of a node.
-What NumPy broadcasts along the first axis is spread to the rows. `RULES` has a rule for every op that needs one.
+In the program, a ragged value of shape (n, d) is a value of shape (d,) with a row per element of a variadic group. This
+is the mechanism of list arguments (`autobatch.trace.elements`), so rows of all nodes of a batch are computed together,
+without padding. Ops along the other axes are ops of rows; ops along the first axis are reductions over the edges of a
+node. Values that NumPy broadcasts along the first axis are spread to the rows. `RULES` lists the ops that need a rule.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class Ragged(Traced):
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """The number of rows, which is a value of the node, and the shape of a row."""
+        """Return the number of rows, which is a per-node value, followed by the shape of a row."""
         return (self.builder.append(OPS["count_n"], [self.row], {}), *self.var.shape)
 
     @property
     def ndim(self) -> int:
-        """Number of axes."""
+        """Return the number of axes."""
         return 1 + len(self.var.shape)
 
     @property
     def row(self) -> Traced:
-        """What stands for the rows."""
+        """Return the placeholder for the rows."""
         return self.builder.value(self.index)
 
     def __len__(self) -> int:
@@ -65,9 +65,9 @@ class RowBuilder(Builder):
     """Builds the program of a cell with ragged values.
 
     Attributes:
-        group_names: the names of the arguments that the variadic groups are, or that they are derived from.
-        parts: of each group of joined slices, the groups, or numbers of rows, that it is derived from, each with its
-            slice and whether it is a number.
+        group_names: the names of the arguments of the variadic groups, or from which they are derived.
+        parts: for each group of joined slices, its sources: a group or a number of rows, the slice, and whether the
+            source is a number.
     """
 
     def __init__(self, name: str, weight_names: Mapping[int, str]) -> None:
@@ -78,21 +78,22 @@ class RowBuilder(Builder):
 
     @abstractmethod
     def as_list(self, values: Any) -> Any:
-        """The traced list of the rows of a ragged value."""
+        """Return the traced list of the rows of a ragged value."""
 
     @abstractmethod
     def refuse(self, op: Op, values: Sequence[Traced], message: str) -> NoReturn:
-        """Refuse an op of values, some of them ragged."""
+        """Raise the error for an invalid op on values, some of them ragged."""
 
     def add_group(self, name: str) -> int:
-        """The number of a new variadic group."""
+        """Add a variadic group; return its number."""
         self.group_names.append(name)
         return len(self.group_names) - 1
 
     def take(self, parts: Sequence[tuple[Traced, Cut]], is_one: bool = False) -> Ragged:
-        """Slices of the rows of values, joined; the same slices of the same groups have the same rows.
+        """Join slices of the rows of values; equal slices of the same groups share a group.
 
         Args:
+            parts: the values, each with its slice.
             is_one: whether there must be exactly one row.
         """
         fixed = tuple(not isinstance(value, Ragged) for value, _ in parts)
@@ -108,17 +109,17 @@ class RowBuilder(Builder):
         return Ragged(self, self.append(take_rows, rows, static).index)
 
     def append(self, op: Op, values: list[Traced], static: dict[str, Any]) -> Traced:
-        """Append an op of values that are no ragged ones."""
+        """Append an op of values that are not ragged."""
         return self._append(op, values, static)
 
     def at_edges(self, value: Traced, like: Traced, also_shared: bool = False) -> Traced:
-        """A value of a node at each edge of `like`; so is, if asked for, one that all nodes share."""
+        """Spread a per-node value to the edges of `like`, also one that all nodes share if `also_shared`."""
         if value.var.domain == NODE or (also_shared and value.var.domain == SHARED):
             return self.append(OPS["spread"], [value, self.value(like.index)], {})
         return value
 
     def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Traced:
-        """Append `op` of `args`, of which some have rows; ShapeError if it cannot be applied along them."""
+        """Append `op` of `args`, some of which have rows; ShapeError if it cannot be applied along them."""
         is_elementwise = op.scalar is not None and not op.random
         rule: Rule = RULES.get(op.name, _apply_to_elements if is_elementwise else _refuse)
         result = rule(self, op, [self.wrap(arg) for arg in args], static)
@@ -133,7 +134,7 @@ Rule = Callable[[RowBuilder, Op, Sequence[Traced], dict[str, Any]], Traced]
 
 
 def describe(value: Traced) -> str:
-    """The shape of a value, for messages: `(n, 3) with n rows of 'words'`."""
+    """Format the shape of a value for messages: `(n, 3) with n rows of 'words'`."""
     if not isinstance(value, Ragged):
         return str(value.shape)
     sizes = ", ".join(map(str, ("n", *value.var.shape)))
@@ -141,7 +142,7 @@ def describe(value: Traced) -> str:
 
 
 def describe_group(value: Ragged) -> str:
-    """The name of the argument that has the rows of a value."""
+    """Return the name of the argument from which the rows of a value come."""
     return value.builder.group_names[value.var.domain]
 
 
@@ -159,7 +160,7 @@ def _apply_to_elements(builder: RowBuilder, op: Op, values: Sequence[Traced], st
 
 
 def _aligned(builder: RowBuilder, op: Op, values: Sequence[Traced], value: Traced, ndim: int) -> Traced:
-    """A value without an axis of length one in the place of the rows; ShapeError if another axis of it is there."""
+    """Drop a value's axis of length one in the place of the rows; ShapeError for another axis there."""
     if isinstance(value, Ragged):
         fits = value.ndim == ndim
     else:
@@ -168,8 +169,8 @@ def _aligned(builder: RowBuilder, op: Op, values: Sequence[Traced], value: Trace
         builder.refuse(
             op,
             values,
-            f"{op.name} combines values of shapes {_shapes(values)}, which do not broadcast, because n differs between "
-            f"nodes; an axis in the place of n has that many rows too, or length 1.",
+            f"the values of {op.name} must have shapes that broadcast, got {_shapes(values)}; n differs between nodes, "
+            f"so an axis in the place of n must have n rows too, or length 1.",
         )
     return reshape(value, value.shape[1:]) if not isinstance(value, Ragged) and value.ndim == ndim else value
 
@@ -188,7 +189,7 @@ def _reduce(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[
 
 
 def _normalise(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Ragged:
-    """Append a softmax, along an axis of the rows or over the rows."""
+    """Append a softmax along an axis of the rows, or over the rows."""
     (value,) = values
     (axis,) = axes_of(value.ndim, static["axis"])
     if axis > 0:
@@ -209,10 +210,10 @@ def _find_largest(builder: RowBuilder, op: Op, values: Sequence[Traced], static:
 
 
 def _find_k_largest(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Traced:
-    """Append the positions of the k largest rows, which are numbers."""
+    """Append the positions of the k largest rows, which are scalars."""
     if values[0].ndim > 1 or static["k"] < 1:
         builder.refuse(
-            op, values, f"top_k of {static['k']} elements of {_shapes(values)}: it takes a vector, and k > 0."
+            op, values, f"top_k must be given a vector and k > 0, got {_shapes(values)} and k={static['k']}."
         )
     return _at_rows(builder, top_k_n, values, static)
 
@@ -223,32 +224,32 @@ def _at_rows(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict
 
 
 def _multiply(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Traced:
-    """Append a product: of each row and a matrix or vector, or the sum of rows by weights."""
+    """Append a product of each row and a matrix or vector, or a weighted sum of rows."""
     x, y = values
     if isinstance(x, Ragged) and not isinstance(y, Ragged) and x.ndim > 1:
         weight = y.var.source
         if x.ndim == 2 and isinstance(weight, Instruction) and weight.op is OPS["transpose"] and y.ndim == 2:
-            values = [builder.value(weight.args[0]), x]  # rows of x @ W.T are W @ row; the gradient of W needs no copy
+            values = [builder.value(weight.args[0]), x]  # rows of x @ W.T are W @ row: the gradient of W needs no copy
         return _apply_to_rows(builder, op, values, static)
     if isinstance(x, Ragged) and isinstance(y, Ragged) and x.ndim == 1:
         return weigh(builder, x, y)
     builder.refuse(
         op,
         values,
-        f"{op.name} of shapes {_shapes(values)} sums over an axis of n elements, where n differs between nodes; both "
-        f"must have it, the first one as its only axis.",
+        f"operands of {op.name} must both have the axis of n elements, the first one as its only axis, got "
+        f"{_shapes(values)}; n differs between nodes.",
     )
 
 
 def weigh(builder: RowBuilder, weights: Ragged, rows: Ragged) -> Traced:
-    """The sum of rows, each multiplied by its weight."""
+    """Append the sum of rows, each multiplied by its weight."""
     wide = reshape(weights.row, (1,) * (rows.ndim - 1))
     product = builder.append(OPS["mul"], [wide, rows.row], {})
     return builder.append(OPS["sum_n"], [product], {})
 
 
 def _look_up(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Traced:
-    """Append a lookup of ids row by row, or of rows by position."""
+    """Append a lookup of ids in a table, row by row, or of rows by position."""
     table, ids = values
     if not isinstance(table, Ragged):
         return _apply_to_rows(builder, op, values, static)
@@ -267,21 +268,21 @@ def _compare_labels(builder: RowBuilder, op: Op, values: Sequence[Traced], stati
         builder.refuse(
             op,
             values,
-            f"cross_entropy of {_shapes(values)}: n logits take the position of one of them as label, and n rows of "
-            f"logits take a label each.",
+            f"labels of cross_entropy must be one position for n logits, or one label per row for n rows of logits, "
+            f"got {_shapes(values)}.",
         )
     return _apply_to_rows(builder, op, values, static)
 
 
 def _norm(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Ragged:
-    """Append a normalisation along the last axis of rows."""
+    """Append a normalization along the last axis of rows."""
     if values[0].ndim < 2 or any(isinstance(value, Ragged) for value in values[1:]):
         _refuse(builder, op, values, static)
     return _apply_to_rows(builder, op, values, static)
 
 
 def _join(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Ragged:
-    """Append a join: of each row with those in its place, or of all rows."""
+    """Append a join of the rows at each position, or of all rows."""
     ndims, n_rows = {value.ndim for value in values}, {isinstance(value, Ragged) for value in values}
     (axis,) = axes_of(values[0].ndim, static["axis"])
     widths = {value.shape[1:] for value in values}
@@ -289,8 +290,8 @@ def _join(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[st
         builder.refuse(
             op,
             values,
-            f"concat along axis {static['axis']} of values of shapes {_shapes(values)}, where n differs between nodes; "
-            f"their other axes must be equally long.",
+            f"values of concat along axis {static['axis']} must agree in all other axes, got shapes "
+            f"{_shapes(values)}; n differs between nodes.",
         )
     if axis == 0:
         return builder.take([(value, as_cut(slice(None))) for value in values])
@@ -298,7 +299,7 @@ def _join(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[st
 
 
 def _draw(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[str, Any]) -> Ragged:
-    """Append an op that draws: as many numbers for each node as its rows have elements."""
+    """Append an op that draws random numbers: for each node, as many as its rows have elements."""
     rows = [value.row if isinstance(value, Ragged) else value for value in values]
     return Ragged(builder, builder.append(op, rows, static).index)
 
@@ -312,7 +313,7 @@ def _reshape(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict
 
 
 def explicit(index: tuple[Any, ...], ndim: int) -> tuple[Any, ...]:
-    """An index of a value of `ndim` axes with whole slices in the place of its ellipsis."""
+    """Replace the ellipsis in an index of a value of `ndim` axes by whole slices."""
     at = next((k for k, part in enumerate(index) if part is Ellipsis), None)
     if at is None:
         return index

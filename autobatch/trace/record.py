@@ -1,6 +1,6 @@
-"""Recording: runs the user's function over instances, and records which cells it calls and which value feeds which.
+"""Recording: running the user's function over instances to record its calls of cells as a graph.
 
-While a function is recorded, the native core takes all calls of cells (see `calls`): it appends a few ints to one log
+While a function is recorded, the native core handles all calls of cells (see `calls`): it appends a few ints to one log
 and returns a handle. At the end it decodes the log into a `Graph`.
 """
 
@@ -35,11 +35,11 @@ from autobatch.trace.live import Live
 from autobatch.trace.owning import list_owned
 from autobatch.trace.results import Slot, SlotTable, read_result
 
-ONE_INSTANCE = "for one instance give [instance], and for the rows of an array list(array)"
+ONE_INSTANCE = "for one instance pass [instance], and for the rows of an array list(array)"
 ONE = (str, bytes, Mapping, Module, Graph, np.ndarray, Operators)
 """Iterable types that are one instance, or part of one, not a list of instances."""
 WHILE = "while instance"  # begins the notes on errors
-TOO_LONG = "does not fit 32 bits, as ids and labels must; give larger numbers as floats."
+TOO_LONG = "ints among data must fit 32 bits, got a larger one; pass large numbers as floats."
 REF, TYPES = attrgetter("ref"), attrgetter("types")
 GRAPHS = {Graph}
 STALE = 1  # decoding failed because a value of another recording was used
@@ -49,12 +49,12 @@ class MiniBatch(NamedTuple):
     """The mini-batch of a call.
 
     Attributes:
-        instances: as they were given.
-        graph: of all instances, recorded just now; None if the instances are graphs themselves, recorded before.
-        inputs: their float arrays, if these shall have gradients.
-        has_programs: whether the instances are run by async programs, which nothing was recorded of.
-        keys: on which the random numbers of each instance depend, of a share of a mini-batch that is not recorded yet;
-            None where these are the positions.
+        instances: the given instances.
+        graph: the new graph of all instances; None if the instances are graphs themselves, or have async programs.
+        inputs: the inputs of the instances, if gradients of their float arrays are wanted.
+        has_programs: whether async programs will run the instances; nothing has been recorded of these.
+        keys: for each instance of a share of a mini-batch that is not recorded yet, the key of its random numbers;
+            None for the positions.
     """
 
     instances: list[Any]
@@ -65,20 +65,20 @@ class MiniBatch(NamedTuple):
 
 
 class Recorder:
-    """Records the programs of one function; its types, forms and handles live as long as it does.
+    """Records the programs of one function; its types, forms and handles live as long as the recorder.
 
     Args:
         function: takes one instance and calls cells.
-        module: the owner of the parameters; calls of cells of it and of its submodules are recorded fastest.
+        module: the owner of the parameters; calls of its cells and of its submodules' cells are recorded fastest.
 
     Attributes:
-        known: what is under the module.
-        is_async: whether the function is an async one, whose programs wait for values.
+        known: the parameters and submodules of the module.
+        is_async: whether the function is async, so its programs may wait for values.
         types: the node types met so far.
-        n_states: how often the module's submodules outside cells have changed. Functions may then run other code,
-            unknown to recorded graphs.
-        on_forget: called when the module has lost parameters or modules for good.
-        kept: the tables of values that rounds keep.
+        n_states: number of changes of the module's submodules outside cells. After a change the function may run other
+            code than for earlier graphs.
+        on_forget: called when the module has permanently lost parameters or modules.
+        kept: the tables of kept values, by slot.
         turn: the lock of its recordings.
     """
 
@@ -106,17 +106,18 @@ class Recorder:
         self._owners: Sequence[Any] = ()
 
     def record(self, instances: Iterable[Any], inputs: Inputs | None = None, keys: LongArray | None = None) -> Graph:
-        """Run the function over `instances`; return their graphs merged, each instance's nodes contiguous.
+        """Run the function over `instances`; return their merged graphs, each instance's nodes contiguous.
 
         Other threads may call the module meanwhile.
 
         Args:
-            inputs: as for `read`; keys: see `Graph`.
+            inputs: the inputs of the instances, if gradients of their float arrays are wanted.
+            keys: see `Graph`.
 
         Raises:
-            GraphError: a value of another recording is used, or a value's number is asked for.
+            GraphError: a value of another recording is used, or the number of a value is needed.
             DataError: an int does not fit 32 bits, or an id or label is outside its range.
-            Exception: whatever the function raises, with a note that names the instance.
+            Exception: any error of the function, with a note that names the instance.
         """
         refuse_inside()
         self.renew()
@@ -151,20 +152,20 @@ class Recorder:
 
     @contextmanager
     def patching(self) -> Iterator[None]:
-        """Within the context, no other thread records this function; functions replace the cells of torch modules."""
-        parameters = self.parameters()  # functions in the place of cells would look like a change of the module
+        """Lock recordings of this function within the context; functions replace the cells of torch modules there."""
+        parameters = self.parameters()  # before patching, as functions in place of cells look like a changed module
         with self.turn.lock, self._patched(), self._of_module():
             self.calls.traces.name_weights(parameters)
             yield
 
     def _patched(self) -> AbstractContextManager[None]:
-        """The context in which functions replace the cells of torch modules."""
+        """Return the context in which functions replace the cells of torch modules."""
         if self.module is None or self.calls.patches is None:
             return nullcontext()
         return self.calls.patches.applied(self.module._patches(), self.calls.entry)
 
     def _of_module(self) -> AbstractContextManager[Any]:
-        """The context in which cells of the module are recorded and traced."""
+        """Return the context in which cells of the module are recorded and traced."""
         return nullcontext() if self.module is None else self.module._while_recording()
 
     def parameters(self) -> dict[str, Parameter]:
@@ -190,9 +191,9 @@ class Recorder:
         self._looked_at = found
 
     def _are_as_before(self, parameters: dict[str, Parameter]) -> bool:
-        """Whether the module is unchanged, so nothing must be forgotten.
+        """Return whether the module is unchanged, so that no recording must be forgotten.
 
-        Takes no lock: the module looks changed while another thread records it, and calls must not wait for that.
+        This takes no lock: the module looks changed while another thread records it, and calls must not wait for that.
         """
         before, module = self._parameters, self.module
         return (
@@ -206,7 +207,7 @@ class Recorder:
     def _forget(self, parameters: dict[str, Parameter]) -> None:
         """Forget recordings that involve removed parameters or submodules.
 
-        Cells that read rebound parameters are traced again.
+        Cells that read rebound parameters are retraced.
         """
         with self.turn.lock, self._of_module():
             before, self._parameters = self._parameters, parameters
@@ -227,7 +228,7 @@ class Recorder:
                     self.on_forget()
 
     def refresh(self) -> ParameterState:
-        """Before a run, update live numbers, and trace again the cells that read something that has changed.
+        """Update live numbers before a run, and retrace the cells that read something that has changed.
 
         Returns:
             The parameters of the module.
@@ -235,7 +236,7 @@ class Recorder:
         Raises:
             GraphError: as for `check_parameters`.
 
-        Cost: some microseconds, if nothing changed.
+        Cost: a few microseconds if nothing changed.
         """
         found, traces = self.parameter_state(), self.calls.traces
         if not (traces.known_guards or traces.guard_set).holds():
@@ -247,35 +248,35 @@ class Recorder:
         return found
 
     def renew(self) -> None:
-        """Trace again the cells whose bodies read something from Python that has changed."""
+        """Retrace the cells whose bodies read Python state that has changed."""
         if not self.calls.traces.guard_set.holds():
             self._retrace()
 
     def _retrace(self) -> None:
-        """Trace again the cells of which guards have failed."""
+        """Retrace the cells whose guards have failed."""
         with self.turn.lock, self._of_module():
             self.calls.traces.name_weights(self.parameters())
             self.calls.traces.renew()
 
     def check_unchanged(self, n_taken: int) -> None:
-        """Refuse a recording in which the function changed what cells read: all nodes would run with the last value."""
+        """Raise a GraphError if the function changed state that cells read, as all nodes would use its last value."""
         traces = self.calls.traces
         if not traces.guard_set.holds() or traces.lives.n_taken != n_taken:
             what = traces.changes() or "a number that a cell reads was changed"
             raise GraphError(
-                f"while instances were recorded, {what}; what a cell reads is the same for all nodes of a mini-batch, "
-                f"so pass it to the cell as an argument, or set it before the call."
+                f"state that a cell reads must be the same for all nodes of a mini-batch, but while instances were "
+                f"recorded, {what}; pass it to the cell as an argument, or set it before the call."
             )
 
     def read(self, instances: Iterable[Any], inputs: bool = False, keys: LongArray | None = None) -> MiniBatch:
         """Record a mini-batch unless it consists of graphs, which `to_graph` merges.
 
         Args:
-            inputs: whether the float arrays of the instances shall have gradients.
-            keys: on which the random numbers of instances that are not recorded yet depend; None for their positions.
+            inputs: whether gradients of the float arrays of the instances are wanted.
+            keys: for each instance that is not recorded yet, the key of its random numbers; None for the positions.
 
         Raises:
-            DataError: a single instance.
+            DataError: a single instance was given.
             GraphError: instances and graphs in one mini-batch, or graphs with `inputs`.
         """
         if STAGE.current is not None:
@@ -284,13 +285,13 @@ class Recorder:
         kinds = {*map(type, listed)}
         if kinds == GRAPHS and {*map(TYPES, listed)} == {self.types} and not inputs:
             return MiniBatch(listed, None)
-        n_kinds = sum([issubclass(kind, Graph) for kind in kinds])  # of graphs
+        n_kinds = sum([issubclass(kind, Graph) for kind in kinds])  # number of classes of graphs
         if n_kinds:
             listed = self.arrived(listed)
         if inputs and n_kinds:
             raise GraphError(
-                "inputs=True asks for the gradients of the arrays of instances, which a recorded graph no longer "
-                "holds; give the instances themselves."
+                "with inputs=True, instances must not be recorded graphs, which do not hold the arrays any more; pass "
+                "the instances themselves."
             )
         found = Inputs(self.calls) if inputs else None
         if self.is_async and listed and not n_kinds:
@@ -303,11 +304,13 @@ class Recorder:
         if n_kinds == len(kinds):
             return MiniBatch(listed, None)
         if n_kinds:
-            raise GraphError("a mini-batch holds recorded graphs and unrecorded instances; give it one kind.")
+            raise GraphError(
+                "a mini-batch must consist of recorded graphs or of instances, got both; pass one kind only."
+            )
         return MiniBatch(listed, self.record(listed, keys=keys))
 
     def of_now(self, graphs: list[Graph]) -> list[Graph]:
-        """Mark graphs as recorded in the present state of the module."""
+        """Mark graphs as recorded in the current state of the module; return them."""
         for graph in graphs if self.n_states else ():
             graph.state = self.n_states
         return graphs
@@ -316,15 +319,15 @@ class Recorder:
         """Raise GraphError for graphs recorded when the module had other submodules outside its cells."""
         if self.n_states and any(graph.state != self.n_states for graph in graphs):
             raise GraphError(
-                f"running recorded graphs: the {self.module._kind.__name__} has other submodules outside of its cells "  # type: ignore[union-attr]
-                f"than when they were recorded; record the instances anew."
+                f"running recorded graphs: {self.module._kind.__name__} must have the same submodules "  # type: ignore[union-attr]
+                f"outside cells as when they were recorded, got others; record the instances anew."
             )
 
     def graphs_of(self, minibatch: MiniBatch) -> list[Graph]:
-        """The graphs of a mini-batch, most often not merged yet.
+        """Return the graphs of a mini-batch, usually not merged yet.
 
         Raises:
-            GraphError: the module has other submodules now than when they were recorded, or a cell another signature.
+            GraphError: the module has other submodules than at the recording, or a cell another signature.
         """
         if minibatch.graph is not None:
             graphs = [minibatch.graph]
@@ -337,11 +340,11 @@ class Recorder:
         return graphs
 
     def to_graph(self, minibatch: MiniBatch) -> Graph:
-        """The merged graph of a mini-batch; see `graphs_of`."""
+        """Return the merged graph of a mini-batch; see `graphs_of`."""
         return merge_graphs(self.graphs_of(minibatch), self.types)
 
     def arrived(self, instances: list[Any]) -> list[Any]:
-        """The instances, with graphs from other processes as graphs of this."""
+        """Return the instances, with graphs from other processes converted to this one."""
         tables = {x.types for x in instances if type(x) is Graph}
         carried = {types for types in tables if type(types) is CarriedTypes}
         if not carried:
@@ -374,7 +377,7 @@ class Recorder:
         if before and before[0] is parameters and before[2] == checked[2]:
             n_checked = len(before[1]) if before[1] == types.state[: len(before[1])] else 0
         known = {*map(id, parameters.values())}
-        owner = "a module, for ab.batched was given none" if self.module is None else self.module._kind.__name__
+        owner = "a module, but ab.batched was given none" if self.module is None else self.module._kind.__name__
         for node_type in types.types[n_checked:]:
             if node_type.number in types.outdated:
                 continue
@@ -382,24 +385,24 @@ class Recorder:
                 parameter = source.parameter
                 if not isinstance(parameter, (Kept, Live)) and id(parameter) not in known:
                     raise GraphError(
-                        f"cell {node_type.name!r} reads a {parameter!r} that is not, or no longer, a parameter of "
+                        f"cell {node_type.name!r} reads a {parameter!r}, which must be, and stay, a parameter of "
                         f"{owner}; pass module= with the module that has it."
                     )
         self._checked = checked
 
     def explain(self, error: BaseException) -> BaseException:
-        """The error that a user's function raised, or one that says more."""
+        """Return the error of a user's function, or a more informative one."""
         if isinstance(error, RecursionError):
             return GraphError(
-                "recording an instance went deeper than Python's recursion limit; raise it with "
-                "sys.setrecursionlimit, or write the function with a loop."
+                "recording an instance exceeded Python's recursion limit; raise it with sys.setrecursionlimit, or "
+                "write the function with a loop."
             )
         if isinstance(error, AttributeError) and isinstance(error.obj, (Value, FloatInput)):
-            error.args = (error.obj.lacks(str(error.name)),)  # a __getattr__ on values would slow down every attribute
+            error.args = (error.obj.lacks(str(error.name)),)  # a __getattr__ of values would slow down all reads
         return error
 
     def read_result(self, result: Any, refs: list[int], slots: list[int]) -> Any:
-        """Append the refs of the values that a function returned, and their slots; give the structure."""
+        """Append the refs and slots of the values in a function's result; return the structure."""
         kinds = tuple(map(type, result)) if type(result) is tuple else ()
         if kinds in self._known_tuples:
             structure, numbers = self._known_tuples[kinds]
@@ -420,10 +423,10 @@ class Recorder:
         self, log_ptr: list[int], refs: list[int], slots: list[int], output_ptr: list[int],
         structures: tuple[Any, ...], owner: IntArray | None = None,
     ) -> Graph:  # fmt: skip
-        """Make a graph of what was logged.
+        """Make a graph from the log.
 
         Args:
-            log_ptr, output_ptr: where the log, and the refs and slots of results, of each instance begin.
+            log_ptr, output_ptr: the start of each instance in the log, and in the refs and slots of results.
             owner: the instances of the nodes of earlier phases, which may be read; None for a recording without phases.
         """
         words, floats, fault = self.calls.log.decode(log_ptr, refs, slots, output_ptr, owner)
@@ -432,33 +435,33 @@ class Recorder:
         return Graph(words, floats, self.types, structures)
 
     def _fault(self, status: int, instance: int, node: int, at: int) -> GraphError | DataError:
-        where = f"what instance {instance} {'awaited or ' * self.is_async}returned"
+        where = f"the values that instance {instance} {'awaited or ' * self.is_async}returned"
         if node >= 0:
             name = self.calls.type_at(at).name
             where = f"instance {instance}, call {node} (cell {name!r})"
         if status == STALE:
             return GraphError(
-                f"{where} uses a value from another recording; a recorded value means something only within its own "
-                f"instance. Compute it again there, or pass it as an array or Parameter."
+                f"{where}: recorded values must be used within their own instance, got one from another recording; "
+                f"compute it again there, or pass it as an array or Parameter."
             )
-        return DataError(f"{where} was given an int that {TOO_LONG}")
+        return DataError(f"{where}: {TOO_LONG}")
 
 
 def note_instance(error: BaseException, number: int, after: str = "") -> None:
-    """Note on an error that it was raised while this instance was recorded, in place of what an earlier raise noted."""
+    """Note on an error that it was raised while this instance was recorded; replace the note of an earlier raise."""
     others = [note for note in getattr(error, "__notes__", ()) if not note.startswith(WHILE)]
     error.__notes__ = [*others, f"{WHILE} {number} was recorded{after}"]
 
 
 def refuse_inside() -> None:
-    """Raise a GraphError if this thread records or traces: a batched function cannot be called there."""
+    """Raise a GraphError if this thread records or traces, where a batched function must not be called."""
     if STAGE.current is not None:
         is_eager = isinstance(STAGE.current, EagerTape)
         raise GraphError(
-            "a batched function was called inside a function that is differentiated; its value_and_grad gives the "
-            "gradients, and ab.batched(ab.grad(function)) those of each instance."
+            "a batched function must not be called inside a differentiated function; for gradients call its "
+            "value_and_grad, and for those of each instance ab.batched(ab.grad(function))."
             if is_eager
-            else "a batched function was called inside a function that is recorded or traced; call its cells instead."
+            else "a batched function must not be called inside a recorded or traced function; call its cells instead."
         )
 
 
@@ -466,8 +469,8 @@ def list_instances(instances: Iterable[Any], what: str = "a mini-batch", advice:
     """Return the instances of a mini-batch, see `list_owned`; DataError for a single one, such as an array or a dict.
 
     Args:
-        what: the mini-batch, in the error message.
-        advice: the advice, in the error message.
+        what: name of the mini-batch in the error message.
+        advice: remedy in the error message.
     """
     if type(instances) is list:
         return list(instances)

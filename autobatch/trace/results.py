@@ -1,8 +1,8 @@
-"""Results: records what a function returned as a structure over output slots, and puts computed rows back into it.
+"""Results: recording of a function's result as a structure over output slots, and filling it with computed rows.
 
 A *slot* is one place in the returned structure; all instances' values for it are stacked in one array, in instance
-order. Outside lists every instance has exactly one value per slot. A list is of variable length, so its elements
-share slots by shape and come back per instance.
+order. Outside lists, every instance has exactly one value per slot. A list has a variable length, so its elements share
+slots by shape and come back per instance.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Slot:
     """A leaf of a structure: a computed value.
 
     Attributes:
-        number: of the slot.
+        number: number of the slot.
         path: the position of the value in the result.
-        shape: of the value.
+        shape: shape of the value.
         dtype: the type of the numbers, which are stored as floats: "" for floats, "int64" for ints; see
             `autobatch.ir.program.dtype_of`.
     """
@@ -45,12 +45,12 @@ class Slot:
 
 @dataclass
 class SlotTable:
-    """The slots that one function has returned so far.
+    """The slots of the results of one function so far.
 
     Attributes:
-        shapes: of the values of each slot.
-        dtypes: what the numbers of each slot stand for.
-        of_class: the slots met so far, by the path and the class of values.
+        shapes: the shape of the values of each slot.
+        dtypes: the dtype of each slot.
+        of_class: the slots met so far, by path and class of values.
     """
 
     shapes: list[Shape] = field(default_factory=list)
@@ -72,21 +72,21 @@ class SlotTable:
         return slot
 
     def rows(self) -> list[tuple[str, Shape, str]]:
-        """The arguments of `slot` for all slots, in order of their numbers."""
+        """List the arguments of `slot` for all slots, in order of their numbers."""
         return [*self._slots]
 
     def numbered(self, number: int) -> Slot:
-        """The slot of a number."""
+        """Return the slot with a number."""
         return next(islice(self._slots.values(), number, None))
 
     def typed(self, columns: Sequence[Any]) -> list[Any]:
-        """The rows of all slots as arrays of what they stand for."""
+        """Convert the rows of all slots to the dtypes of the slots."""
         if not any(self.dtypes):
             return list(columns)
         return [x.astype(dtype) if dtype else x for x, dtype in zip(columns, self.dtypes, strict=False)]
 
     def share(self, structure: Key) -> Key:
-        """The same object for equal structures of slots alone, so that one comparison tells that they are equal."""
+        """Return the same object for equal structures of slots only, so that they can be compared by identity."""
         children = tuple(map(id, structure.children))
         if not self._shared.issuperset(children):
             return structure
@@ -130,18 +130,18 @@ def _dtype_of(value: Value | type[Value]) -> str:
 
 
 def _refuse_awaitable(result: Any, path: str) -> None:
-    """Raise a GraphError for what should have been awaited."""
+    """Raise a GraphError for a coroutine or another object that should have been awaited."""
     if not hasattr(type(result), "__await__") and not hasattr(type(result), "__aiter__"):
         return
     close([result])
     raise GraphError(
-        f"the function returned {result!r} as its {path}, which is not awaited; give ab.batched an async function that "
-        f"awaits it."
+        f"results of the function must be awaited, got {result!r} as its {path}; pass ab.batched an async function "
+        f"that awaits it."
     )
 
 
 def _labels(structure: Any) -> list[str]:
-    """The names of a structure's parts in messages; the elements of a list share one name."""
+    """Return the names of a structure's parts in messages; the elements of a list share one name."""
     if isinstance(structure, dict):
         return [f" {key!r}" for key in structure]
     if is_dataclass(structure):
@@ -150,24 +150,24 @@ def _labels(structure: Any) -> list[str]:
 
 
 def stack_results(structures: Sequence[Any], columns: Sequence[Any]) -> Any:
-    """All instances' results as one structure of arrays `(B, ...)`; lists and their elements stay per instance.
+    """Return all instances' results as one structure of arrays `(B, ...)`; lists and their elements stay per instance.
 
     Args:
-        structures: per instance, from `read_result`.
-        columns: per slot, its rows in instance order, as an array.
+        structures: one per instance, from `read_result`.
+        columns: for each slot, an array of its rows in instance order.
     """
     are_same = all(map(operator.is_, structures, repeat(structures[0])))
     return _stack(structures, are_same, columns, rest={})
 
 
 def list_results(structures: Sequence[Any], columns: Sequence[Any]) -> list[Any]:
-    """Each instance's result on its own; arguments as for `stack_results`."""
+    """Return the results as a list, one per instance; arguments as for `stack_results`."""
     rest: dict[int, Any] = {}
     return [per_instance(structure, columns, rest) for structure in structures]
 
 
 def _stack(structures: Sequence[Any], are_same: bool, columns: Sequence[Any], rest: dict[int, Any]) -> Any:
-    """Stack what the instances have at one place; `rest` holds, by slot, the rows that no list has taken yet."""
+    """Stack the results at one place; `rest` holds, by slot, the rows that no list has taken yet."""
     first = structures[0]
     if not are_same:
         check_outlines(structures)
@@ -189,8 +189,8 @@ def check_outlines(structures: Sequence[Any]) -> None:
     for i, structure in enumerate(structures):
         if _outline(structure) != first:
             raise ShapeError(
-                f"the function returned {first} for instance 0 and {_outline(structure)} for instance {i}; "
-                f"return equal structures, with lists for what varies."
+                f"the function must return equal structures for all instances, got {first} for instance 0 and "
+                f"{_outline(structure)} for instance {i}; return parts that vary in lists."
             )
 
 
@@ -201,13 +201,13 @@ def check_slots(slots: Sequence[Slot]) -> None:
         if slot.number != first.number:
             one, other = (f"shape {x.shape}{f' of {x.dtype}' if x.dtype else ''}" for x in (first, slot))
             raise ShapeError(
-                f"the function returned its {first.path} in {one} for one instance and {other.removeprefix('shape ')} "
-                f"for another; return it in a list to get it per instance."
+                f"the function must return its {first.path} in one shape, got {one} for one instance and "
+                f"{other.removeprefix('shape ')} for another; return it in a list to get it per instance."
             )
 
 
 def _outline(structure: Any) -> str:
-    """The outermost level of what one instance returned; equal for structures that can be stacked."""
+    """Describe the outermost level of a structure; equal for structures that can be stacked."""
     if isinstance(structure, Slot):
         return "a computed value"
     if isinstance(structure, Static):
@@ -231,7 +231,7 @@ def per_instance(structure: Any, columns: Sequence[Any], rest: dict[int, Any]) -
 
 
 def _take(slot: Slot, n: int, columns: Sequence[Any], rest: dict[int, Any]) -> Any:
-    """The next `n` rows of a slot; `rest` holds those that are left."""
+    """Take the next `n` rows of a slot from `rest`."""
     left = rest.get(slot.number)
     left = columns[slot.number] if left is None else left
     rest[slot.number] = left[n:]
@@ -239,13 +239,13 @@ def _take(slot: Slot, n: int, columns: Sequence[Any], rest: dict[int, Any]) -> A
 
 
 def stack_constants(values: list[Any]) -> Any:
-    """Stack numbers and arrays that the function returned without recording them; anything else stays a list."""
+    """Stack unrecorded numbers and arrays from results; anything else stays a list."""
     if all(isinstance(v, (int, float, np.ndarray, np.number)) for v in values):
         shapes = list(dict.fromkeys(np.shape(v) for v in values))
         if len(shapes) > 1:
             raise ShapeError(
-                f"the function returned an array of shape {shapes[0]} for one instance and {shapes[1]} for another; "
-                f"return it in a list to get it per instance."
+                f"the function must return an array in one shape, got {shapes[0]} for one instance and {shapes[1]} for "
+                f"another; return it in a list to get it per instance."
             )
         return np.stack([np.asarray(v) for v in values])
     return values

@@ -1,4 +1,4 @@
-"""Scanning of code: the names that a function reads beside its arguments, and the functions behind a callable."""
+"""Scanning of code: the names that a function reads besides its arguments, and the functions behind a callable."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ BEHIND: dict[type, str] = {
     FunctionType: "__wrapped__", MethodType: "__func__", staticmethod: "__func__", classmethod: "__func__",
     property: "fget", partial: "func", cached_property: "func", Cell: "function", BoundCell: "cell",
 }  # fmt: skip
-"""The attribute that has the function behind an object."""
+"""The attribute that holds the function behind an object of each class."""
 OPERATORS = [name for name in dir(operator) if name[:2] == "__" and name not in dir(object)]
 OPERATORS += ["__call__", "__len__", "__iter__", "__bool__", "__float__", "__int__"]
-"""The names of methods that are called without a read of an attribute."""
+"""The names of methods that Python calls without reading an attribute."""
 
 
 class Names(NamedTuple):
     """The names in a function's code.
 
     Attributes:
-        globals: names of globals that it reads, texts that it may look up in `globals()` included.
-        attributes: names of attributes, of any object, texts that it may give to `getattr` included.
+        globals: names of globals that it reads, with strings that it may look up in `globals()`.
+        attributes: names of attributes of any object, with strings that it may pass to `getattr`.
         modules: names of modules that it imports.
-        inherited: names that it may read from `super()` or a class: those of attributes, and its texts.
+        inherited: names that it may read from `super()` or a class: those of attributes, and its strings.
     """
 
     globals: frozenset[str]
@@ -45,7 +45,7 @@ class Names(NamedTuple):
 
 @cache
 def names_in(code: CodeType) -> Names:
-    """The names that code reads."""
+    """Find the names that code reads."""
     found: dict[str, set[str]] = {"globals": set(), "attributes": set(), "modules": set()}
     for instruction in dis.get_instructions(code):
         if (kind := READS.get(instruction.opname)) is not None:
@@ -61,7 +61,7 @@ def names_in(code: CodeType) -> Names:
 
 
 def functions_in(x: Any) -> list[FunctionType]:
-    """The Python functions that run when `x`, a wrapped or plain function, is called or read from an instance."""
+    """List the Python functions that run when `x`, a wrapped or plain function, is called or read from an instance."""
     name = next((BEHIND[kind] for kind in type(x).__mro__ if kind in BEHIND), None)
     if name is None and type(x).__module__ == "functools":
         name = "__wrapped__"
@@ -75,7 +75,7 @@ def own_bases(kind: type) -> list[type]:
 
 
 def methods_of(kind: type) -> list[FunctionType]:
-    """The functions among the members of a class; Python calls those for operators without reading an attribute."""
+    """List the functions among a class's members; Python calls those of operators without reading an attribute."""
     members = [member for base in own_bases(kind) for member in vars(base).values()]
     return [function for member in members for function in functions_in(member)]
 
@@ -95,5 +95,5 @@ def operators_of(kind: type) -> list[tuple[type, str]]:
 
 
 def is_library(module: str | None) -> bool:
-    """Whether a module's functions read only things that user programs do not change."""
+    """Return whether a module's functions read only state that user programs do not change."""
     return module is None or (module.partition(".")[0] in LIBRARIES and not module.startswith("autobatch.models"))

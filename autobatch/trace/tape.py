@@ -1,12 +1,13 @@
-"""Derivatives of recorded calls: where the parts of calls lie in the log, and how their derivatives are recorded.
+"""Derivatives of recorded calls: the layout of calls in the log, and the rules that record their derivatives.
 
-The log of a recording is a list of calls. Read backwards it gives the gradients of what a function returned: for each
-call that they depend on, a call of another type is recorded, such as "gradient of merge". It takes what the call took
-and the gradients of its results, and gives those of its arguments. Read forwards the log gives tangents in the same
-way. What is recorded is logged like any call: scheduled, placed, fused, and differentiated again.
+The log of a recording is a list of calls. A backward pass over it records the gradients of a function's results: for
+each call that they depend on, a call of another type, such as "gradient of merge". Its arguments are those of the call
+and the gradients of the call's results; its results are the gradients of the call's arguments. A forward pass records
+tangents in the same way. The new calls are logged like all others, so they are scheduled, placed and fused too, and can
+be differentiated again.
 
-The core has the `Tape`, which copies the calls that a function logs and walks over them. Once for each form it asks for
-a `Layout` of its calls, and once for each kind of derivative for a `Rule`; both are made here.
+The native `Tape` copies the calls that a function logs and walks over them. It requests a `Layout` once for each form,
+and a `Rule` once for each kind of derivative; both are made here.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ from autobatch.trace.traces import Family
 GRADIENT, TANGENT = "gradient", "tangent"
 NOTHING = "nothing"
 KINDS = GRADIENT, TANGENT
-OF_LEAF, OF_PARAMETER, OF_OUTPUT = 0, 1, 2  # what a result of a rule is the derivative of; see `native/record/rule.h`
-FIRST_PRODUCT = MOST_OUTPUTS  # the core numbers products behind all results
+OF_LEAF, OF_PARAMETER, OF_OUTPUT = 0, 1, 2  # a rule's result is the derivative of this; see `native/record/rule.h`
+FIRST_PRODUCT = MOST_OUTPUTS  # the core numbers products after all results
 
 
 class Pattern(NamedTuple):
-    """Which derivatives of a cell a type computes.
+    """The derivatives of a cell that a type computes.
 
     Attributes:
         kind: "gradient" or "tangent".
-        outputs: the outputs of the cell that have gradients, or that shall have tangents: results by number, and
-            products that nodes keep, by name.
-        leaves: those of the arguments that shall have gradients, or that have tangents.
+        outputs: the outputs whose gradients are given, or whose tangents are wanted: results by number, and products
+            that nodes keep, by name.
+        leaves: the leaves of the arguments whose gradients are wanted, or whose tangents are given.
         parameters: likewise, parameters that the cell reads.
     """
 
@@ -56,17 +57,17 @@ class Pattern(NamedTuple):
     parameters: tuple[Parameter, ...]
 
     def argument(self, cell: str, what: object) -> str:
-        """The name of the argument that is the derivative of a result, a leaf or a parameter of a cell."""
+        """Return the name of the argument that is the derivative of a result, a leaf or a parameter of a cell."""
         return f"{self.kind} of {what} of {cell}"
 
 
 def product(number: int) -> str:
-    """The name of a product of a cell, by its number."""
+    """Return the name of a product of a cell, by its number."""
     return f"product {number}"
 
 
 def _product_argument(number: int, cell: str) -> str:
-    """The name of the argument that is this product."""
+    """Return the name of the argument that is this product."""
     return f"{product(number)} of {cell}"
 
 
@@ -74,7 +75,8 @@ def make_layout(number: int, form: Form, family: Family) -> Layout:
     """Describe the calls of a form to the core.
 
     Args:
-        number: of the form; family: the cell and arguments that it is of.
+        number: number of the form.
+        family: family of the form.
     """
     program, shapes = family.node_type.program, list[Shape]()
     vars, own = program.vars, program.float_leaves
@@ -110,11 +112,14 @@ def make_rule(
     """Make the rule for a derivative of the calls of a form, from the first such call.
 
     Args:
-        calls: of the recording; layout: of the form; kind: of the derivative, a number of KINDS.
-        outputs: that have gradients, or all, by name; leaves, parameters: that have derivatives.
-        given: the derivatives that it is given: a parameter, or the shape, None for that of the parameter, and the
+        calls: the calls of the recording.
+        layout: layout of the form.
+        kind: kind of the derivative, an index of KINDS.
+        outputs: the outputs that have gradients, or all, by number.
+        leaves, parameters: the leaves and parameters that have derivatives.
+        given: the derivatives passed to the rule: a parameter; or a shape (None for that of the parameter) and the
             number of rows, -1 for a value.
-        lengths: of the lists of the call.
+        lengths: lengths of the lists of the call.
     """
     base, form = calls.families[layout.form], calls.forms[layout.form]
     pattern = Pattern(KINDS[kind], tuple(map(_name, outputs)), tuple(leaves), tuple(parameters))
@@ -158,7 +163,7 @@ def make_rule(
         code += [*_result(what, pattern), given_as, max(vars[index].domain, NODE)]
 
     def serves(lengths: Sequence[int]) -> bool:
-        """Whether the rule is right for a call with lists of these lengths."""
+        """Return whether the rule is valid for a call with lists of these lengths."""
         known = family.lengths
         is_known = not known.walked or known.of(lengths) in known.found
         return family.number == number_of_type and is_known
@@ -170,12 +175,12 @@ def make_rule(
 def record_gradients(
     tape: Tape, seeds: Iterable[tuple[Any, Any]], wanted: Iterable[Any], parameters: Sequence[Parameter]
 ) -> Derivatives:
-    """Record the gradients of some values, and of parameters.
+    """Record the gradients of some values and parameters.
 
     Args:
-        tape: closed.
-        seeds: results, each with its gradient: values, or `Rows`.
-        wanted: values that only calls on the tape read; `Rows` too.
+        tape: a closed tape.
+        seeds: results, each with its gradient: values or `Rows`.
+        wanted: values or `Rows` that only calls on the tape read.
     """
     values, terms = _pairs(seeds)
     return tape.gradients(values, terms, [ref for x in wanted for ref in _refs(x)], tuple(parameters))
@@ -187,16 +192,16 @@ def record_tangents(
     """Record the tangents of everything that depends on some values and parameters.
 
     Args:
-        tape: closed.
-        seeds: values that only calls on the tape read, or `Rows`, each with its tangent.
-        parameters: each with its tangent, a value or a parameter.
+        tape: a closed tape.
+        seeds: values or `Rows` that only calls on the tape read, each with its tangent.
+        parameters: parameters, each with its tangent, a value or a parameter.
     """
     values, terms = _pairs(seeds)
     return tape.tangents(values, terms, tuple(p for p, _ in parameters), tuple(tangent for _, tangent in parameters))
 
 
 def derived_entry(entry: Entry, pattern: Pattern) -> Entry:
-    """What is called for the derivatives of the calls of an entry."""
+    """Make the entry of the derivatives of the calls of an entry."""
 
     def run(arguments: Mapping[str, Any]) -> dict[Any, Any]:
         return (_pull if pattern.kind == GRADIENT else _push)(entry, pattern, arguments)
@@ -207,7 +212,7 @@ def derived_entry(entry: Entry, pattern: Pattern) -> Entry:
 
 
 def _pull(entry: Entry, pattern: Pattern, arguments: Mapping[str, Any]) -> dict[Any, Any]:
-    """The gradients of a cell's arguments and parameters, by leaf or by the parameter's place, as far as they exist."""
+    """Return the existing gradients of a cell's arguments and parameters, by leaf or as "parameter N"."""
     builder, outputs, variables, known = _again(entry, pattern, arguments)
     given = _given(builder, entry, pattern, outputs, arguments)
     found = pull_back(builder, given, list(variables.values()))
@@ -216,7 +221,7 @@ def _pull(entry: Entry, pattern: Pattern, arguments: Mapping[str, Any]) -> dict[
 
 
 def _push(entry: Entry, pattern: Pattern, arguments: Mapping[str, Any]) -> dict[Any, Any]:
-    """The tangents of a cell's results, by number, as far as they exist."""
+    """Return the existing tangents of a cell's results, by number."""
     builder, outputs, variables, known = _again(entry, pattern, arguments)
     found = push_forward(builder, _given(builder, entry, pattern, variables, arguments), list(outputs.values()))
     builder.replace(known)
@@ -226,11 +231,11 @@ def _push(entry: Entry, pattern: Pattern, arguments: Mapping[str, Any]) -> dict[
 def _again(
     entry: Entry, pattern: Pattern, arguments: Mapping[str, Any]
 ) -> tuple[Builder, dict[Any, int], dict[Any, int], dict[int, int]]:
-    """Run the body of a cell once more.
+    """Run the body of a cell again, in the trace of its derivative.
 
     Returns:
-        The builder, the values of the outputs, and of the leaves and parameters, that a pattern names; and for each
-        product that is an argument what that is.
+        The builder; the values of the pattern's outputs, and of its leaves and parameters; and for each product that
+        is an argument, the value that replaces it.
     """
     builder: Builder = STAGE.current
     outputs = list[Any]()
@@ -251,7 +256,7 @@ def _again(
 def _given(
     builder: Builder, entry: Entry, pattern: Pattern, of: Mapping[Any, int], arguments: Mapping[str, Any]
 ) -> list[tuple[int, Traced]]:
-    """The derivatives that the call is given, each with the value that it is of, which has as many rows."""
+    """Return the given derivatives, each with its value, to whose number of rows it is tied."""
     given = list[tuple[int, Traced]]()
     for what, index in of.items():
         x = arguments[pattern.argument(entry.name, what)]
@@ -264,7 +269,7 @@ def _given(
 
 
 def _give(builder: Any, wanted: Mapping[Any, int], found: Sequence[Traced | None]) -> dict[Any, Any]:
-    """Derivatives by name; rows where what they are of has rows."""
+    """Return the existing derivatives by name, as rows for values with rows."""
     given: dict[Any, Any] = {}
     for (what, index), x in zip(wanted.items(), found, strict=True):
         if x is not None:
@@ -273,7 +278,7 @@ def _give(builder: Any, wanted: Mapping[Any, int], found: Sequence[Traced | None
 
 
 def _ports(program: CellProgram) -> Iterator[tuple[Port, Var]]:
-    """The arguments of a program that are values."""
+    """Yield the arguments of a program that are values."""
     vars = (program.vars[index] for index in program.ports)
     return ((v.source, v) for v in vars if isinstance(v.source, Port))
 
@@ -288,12 +293,12 @@ def _count_rows(program: CellProgram) -> Callable[[int, Sequence[int]], int]:
 
 
 def _name(number: int) -> int | str:
-    """The name that patterns give an output, by its number in layouts."""
+    """Return the name of an output in patterns, by its number in layouts."""
     return number if number < FIRST_PRODUCT else product(number - FIRST_PRODUCT)
 
 
 def _result(what: int | str, pattern: Pattern) -> tuple[int, int]:
-    """What a result is the derivative of, for the core."""
+    """Return the kind and number of the object whose derivative a result is, for the core."""
     last = int(str(what).split()[-1])
     if pattern.kind == TANGENT:
         return OF_OUTPUT, last if isinstance(what, int) else FIRST_PRODUCT + last
@@ -301,7 +306,7 @@ def _result(what: int | str, pattern: Pattern) -> tuple[int, int]:
 
 
 def _products(base: Family) -> dict[str, Key]:
-    """The products of a cell, as arguments of its derivatives."""
+    """Return the products of a cell, as arguments of its derivatives; none if a node cannot have so many outputs."""
     vars, name = base.node_type.program.vars, base.entry.name
     found = products_of(vars, base.node_type.program.instructions)
     if len(base.node_type.program.results) + len(found) > MOST_OUTPUTS:
@@ -310,7 +315,7 @@ def _products(base: Family) -> dict[str, Key]:
 
 
 def _key_of(given: Any, parameter: Parameter | None) -> Key:
-    """The key of a given derivative; `parameter` is what it is of, if it is of one."""
+    """Return the key of a given derivative, that of `parameter` unless None."""
     if isinstance(given, Parameter):
         return Key("static", Static(given))
     shape, n_rows = given
@@ -319,7 +324,7 @@ def _key_of(given: Any, parameter: Parameter | None) -> Key:
 
 
 def _measured(program: CellProgram, walked: Sequence[int]) -> set[int]:
-    """The groups of lists whose lengths a program needs: those that it walks through, and all that are as long."""
+    """Return the groups of lists whose lengths a program needs: those that it iterates over, and all tied to these."""
     found, n_before = {*walked}, 0
     while len(found) > n_before:
         n_before = len(found)
@@ -347,25 +352,25 @@ def _needed(item: Item, program: CellProgram, measured: set[int]) -> tuple[Item 
 
 
 def _logged(items: Sequence[tuple[Item | None, list[int] | None]]) -> list[int]:
-    """Say which items, and which of their columns, a rule logs."""
+    """Encode the items, and their columns, that a rule logs."""
     logged = [(place, columns) for place, (item, columns) in enumerate(items) if item is not None]
     parts = ([place, -1] if columns is None else [place, len(columns), *columns] for place, columns in logged)
     return [len(logged), *chain(*parts)]
 
 
 def _pairs(seeds: Iterable[tuple[Any, Any]]) -> tuple[list[int], list[int]]:
-    """The refs of values, and those of their derivatives."""
+    """Return the refs of values, and those of their derivatives."""
     pairs = [pair for x, derivative in seeds for pair in zip(_refs(x), _refs(derivative), strict=True)]
     return [ref for ref, _ in pairs], [ref for _, ref in pairs]
 
 
 def _refs(x: Any) -> Sequence[int]:
-    """The refs of a value, or of its rows."""
+    """Return the refs of a value, or of its rows."""
     return x.refs if isinstance(x, Rows) else [x.ref]
 
 
 def _passed_port(vars: Sequence[Var], index: int) -> str:
-    """The name of the port that a value is, or that it is at each edge; else empty."""
+    """Return the name of the port that a value is, directly or spread to edges; "" for other values."""
     source = vars[index].source
     if isinstance(source, Instruction) and source.op is OPS["spread"]:
         source = vars[source.args[0]].source

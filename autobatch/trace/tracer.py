@@ -1,4 +1,4 @@
-"""Tracing: runs a cell's body once on symbolic arguments; each op appends an instruction to a program."""
+"""Tracing: running a cell's body once on symbolic arguments, so that each op appends an instruction to a program."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Tracer:
     """Runs a function once on symbolic arguments built from their keys.
 
     Args:
-        lengths: of the list arguments of the call, by number of the variadic group.
+        lengths: lengths of the list arguments of the call, by variadic group.
         returns_rows: whether a list whose rows the body returns may have any length.
 
     Attributes:
-        resolved: by variadic group, the key of its elements where only the body's `shape=` gives it.
+        resolved: keys of the elements of empty lists, which only the body's `shape=` gives, by variadic group.
     """
 
     def __init__(
@@ -74,14 +74,14 @@ class Tracer:
         outputs: list[Any] = []
         structure = collect_outputs(result, outputs, set() if self._returns_rows else self.builder.lists)
         if not outputs:
-            raise GraphError(f"cell {self.builder.name!r} returns {result!r}; a cell returns at least one value.")
+            raise GraphError(f"cell {self.builder.name!r} must return at least one value, got {result!r}.")
         program = self.builder.finish(outputs)
         if checking():
             check_cell(program)
         return program, structure
 
     def argument(self, key: Key, name: str, domain: int) -> Any:
-        """A symbolic argument; its leaves are numbered in order, separately for each domain."""
+        """Make a symbolic argument; its leaves are numbered in order, separately for each domain."""
         match key.kind:
             case "value":
                 port = Port(name, self._leaf(domain), below=key.below, dtype=key.dtype)
@@ -121,7 +121,7 @@ def collect_outputs(result: Any, outputs: list[Any], apart: Collection[int] = ()
     """Append the values in `result` to `outputs`; return its structure, with output numbers in their place.
 
     Args:
-        apart: the groups of lists whose elements are separate values if rows of them are returned.
+        apart: groups of lists; NeedsLength if rows of one are returned, so that its elements become separate values.
     """
     if isinstance(result, TracedList):
         raise NeedsLength(result.group, "returns it")

@@ -1,13 +1,13 @@
-"""Traces: keeps one trace of each cell per type, and traces again when something that a body read has changed.
+"""Traces: a cache with one trace per type of each cell, which retraces a body when something that it read has changed.
 
 A *family* is one cell called with arguments of one key. Each of its traces has guards (`autobatch.trace.guards`); one
-trace is in force. Once per call all guards in force are checked. If one fails, an earlier trace whose guards hold is
-used again, so switching back and forth traces nothing; if there is none, the body is traced again. A new trace with the
+trace is in force. Once per call, all guards in force are checked. If one fails, an earlier trace whose guards hold is
+reused, so switching back and forth traces nothing; if there is none, the body is traced again. A new trace with the
 same signature (ports, attributes, outputs) replaces the old one under its type id, so that recorded graphs stay valid.
-A trace with another signature is a new type, and graphs with the old type are refused.
+A trace with another signature is a new type, and graphs with the old type raise a GraphError.
 
-A body that walks through a list is traced for each length of the list that calls have, and serves the lengths that give
-one program (`autobatch.trace.elements`).
+A body that iterates over a list is traced for each length of the list in calls; one trace serves all lengths that give
+the same program (`autobatch.trace.elements`).
 """
 
 from __future__ import annotations
@@ -39,18 +39,19 @@ from autobatch.trace.live import Lives
 from autobatch.trace.tracer import Tracer
 from autobatch.trace.tracking import ReadTracker
 
-FEW = 3  # length of a long list in the first trace of a body: a first, a middle and a last element
-MOST_TRACES = 8  # kept per family, with their compiled code
+FEW = 3  # length to which the first trace of a body cuts a list: a first, a middle and a last element
+MOST_TRACES = 8  # traces kept per family, with their compiled code
 
 
 @dataclass(frozen=True, eq=False)
 class Body:
-    """What tracing the body of a cell gave.
+    """The result of tracing the body of a cell.
 
     Attributes:
-        structure: of the outputs, over output numbers.
-        guards: one for each thing that the body read.
-        lengths: those of lists for which it gives this program.
+        program: the program.
+        structure: structure of the outputs, over output numbers.
+        guards: one guard for each place that the body read.
+        lengths: lengths of lists for which the body gives this program.
     """
 
     program: CellProgram
@@ -60,12 +61,12 @@ class Body:
 
     @cached_property
     def content(self) -> Hashable:
-        """Equal for equal programs."""
+        """Return a key that is equal for equal programs."""
         return _content(self.program), self.structure, self.lengths.walked
 
     @cached_property
     def signature(self) -> Hashable:
-        """Equal for programs that can serve the same graphs, and whose calls are recognized alike."""
+        """Return a key that is equal for programs that can serve the same graphs, and have the same call forms."""
         program = self.program
         given = []
         for var in program.vars:
@@ -84,7 +85,7 @@ class Trace(NamedTuple):
     body: Body
 
     def holds(self) -> bool:
-        """Whether all guards hold."""
+        """Return whether all guards hold."""
         return all(guard.holds() for guard in self.body.guards)
 
 
@@ -94,13 +95,13 @@ class Family:
 
     Attributes:
         traces: the kept traces, the most recently used one last.
-        current: the trace in force; None if the body could not be traced again.
-        lengths: those for which the trace in force is right; forms read it, so it stays the same object.
-        example: the lengths of lists that the body was traced with.
+        current: the trace in force; None if the body could not be retraced.
+        lengths: lengths of lists for which the trace in force is valid; forms read it, so it stays the same object.
+        example: lengths of lists with which the body was traced.
         by_value: places of numbers that are constants in traces, because the body needs them as numbers.
         kept: the products that nodes keep for derivatives, by number; see `autobatch.ir.flows`.
         numbers: the type number of each signature that traces have had, so that graphs stay valid.
-        failed: what the body read before it could not be traced again; it is traced again once that changes.
+        failed: guards of the reads of the last failed trace; the body is retraced once one of these changes.
     """
 
     entry: Entry
@@ -116,12 +117,12 @@ class Family:
 
     @property
     def number(self) -> int:
-        """The type in force, or -1."""
+        """Return the number of the type in force; -1 if there is none."""
         return -1 if self.current is None else self.current.node_type.number
 
     @property
     def node_type(self) -> NodeType:
-        """The type in force."""
+        """Return the type in force."""
         assert self.current is not None
         return self.current.node_type
 
@@ -135,10 +136,12 @@ class Traces:
         carry: see `TypeTable`.
 
     Attributes:
-        types: the node types; weight_names: the name of each parameter by its id, for print-outs.
+        types: the node types.
+        weight_names: the name of each parameter by its id, for printing.
         lives: the numbers that bodies read and that have changed before.
-        known_guards: all guards in force; None if they have to be collected, as `guard_set` does.
-        n_traced: how often a body was traced; n_renewed: how often guards failed.
+        known_guards: all guards in force; None if `guard_set` has to collect them.
+        n_traced: number of traces of bodies.
+        n_renewed: number of times that guards failed.
     """
 
     def __init__(
@@ -159,10 +162,10 @@ class Traces:
         self.known_guards: GuardSet | None = None
 
     def family_of(self, entry: Entry, keys: dict[str, Key], lengths: tuple[int, ...]) -> Family:
-        """The family of calls with these keys; the cell is traced if it is not known, or not for lists so long.
+        """Return the family of calls with these keys; trace the cell if the family, or these lengths, are new.
 
         Args:
-            lengths: of the list arguments.
+            lengths: lengths of the list arguments.
 
         Raises:
             NeedsLength: the type depends on the length of a list.
@@ -189,12 +192,12 @@ class Traces:
     def _trace_first(self, family: Family, lengths: tuple[int, ...]) -> tuple[Tracer, Body]:
         """Trace a body for the first time; twice, for two lengths, if it iterates over lists.
 
-        The first of these cuts a long list to a few elements. A derivative is traced for lengths for which its cell was
-        traced, and need not take others.
+        One of these traces cuts long lists to a few elements. A derivative is traced only for the given lengths, for
+        which its cell was traced too.
         """
         short = tuple(min(n, FEW) for n in lengths)
         if short != lengths:
-            with suppress(Exception):  # a body that needs more elements is traced without the short version
+            with suppress(Exception):  # if the body needs more elements, there is no short trace
                 tracer, body = self._trace(family, short)
                 other = self._trace(family, lengths)[1]
                 if body.lengths.walked and body.content == other.content:
@@ -207,13 +210,13 @@ class Traces:
         return tracer, body
 
     def _trace_longer(self, family: Family, body: Body, lengths: tuple[int, ...]) -> Body:
-        """Trace a body for lists that no call has passed; NeedsLength if it refuses them."""
+        """Trace a body for longer lists than in any call; NeedsLength if it raises an error for them."""
         try:
             return self._trace(family, lengths)[1]
         except NeedsLength:
             raise
-        except Exception as error:  # of the user's own code as well, such as that of a strict zip
-            raise NeedsLength(body.lengths.walked[0], f"does not take it when it is longer ({error})") from error
+        except Exception as error:  # may come from the user's code, such as a strict zip
+            raise NeedsLength(body.lengths.walked[0], f"fails if it is longer ({error})") from error
 
     def _add_lengths(self, family: Family, current: Trace, lengths: tuple[int, ...]) -> None:
         """Trace a body for other lengths of its lists; NeedsLength unless that gives the same program."""
@@ -222,9 +225,9 @@ class Traces:
             self._put(family, current._replace(body=body))
 
     def keep_products(self, family: Family, numbers: Iterable[int]) -> dict[int, int]:
-        """Let the nodes of a family keep some of their products; give the output number of each that they keep.
+        """Let the nodes of a family keep some of their products; return the output number of each kept product.
 
-        The type stays the same one, so graphs that are recorded already stay valid.
+        The type keeps its number, so existing graphs stay valid.
         """
         current, new = family.current, [number for number in numbers if number not in family.kept]
         if new and current is not None:
@@ -239,7 +242,7 @@ class Traces:
 
     @property
     def families(self) -> list[Family]:
-        """All families."""
+        """Return all families."""
         return list(self._families.values())
 
     def keys_of(self, entry: Entry, most: int) -> list[dict[str, Key]]:
@@ -250,7 +253,7 @@ class Traces:
 
     @property
     def guard_set(self) -> GuardSet:
-        """All guards in force."""
+        """Return all guards in force."""
         guard_set = self.known_guards
         if guard_set is None:
             with self.types.growing.lock:  # otherwise traces that another thread makes meanwhile would be missing
@@ -258,16 +261,16 @@ class Traces:
         return guard_set
 
     def name_weights(self, parameters: Mapping[str, Parameter]) -> None:
-        """Store the names of parameters, unless they are those of the last time."""
+        """Store the names of parameters, unless `parameters` is the dict of the last call."""
         if parameters is not self._named:
             self.weight_names, self._named = {id(p): name for name, p in parameters.items()}, parameters
 
     def changes(self) -> str:
-        """A description of what has changed, for messages."""
+        """Describe all changes since the traces, for messages."""
         return _describe(differences(self._guards()))
 
     def renew(self) -> None:
-        """Replace traces whose guards fail, and retry bodies that could not be traced before."""
+        """Replace traces whose guards fail, and retry failed bodies that read something that has changed."""
         self.n_renewed += 1
         for family in list(self._families.values()):
             if family.current is not None:
@@ -278,9 +281,9 @@ class Traces:
         self.known_guards = None
 
     def forget(self, gone: set[int], bound: set[int]) -> set[int]:
-        """Forget traces that read removed objects, and calls of these objects; return the types left unused.
+        """Drop traces that read removed objects, and families of calls of these objects; return the retired types.
 
-        Cells that read them are traced again; graphs with calls of them are refused.
+        Cells that read removed objects are retraced; graphs with calls of them raise a GraphError.
 
         Args:
             gone: `id`s of the removed objects; bound: `id`s of rebound parameters, whose old tensors are released.
@@ -308,12 +311,12 @@ class Traces:
         return retired
 
     def _guards(self) -> list[Guard]:
-        """Return all active guards, including those of bodies that could not be traced again."""
+        """Return all active guards, including those of bodies that could not be retraced."""
         families = list(self._families.values())
         return [guard for f in families for guard in (f.failed if f.current is None else f.current.body.guards)]
 
     def _renew(self, family: Family, before: Trace | None) -> None:
-        """Replace the current trace of a family; `before` is the previous one, None if all are forgotten."""
+        """Replace the current trace of a family; `before` is the previous one, None if all were dropped."""
         changed = differences(before.body.guards) if before is not None else []
         known = next((trace for trace in reversed(family.traces) if trace.holds()), None)
         error: Exception | None = None
@@ -364,7 +367,7 @@ class Traces:
     # Tracing.
 
     def _trace(self, family: Family, lengths: tuple[int, ...]) -> tuple[Tracer, Body]:
-        """Trace a body. State that it changes itself, such as a counter, is guarded with its value after the trace."""
+        """Trace a body. Guards of state that the body changes, such as a counter, hold its value after the trace."""
         guard_set = self.guard_set
         held = None if guard_set.holds() else [*filter(HOLDS, self._guards())]
         tracer, body = self._trace_body(family, lengths)
@@ -382,10 +385,10 @@ class Traces:
     def _trace_unchanging(
         self, family: Family, lengths: tuple[int, ...], before: Body, changed: Sequence[Difference]
     ) -> tuple[Tracer, Body]:
-        """Trace a body again that changed state that it reads; GraphError unless it is stable now.
+        """Retrace a body that changed state that it reads; GraphError unless it is stable now.
 
-        A body that caches its first result, such as a table of angles, changes nothing in the second run. Bodies run by
-        another library do not show what they compute, so there only arrays may change, which hooks recompute.
+        A body that caches its first result, such as a table of angles, changes nothing in the second run. The programs
+        of bodies run by another library cannot be compared, so there only arrays may change, which hooks recompute.
         """
         tracer, body = self._trace_body(family, lengths)
         is_same = body.content == before.content
@@ -393,16 +396,16 @@ class Traces:
             is_same = body.signature == before.signature and all(map(_is_of_arrays, changed))
         if not is_same or not all(guard.holds() for guard in body.guards):
             raise GraphError(
-                f"cell {family.entry.name!r} changes what it reads: {_describe(changed)}; its body is traced once for "
-                f"all its calls, so change it outside of cells, or pass it to the cell as an argument."
+                f"cell {family.entry.name!r} must not change state that it reads, because its body is traced once for "
+                f"all its calls, got: {_describe(changed)}; change it outside cells, or pass it as an argument."
             )
         return tracer, body
 
     def _trace_body(self, family: Family, lengths: tuple[int, ...]) -> tuple[Tracer, Body]:
-        """Trace a body with symbolic numbers, then again with constants where the body needs actual numbers.
+        """Trace a body with symbolic numbers, and retrace it with constants where it needs actual numbers.
 
-        The garbage collector is off: a list of thousands of elements makes so many objects that collection would take
-        as long as the trace.
+        Garbage collection is disabled: a list of thousands of elements makes so many objects that collection would
+        take as long as the trace.
         """
         with tracing_lock():
             return self._trace_alone(family, lengths)
@@ -438,7 +441,7 @@ class Traces:
             family.by_value |= {tracker.offered[live] for live in needed}
 
     def _keep(self, family: Family, body: Body) -> Trace:
-        """The trace of a family with this body; an equal one that is kept already gets the new guards."""
+        """Make the trace of a family with this body; an equal kept trace is reused with the new guards."""
         for known in family.traces:
             if known.body.content == body.content:
                 return known._replace(body=body)
@@ -469,11 +472,11 @@ def _check_ties(program: CellProgram, walked: Sequence[int], lengths: Sequence[i
     for tie in program.ties:
         together = [group for group in tie if group in walked]
         if together and counts[tie[0]] != counts[tie[1]]:
-            raise NeedsLength(together[0], "walks through it beside a list of another length")
+            raise NeedsLength(together[0], "iterates over it and a list of another length in parallel")
 
 
 def _refuses_changes(entry: Entry) -> bool:
-    """Whether the entry belongs to a cell whose body must not change what it reads."""
+    """Return whether the entry belongs to a cell whose body must not change state that it reads."""
     return entry.origin[0] == "cell" and not entry.origin[1].may_change
 
 
@@ -482,7 +485,7 @@ def _is_of_arrays(change: Difference) -> bool:
 
 
 def _drawing(run: Callable[..., Any], builder: Builder) -> Callable[..., Any]:
-    """A body whose nodes have the number of a draw also if it draws nothing, as in graphs from when it did."""
+    """Wrap a body so that its nodes have the number of a draw even without draws, as in graphs of a trace that drew."""
 
     def body(arguments: Mapping[str, Any]) -> Any:
         result = run(arguments)
@@ -497,7 +500,7 @@ def _describe(changed: Iterable[Difference]) -> str:
 
 
 def _reads(trace: Trace, gone: set[int]) -> bool:
-    """Whether a program reads parameters, or its body read objects, with these `id`s."""
+    """Return whether a program reads parameters, or its body read objects, with these `id`s."""
     held = [x for guard in trace.body.guards for x in (guard.holder, *guard.seen)]
     return not gone.isdisjoint(map(id, [*(weight.parameter for weight in trace.node_type.program.weights), *held]))
 
@@ -505,14 +508,14 @@ def _reads(trace: Trace, gone: set[int]) -> bool:
 def _replaced(node_type: NodeType) -> str:
     """Return the reason for refusing graphs with a type of replaced parameters or modules."""
     names = sorted({weight.name for weight in node_type.program.weights})
-    what = f"what {', '.join(map(repr, names))} named" if names else "the module of the cell"
+    what = f"the object named {', '.join(map(repr, names))}" if names else "the module of the cell"
     return f"{what} when {node_type.name!r} was recorded has been replaced"
 
 
 def _reason(family: Family, before: Trace | None, error: Exception | None) -> str:
-    """Explain why a trace (None if forgotten) is not current: what differs, and the result of retracing the body."""
+    """Explain why a trace (None if dropped) is not current: the changes, and the result of retracing the body."""
     if before is None:
-        return f"what cell {family.entry.name!r} reads has changed since, and it {_outcome(error)}"
+        return f"state that cell {family.entry.name!r} reads has changed since, and it {_outcome(error)}"
     return f"{_describe(differences(before.body.guards))}, and cell {before.node_type.name!r} {_outcome(error)}"
 
 
@@ -522,7 +525,7 @@ def _outcome(error: Exception | None) -> str:
 
 
 def _roots(entry: Entry, keys: Mapping[str, Key]) -> list[tuple[str, Any]]:
-    """The objects that a body is given, with what they are: the cell, its owner, static arguments."""
+    """Return the objects that a body receives (the cell, its owner, static arguments), each with a description."""
     given = [*(static.value for static in entry.identity), *(x for key in keys.values() for x in _statics(key))]
     reads = [x.reads.items() for x in given if isinstance(x, Cell)]
     return [*(("an argument", x) for x in given), *chain.from_iterable(reads)]
@@ -535,22 +538,22 @@ def _statics(key: Key) -> list[Any]:
 
 
 def _join(known: Body, other: Body) -> Body:
-    """One body, traced for different lengths of lists; NeedsLength if the programs differ."""
+    """Join traces of a body for different lengths of lists; NeedsLength if the programs differ."""
     if known.content != other.content:
-        raise NeedsLength(known.lengths.walked[0], "computes something else when it is longer")
+        raise NeedsLength(known.lengths.walked[0], "computes something else if it is longer")
     guards = {guard.key: guard for guard in (*known.guards, *other.guards)}
     lengths = Lengths(known.lengths.walked, known.lengths.found | other.lengths.found)
     return replace(known, guards=tuple(guards.values()), lengths=lengths)
 
 
 def _content(program: CellProgram) -> Hashable:
-    """Equal for programs that compute the same in the same way."""
+    """Return a key that is equal for programs with the same instructions."""
     values = tuple((source_key(v.source), v.shape, v.domain) for v in program.vars)
     return values, program.outputs, program.ties, program.draws
 
 
 def _resolve(key: Key, resolved: Mapping[int, Key], groups: Any) -> Key:
-    """`key` with elements for empty lists, whose shape the body gave as `shape=`; arrays of n rows are groups too."""
+    """Add the elements of empty lists, which the body's `shape=` gives, to a key; arrays of n rows count as groups."""
     if key.kind in ("each", "rows"):
         element = resolved.get(next(groups))
         return key if element is None else Key("each", None, (element,))
@@ -558,7 +561,7 @@ def _resolve(key: Key, resolved: Mapping[int, Key], groups: Any) -> Key:
 
 
 def _shape_of_both(key: Key) -> tuple[int, ...] | None:
-    """The shape of two values of one shape; None for any other arguments."""
+    """Return the shape of two values of one shape; None for any other arguments."""
     kinds = {child.kind for child in key.children}
     shapes = {child.detail for child in key.children}
     return shapes.pop() if kinds == {"value"} and len(shapes) == 1 else None

@@ -1,9 +1,9 @@
-"""Track what a body reads while it is traced: make a guard of each thing, and refuse random numbers.
+"""Track the reads of a body while it is traced: make a guard for each, and raise an error for random numbers.
 
 During the trace, and in its thread, `__getattribute__` of all modules, and of the classes of all objects that the body
-reads, reports the attributes that are read. Calls of functions are reported as to a profiler. The globals that a
-function reads are found in its code, with its closure variables and its default arguments. Lists and dicts count as
-read as a whole.
+reads, reports the attributes that are read. Function calls are reported as to a profiler. The globals, closure
+variables and default arguments that a function reads are found by inspecting it. Lists and dicts count as read
+completely.
 
 A number that has changed before (see `autobatch.trace.live`) is replaced by a value of the program.
 """
@@ -57,30 +57,30 @@ from autobatch.trace.scanning import (
     own_bases,
 )
 
-KNOWN = ("autobatch", "numpy", "torch")  # libraries whose objects users do not change, but for
+KNOWN = ("autobatch", "numpy", "torch")  # libraries whose objects users do not change, except for LAYERS and TENSORS
 LAYERS = ("torch.nn.modules", "torch.nn.utils", "torch.ao.nn", "torch.fx")
 TENSORS = ("torch", "torch.nn.parameter")
 CONTAINERS: tuple[type, ...] = (
     list, tuple, dict, set, frozenset, deque, MappingProxyType, type({}.keys()), type({}.values()), type({}.items())
 )  # fmt: skip
-WRITING = ("append", "appendleft", "add", "extend", "insert", "write")  # methods in C that read nothing
+WRITING = ("append", "appendleft", "add", "extend", "insert", "write")  # methods in C that only write
 CLOCKS = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time",
           "process_time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"}  # fmt: skip
 MODES = {"is_grad_enabled", "is_inference_mode_enabled"}
-"""Functions of torch that always give the same while a body is traced, whatever the mode of the call is."""
+"""Functions of torch whose result is fixed while a body is traced, regardless of the mode of the call."""
 
 DRAWS = "draws random numbers"
 ENVIRONMENT = {f.__code__ for f in vars(type(os.environ)).values() if isinstance(f, FunctionType)}
 """The code of the methods of `os.environ`."""
 HARMLESS = {"array", *(name for name in vars(Parameter) if name[:2] != "__")} - {"data", "dtype"}
-"""Attributes of a parameter that do not change the program that a body becomes."""
+"""Attributes of a parameter that do not affect the program of a body."""
 
 
 class Draws:
     """The random numbers, clocks and iterators that a body has read since this object was made.
 
-    NumPy's generators are compared by their states, so a generator that the body makes from a seed may draw. Other
-    sources are detected when their functions are called.
+    NumPy's generators are compared by state, so a generator that the body makes from a seed may draw. Other sources are
+    detected by calls of their functions.
     """
 
     def __init__(self) -> None:
@@ -94,11 +94,11 @@ class Draws:
         self._states.append((generator, _state_of(generator), f"a {type(generator).__name__}"))
 
     def refuse(self, what: str, how: str) -> None:
-        """Record that the body does something that a trace does once."""
+        """Note that the body does something that must not happen only once, in the trace."""
         self._refused = what, how
 
     def hear(self, function: Any, namespace: dict[str, Any]) -> bool:
-        """Record a call of a function written in C, by a function with these globals; True if it is harmless."""
+        """Note a call of a function written in C, by a function with these globals; return whether it is harmless."""
         owner, name = getattr(function, "__self__", None), getattr(function, "__qualname__", "")
         if (known := sys.modules.get("random")) is not None and isinstance(owner, known.Random):
             self.refuse(DRAWS, f"random.{name}")
@@ -120,26 +120,27 @@ class Draws:
         found = next(((DRAWS, text) for text in drawn), self._refused)
         if found is not None:
             raise GraphError(
-                f"the body {found[0]} ({found[1]}), which happens once, when it is traced, and not for every node; "
-                f"pass what it gives as an argument, or use ab.dropout for random masks."
+                f"the body {found[0]} ({found[1]}), which must not happen in a cell, because it runs only once, when "
+                f"it is traced, and not for every node; pass the result as an argument, or use ab.dropout for random "
+                f"masks."
             )
 
 
 class ReadTracker:
-    """Everything that one trace reads.
+    """The reads of one trace.
 
     Args:
-        builder: of the program.
+        builder: the builder of the program.
         lives: the numbers that have changed before.
         by_value: the places whose numbers stay constants although they change.
 
     Attributes:
-        guards: one for each thing that was read.
+        guards: one guard for each place that was read.
         offered: the places of the live numbers in this trace, by their `id`s.
-        given: for each attribute read, by `id` of its owner and name: the owner, the value, and the object given to the
-            body.
-        called: functions called, each with its globals.
-        busy: whether this object itself is reading; what it reads is not reported.
+        given: for each attribute read, by `id` of its owner and name: the owner, the value, and the object that the
+            body received.
+        called: the called functions, each with its globals.
+        busy: whether this object itself is reading; its own reads are not reported.
     """
 
     def __init__(self, builder: Builder, lives: Lives, by_value: set[Hashable]) -> None:
@@ -163,12 +164,15 @@ class ReadTracker:
 
     @contextmanager
     def tracking(self, roots: Iterable[tuple[str, Any]]) -> Iterator[None]:
-        """Record what is read within the context, beginning with what the body is given; each root has a description.
+        """Record all reads within the context, beginning with the objects that the body receives.
 
-        The garbage collector is off meanwhile: its callbacks may read a clock, which would count as the body's.
+        Garbage collection is disabled meanwhile: its callbacks may read a clock, which would count as the body's.
+
+        Args:
+            roots: the objects that the body receives, each with a description before it.
 
         Raises:
-            GraphError: random numbers were drawn, the time was asked for, or an iterator was read.
+            GraphError: random numbers were drawn, the time was read, or an iterator was advanced.
         """
         with without_collection(), self._hooks, listening(self):
             with self._untracked():
@@ -182,17 +186,17 @@ class ReadTracker:
     # Reports of hooks.
 
     def made(self, x: Any) -> None:
-        """Take the report of a layer that the body makes, and fills before it reads it."""
+        """Handle the report of a layer that the body makes, and fills before it reads it."""
         self._made[id(x)] = x
 
     def read(self, owner: Any, name: str, value: Any) -> Any:
-        """Take the report of an attribute that is read; return its value, or its replacement."""
+        """Handle the report of an attribute read; return the value, or its replacement."""
         if id(owner) in self._made:
             return value
         if isinstance(owner, Parameter):
             if name == "data":
                 return stop_gradient(owner)
-            if type(owner) is not Parameter and is_library(type(owner).__module__):  # it stands for something else
+            if type(owner) is not Parameter and is_library(type(owner).__module__):  # it stands for another object
                 return value
         given = self._read(owner, name, value)
         self.given[id(owner), name] = owner, value, given  # keeps the owner alive, so that its id stays unique
@@ -213,18 +217,18 @@ class ReadTracker:
             return self._follow(value, text, replaces=True)
 
     def read_own(self, owner: Any, own: dict[str, Any], names: Iterable[str], reader: str | None) -> None:
-        """Take the report of an object's own attributes, of which code of the module `reader` may read these."""
+        """Handle the report of a read of `__dict__`, of which code of the module `reader` may read these names."""
         if id(owner) in self._made:
             return
         with self._untracked():
             for name in names:
                 if not _is_set_by_recording(own, name):
                     self._constant(own, own.get, name, f"{name} of {type(owner).__name__}")
-            if not is_library(reader):  # which may ask for a name that is not there
+            if not is_library(reader):  # a user's code may look up missing names
                 self._constant(own, partial(_names_in, own), "", f"the attributes of {type(owner).__name__}")
 
     def lacks(self, owner: Any, name: str, looked_up: tuple[str, ...] | None) -> None:
-        """Take the report that neither an object nor its class has an attribute.
+        """Handle the report that neither an object nor its class has an attribute.
 
         Args:
             looked_up: the dicts of the object in which its class looks next; None if it does something else.
@@ -239,7 +243,7 @@ class ReadTracker:
                 self._note(owner, partial(getattr, owner), name, text)
 
     def hear(self, code: CodeType, namespace: dict[str, Any]) -> None:
-        """Take the report of the first call of a function with these globals."""
+        """Handle the report of a call of a function with these globals; only its first call matters."""
         if code not in self.called:
             self.called[code] = namespace
             with self._untracked():
@@ -249,7 +253,7 @@ class ReadTracker:
                     self._note_function(code, namespace)
 
     def hear_builtin(self, function: Any, namespace: dict[str, Any]) -> bool:
-        """Take the report of a call of a function written in C; return whether it is harmless."""
+        """Handle the report of a call of a function written in C; return whether it is harmless."""
         owner = getattr(function, "__self__", None)
         if type(owner) is ContextVar:
             with self._untracked():
@@ -271,10 +275,10 @@ class ReadTracker:
             self._hooks.enter_context(hooked(kind, silent, announces=kind.__module__.startswith(LAYERS)))
         return kind in self._hooked
 
-    # Things that are read.
+    # Reads.
 
     def _note(self, holder: object, get: Callable[..., Any], name: Any, text: str, replaces: bool = True) -> Any:
-        """Record that something is read; return its value, or its replacement."""
+        """Record a read; return the value, or its replacement."""
         value = get(name, MISSING)
         live = self._live(holder, name, value)
         if (id(holder), name) not in self.guards:
@@ -284,7 +288,7 @@ class ReadTracker:
         return LiveValue.of(self.builder, live) if live is not None else self._follow(value, text, replaces)
 
     def _constant(self, holder: object, get: Callable[..., Any], name: str, text: str) -> None:
-        """Record something that stays a constant, because it cannot be replaced."""
+        """Record a read of a value that stays a constant, because it cannot be replaced."""
         self._by_value.add((id(holder), name))
         self._note(holder, get, name, text, replaces=False)
 
@@ -292,7 +296,7 @@ class ReadTracker:
         member, get = vars(base)[name], partial(getattr, owner)
         if not hasattr(type(member), "__get__") or isinstance(member, MemberDescriptorType):
             return self._note(owner, get, name, text)
-        for kind in type(owner).__mro__:  # those before the base may come to have it
+        for kind in type(owner).__mro__:  # classes before the base may get the attribute later
             self._note(kind, vars(kind).get, name, f"{name} of class {kind.__name__}")
             if kind is base:
                 break
@@ -303,7 +307,7 @@ class ReadTracker:
         return self._follow(value, text, replaces=True)
 
     def _live(self, holder: object, name: Any, value: Any) -> Live | None:
-        """The input of the program that replaces a number; None where it is a constant, or no number."""
+        """Return the input of the program that replaces a number; None for constants and anything else."""
         place = id(holder), name
         live = None if place in self._by_value else self._lives.find(place, value, holder)
         if live is not None:
@@ -312,13 +316,13 @@ class ReadTracker:
         return live
 
     def _follow(self, value: Any, text: str, replaces: bool = False) -> Any:
-        """Record what may be read from a value that is read; return the value, or its replacement.
+        """Record the state that may be read through a value; return the value, or its replacement.
 
         Args:
             replaces: whether the body gets the returned object instead of the value.
         """
         if not is_library(type(value).__module__) and not isinstance(value, Module):
-            self._hook(type(value))  # subclasses of lists and numbers may have attributes, too
+            self._hook(type(value))  # subclasses of lists and numbers may have attributes too
         if isinstance(value, np.ndarray) and value.dtype.kind == "O":
             return self._contents(value, text, replaces=False)
         if isinstance(value, (Operators, np.ndarray, np.generic, str, int, float, Enum, type(None))):
@@ -396,7 +400,7 @@ class ReadTracker:
             self._contents(vars(value), text, replaces=False)
 
     def _note_tensor(self, tensor: Any, text: str) -> None:
-        """Record the attributes of a tensor that functions may read, and that users set: nothing reports reads."""
+        """Record a tensor's attributes that functions may read and users may set, as their reads are not reported."""
         if "requires_grad" in self._attribute_names:
             self._constant(tensor, partial(getattr, tensor), "requires_grad", f"requires_grad of {text}")
         if vars(tensor) or self._asks_for_attributes:
@@ -413,11 +417,11 @@ class ReadTracker:
                     self._note_variables(function)
 
     def _note_function(self, code: CodeType, namespace: dict[str, Any]) -> None:
-        """Record what a function that is called now reads beside its arguments."""
+        """Record the reads of a called function besides its arguments."""
         names = names_in(code)
         for module in names.modules:
             self._follow(sys.modules.get(module), module)
-        for name in names.globals:  # also one that is a builtin, which a global may hide later
+        for name in names.globals:  # builtins too, which a global may hide later
             self._constant(namespace, namespace.get, name, f"the global {name}")
         for function in list(self._functions.get(code, ())):
             self._note_variables(function)
@@ -443,14 +447,14 @@ class ReadTracker:
                 self._constant(function, get, name, f"a default argument of {qualname}")
 
     def _note_namespace(self, x: Any) -> None:
-        """Record the attributes of a module, class or function that functions name."""
+        """Record the attributes of a module, class or function that called functions name."""
         for space in map(vars, [*x.__mro__, *own_bases(type(x))] if isinstance(x, type) else [x]):
             for name in self._attribute_names & space.keys():
                 if (id(x), name) not in self.guards:
                     self._constant(x, space.get, name, f"{x.__name__}.{name}")
 
     def _note_inherited(self, kind: type) -> None:
-        """Record what `super()` may find in the classes of an object, or miss there: nothing reports its reads."""
+        """Record the attributes that `super()` may look up in an object's classes, as its reads are not reported."""
         for base in own_bases(kind):
             for name in self._inherited_names:
                 if (id(base), name) not in self.guards:
@@ -458,7 +462,7 @@ class ReadTracker:
 
 
 def _in_cell(cell: Any, name: str, default: Any) -> Any:
-    """The value of a closure variable."""
+    """Return the value of a closure variable."""
     try:
         return cell.cell_contents
     except ValueError:  # not assigned yet
@@ -471,7 +475,7 @@ def _names_in(own: dict[str, Any], name: str, default: Any) -> tuple[str, ...]:
 
 
 def _is_set_by_recording(own: dict[str, Any], name: str) -> bool:
-    """Whether an object has an attribute only while programs are recorded."""
+    """Return whether an object has an attribute only while programs are recorded."""
     return isinstance(own.get(name), (BoundCell, Function)) or name in REPLACED
 
 
@@ -486,13 +490,13 @@ def _referent(reference: ref[Any], name: str, default: Any) -> Any:
 
 
 def is_iterator(x: Any) -> bool:
-    """Whether `x` is an iterator of a library, but not a file; the reads of users' own iterators are tracked."""
+    """Return whether `x` is an iterator of a library, but not a file; reads of users' own iterators are tracked."""
     kind = type(x)
     return hasattr(kind, "__next__") and is_library(kind.__module__) and not isinstance(x, (IOBase, *ProxyTypes))
 
 
 def is_generator(x: Any) -> bool:
-    """Whether `x` is one of NumPy's generators of random numbers."""
+    """Return whether `x` is one of NumPy's random number generators."""
     return type(x).__module__.startswith("numpy.random.")
 
 

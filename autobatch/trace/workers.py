@@ -1,7 +1,7 @@
-"""Record many instances in worker processes: each records some at a time, and sends them back as one graph.
+"""Record many instances in worker processes; each records some at a time, and sends them back as one graph.
 
-A worker is a fork of this process where there are forks, so that it has the function and the instances already;
-elsewhere it is a new process, which is sent both. What graphs need to find their types here is in `carried`.
+Where possible, a worker is a fork of this process, which has the function and the instances already; elsewhere it is a
+new process, which receives both. `carried` converts the graphs to the types of this process.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from autobatch.trace.carried import dump_graphs
 from autobatch.trace.record import Recorder
 
 MOST_WORKERS = 2**15
-PARTS = 4  # per worker, so that one that gets long instances does not hold up the others
+PARTS = 4  # parts per worker, so that one with long instances does not delay the result
 
 Function: TypeAlias = Callable[[Any], Any]
 
 
 class _Work:
-    """What a worker records."""
+    """The recorder and the instances of a worker process."""
 
     recorder: Recorder
     instances: Sequence[Any]
@@ -39,15 +39,19 @@ def record_in_processes(recorder: Recorder, instances: Sequence[Any], n_workers:
     """Record instances in worker processes; yield their graphs in order.
 
     Raises:
-        DataError: this is no number of workers.
-        GraphError: the function is an async one, or cannot be sent to a worker; or graphs cannot leave one, or it died.
+        DataError: `n_workers` is not a positive int.
+        GraphError: the function is async, or cannot be sent to a worker; graphs cannot be sent back; a worker died.
         As `Recorder.record`.
     """
     n_workers = check_int("workers of record_all", n_workers, at_least=1, below=MOST_WORKERS)
     if recorder.is_async:
-        raise GraphError(f"workers={n_workers}: the instances of an async function run together; give workers=1.")
+        raise GraphError(
+            f"workers must be 1 for an async function, whose instances run together, got {n_workers}; pass workers=1."
+        )
     if multiprocessing.current_process().daemon:
-        raise GraphError(f"workers={n_workers}: this process is a worker itself, and has none; give workers=1.")
+        raise GraphError(
+            f"workers must be 1 inside a worker process, which cannot start others, got {n_workers}; pass workers=1."
+        )
     has_fork = can_fork()
     given = (recorder,) if has_fork else (recorder.function, recorder.module)
     size = max(-(-len(instances) // (n_workers * PARTS)), 1)
@@ -62,10 +66,10 @@ def record_in_processes(recorder: Recorder, instances: Sequence[Any], n_workers:
 
 
 def _contents(pool: ProcessPoolExecutor, parts: Sequence[slice], n_workers: int) -> Iterator[bytes]:
-    """Record parts in the processes of a pool; yield what each gives."""
+    """Record parts in the processes of a pool; yield the pickled graph of each part."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads: these only record
+            warnings.simplefilter("ignore", DeprecationWarning)  # about forks with threads: the forks only record
             found = pool.map(_record, parts)
         yield from found
     except BrokenProcessPool as error:
@@ -73,17 +77,17 @@ def _contents(pool: ProcessPoolExecutor, parts: Sequence[slice], n_workers: int)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise GraphError(
             f"workers={n_workers}: the function, its module or the instances cannot be sent to a new process "
-            f"({error}); give functions that are found by their names, or workers=1."
+            f"({error}); pass functions that can be found by their names, or workers=1."
         ) from error
 
 
 def can_fork() -> bool:
-    """Whether a copy of this process can record; on macOS, libraries of the system may end it."""
+    """Return whether a fork of this process can record; on macOS, system libraries may abort it."""
     return "fork" in multiprocessing.get_all_start_methods() and sys.platform != "darwin"
 
 
 def _read(recorder: Recorder, instances: Sequence[Any], part: slice, content: bytes) -> list[Graph]:
-    """The graphs of a part, from the pickle of their merged graph; if that is empty, they are recorded here."""
+    """Return the graphs of a part, from the pickle of their merged graph; if that is empty, record them here."""
     if not content:
         return split_graph(recorder.record(instances[: part.stop]))[part]  # from the first on, as errors number them
     (whole,) = recorder.arrived([pickle.loads(content)])

@@ -82,7 +82,7 @@ def test_a_value_that_was_kept_is_no_value_of_a_later_recording() -> None:
     for _ in range(2):
         for _ in range(FEW):
             run([3])
-        with pytest.raises(GraphError, match="uses a value from another recording"):
+        with pytest.raises(GraphError, match="recorded values must be used within their own instance"):
             run([-3])
         run([LARGE + 1])
 

@@ -277,7 +277,7 @@ def test_a_batched_function_in_a_recording_is_refused() -> None:
             use()
             return model.loss(tree)
 
-        with pytest.raises(ab.AutobatchError, match="a batched function was called inside a function that is recorded"):
+        with pytest.raises(ab.AutobatchError, match="a batched function must not be called inside a recorded"):
             ab.batched(nested, module=model)([(1, 2)])
     assert run(graphs).shape == (1,)
 

@@ -107,10 +107,10 @@ def test_workers_record_what_stands_outside_of_cells(start: str, tmp_path: Path)
 @pytest.mark.parametrize("start", ["fork", *STARTS])
 def test_a_cell_without_a_name_is_an_error_of_the_worker(start: str, tmp_path: Path) -> None:
     done = run(tmp_path, start=start, of_x="abt.cell(lambda x: 2 * x)(self.a(x))", of_h="h.sum()")
-    assert "cannot pickle a recorded graph: cell '<lambda>' depends on something" in done.stderr
+    assert "cannot pickle a recorded graph: cell '<lambda>' must not depend on objects" in done.stderr
 
 
 @pytest.mark.slow
 def test_a_result_without_a_name_is_an_error_of_the_worker(tmp_path: Path) -> None:
     done = run(tmp_path, start="fork", of_x="self.a(x)", of_h="(h.sum(), lambda: 0)")
-    assert "what its function returns holds something that another process" in done.stderr
+    assert "results of its function must not hold objects that another process" in done.stderr

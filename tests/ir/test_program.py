@@ -310,8 +310,8 @@ def leak(given: Any) -> Any:
     "body, text",
     [
         (lambda x: x + LEAKED[0], "uses a value traced in other; pass it as an argument"),
-        (lambda x: None, "returns None; a cell returns at least one value"),
-        (lambda x: (), r"returns \(\); a cell returns at least one value"),
+        (lambda x: None, "must return at least one value, got None"),
+        (lambda x: (), r"must return at least one value, got \(\)"),
         (lambda x: 1.0 if x[0] > 0.0 else x, "Outside cells, an async function can wait for it"),
         (lambda x: x * float(x[0]), r"float\(...\) needs the number of a traced value"),
         (lambda x: x * int(x[0]), r"int\(...\) needs the number"),

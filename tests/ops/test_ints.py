@@ -178,7 +178,7 @@ def test_more_choices_than_floats_tell_apart_are_refused() -> None:
 
 def test_a_place_of_the_result_is_ints_or_floats() -> None:
     choose = ab.cell(lambda x: (ab.argmax(x), ab.sum(x)))
-    with pytest.raises(ShapeError, match=r"in shape \(\) of int64 for one instance and \(\) for another"):
+    with pytest.raises(ShapeError, match=r"got shape \(\) of int64 for one instance and \(\) for another"):
         ab.batched(lambda x: choose(x)[int(x[0] > 0)], module=Chooser())([np.zeros(2), np.ones(2)])
     found = ab.batched(lambda x: [choose(x)[int(x[0] > 0)]], module=Chooser())([np.zeros(2), np.ones(2)])
     assert [(part.dtype.kind, float(part)) for (part,) in found] == [("i", 0.0), ("f", 2.0)]

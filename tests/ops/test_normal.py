@@ -111,5 +111,5 @@ def test_the_distribution_is_normal_and_independent() -> None:
 
 
 def test_outside_cells_there_is_no_node_to_draw_for() -> None:
-    with pytest.raises(GraphError, match="outside a cell"):
+    with pytest.raises(GraphError, match="outside cells"):
         ab.batched(lambda x: x + ab.normal(2))([np.zeros(2)])

@@ -88,17 +88,17 @@ MISUSED: dict[str, tuple[Function, type[Exception], tuple[str, ...]]] = {
     "attend": (
         lambda m, w: m.attend(m.leaf(w), [m.leaf(0)], [m.leaf(1), m.leaf(2)]),
         ab.GraphError,
-        ("cell 'attend' was called with different numbers of elements, 1 of 'keys' and 2 of 'values'", "equally many"),
+        ("cell 'attend' combines elements", "must be equal, got 1 of 'keys' and 2 of 'values'"),
     ),
     "attend outside": (
         lambda m, w: ab.attend(m.leaf(w), [m.leaf(0)], [m.leaf(1), m.leaf(2)]),
         ab.GraphError,
-        ("cell 'attend' was called with different numbers of elements, 1 of 'keys' and 2 of 'values'", "equally many"),
+        ("cell 'attend' combines elements", "must be equal, got 1 of 'keys' and 2 of 'values'"),
     ),
     "nothing": (
         lambda m, w: m.nothing(m.leaf(w)),
         ab.GraphError,
-        ("cell 'nothing' returns None; a cell returns at least one value",),
+        ("cell 'nothing' must return at least one value, got None",),
     ),
     "np.sinh": (
         lambda m, w: np.sinh(m.leaf(w)),
@@ -163,7 +163,7 @@ MISUSED: dict[str, tuple[Function, type[Exception], tuple[str, ...]]] = {
     "a tensor as data": (
         lambda m, w: m.total(torch.ones(DIM)),
         ab.DataError,
-        ("argument 'x' of a cell is a Tensor of torch, and cells take arrays of NumPy; pass np.asarray(x), or int(x)",),
+        ("argument 'x' of a cell must be NumPy arrays, got a Tensor of torch; pass np.asarray(x), or int(x)",),
     ),
     "np.sinh in a cell": (
         lambda m, w: m.body(m.leaf(w), np.sinh),
@@ -199,8 +199,8 @@ MISUSED: dict[str, tuple[Function, type[Exception], tuple[str, ...]]] = {
         lambda m, w: m.label(m.leaf(w), {"a"}),
         ab.GraphError,
         (
-            "argument 'name' of a cell is {'a'} (set), which is no value, data or static argument",
-            "pass what the body reads",
+            "argument 'name' of a cell must be a value, data or static argument, got {'a'} (set)",
+            "pass the parts that the body reads",
         ),
     ),
     "None": (
@@ -246,41 +246,44 @@ MISUSED: dict[str, tuple[Function, type[Exception], tuple[str, ...]]] = {
     "an object": (
         lambda m, w: m.label(m.leaf(w), Fraction(1, 2)),
         ab.GraphError,
-        ("argument 'name' of a cell is Fraction(1, 2) (Fraction)", "by naming the argument in @ab.cell(static=...)"),
+        (
+            "argument 'name' of a cell must be a value, data or static argument, got Fraction(1, 2) (Fraction)",
+            "by naming the argument in @ab.cell(static=...)",
+        ),
     ),
     "a static list": (
         lambda m, w: m.tagged(m.leaf(w), ["a"]),
         ab.GraphError,
-        ("argument 'tag' of a cell is ['a'] (list), and static arguments are hashable", "give a tuple or a frozenset"),
+        ("argument 'tag' of a cell must be hashable to be static, got ['a'] (list)", "pass a tuple or a frozenset"),
     ),
     "a static array": (
         lambda m, w: m.tagged(m.leaf(w), np.zeros(2)),
         ab.GraphError,
-        ("(ndarray), and static arguments are hashable",),
+        ("argument 'tag' of a cell must be hashable to be static",),
     ),
     "array of texts": (
         lambda m, w: m.label(m.leaf(w), np.array(["a"])),
         ab.DataError,
-        ("argument 'name' of a cell is an array of dtype <U1; cells take arrays of floats, ints or bools",),
+        ("argument 'name' of a cell must be an array of floats, ints or bools, got dtype <U1",),
     ),
     "33 bits": (
         lambda m, w: m.leaf(2**33),
         ab.DataError,
         (
-            "instance 0, call 0 (cell 'leaf') was given an int that does not fit 32 bits",
-            "give larger numbers as floats",
+            "instance 0, call 0 (cell 'leaf'): ints among data must fit 32 bits",
+            "pass large numbers as floats",
         ),
     ),
     "33 bits in an array": (
         lambda m, w: m.leaves(np.array([0, -(2**33)])),
         ab.DataError,
-        ("instance 0, call 0 (cell 'leaves') was given an int that does not fit 32 bits",),
+        ("instance 0, call 0 (cell 'leaves'): ints among data must fit 32 bits",),
     ),
-    "65 bits": (lambda m, w: m.leaf(2**65), ab.DataError, ("an int that does not fit 32 bits",)),
+    "65 bits": (lambda m, w: m.leaf(2**65), ab.DataError, ("ints among data must fit 32 bits",)),
     "300 values": (
         lambda m, w: m.body(m.leaf(w), lambda x: (x,) * 300),
         ab.GraphError,
-        ("cell 'body' returns 300 values, but a node has 256 at most",),
+        ("cell 'body' must return at most 256 values, got 300",),
     ),
     "computed id": (
         lambda m, w: m.body(w, lambda word: ab.lookup(m.table, word + 1)),
@@ -305,22 +308,22 @@ MISUSED: dict[str, tuple[Function, type[Exception], tuple[str, ...]]] = {
     "another model": (
         lambda m, w: m.total(Model().leaf(w)),
         ab.GraphError,
-        ("cell 'leaf' reads a Parameter(shape=(5, 3)", "not, or no longer, a parameter of Model", "pass module="),
+        ("cell 'leaf' reads a Parameter(shape=(5, 3)", "must be, and stay, a parameter of Model", "pass module="),
     ),
     "too deep": (
         lambda m, w: _deep(m.leaf(w)),
         ab.GraphError,
-        ("deeper than Python's recursion limit", "sys.setrecursionlimit"),
+        ("exceeded Python's recursion limit", "sys.setrecursionlimit"),
     ),
     "batched in batched": (
         lambda m, w: ab.batched(m.loss)([w]),
         ab.GraphError,
-        ("a batched function was called inside a function that is recorded or traced; call its cells instead",),
+        ("a batched function must not be called inside a recorded or traced function; call its cells instead",),
     ),
     "batched in a cell": (
         lambda m, w: m.body(m.leaf(w), lambda x: ab.batched(m.loss)([w])),
         ab.GraphError,
-        ("a batched function was called inside a function that is recorded or traced; call its cells instead",),
+        ("a batched function must not be called inside a recorded or traced function; call its cells instead",),
     ),
     "closure": (
         lambda m, w: (lambda v: m.body(m.leaf(w), lambda x: x + v))(m.leaf(w)),
@@ -350,8 +353,8 @@ def test_a_value_from_another_instance(model: Model) -> None:
 
     with refused(
         ab.GraphError,
-        "instance 1, call 1 (cell 'total') uses a value from another recording",
-        "Compute it again there, or pass it as an array or Parameter",
+        "instance 1, call 1 (cell 'total'): recorded values must be used within their own instance",
+        "compute it again there, or pass it as an array or Parameter",
     ):
         ab.batched(keeping, module=model)([0, 1])
 
@@ -363,9 +366,9 @@ def test_a_value_from_an_earlier_call(model: Model) -> None:
 
     loss = ab.batched(keeping, module=model)
     loss([0])
-    with refused(ab.GraphError, "what instance 0 returned uses a value from another recording"):
+    with refused(ab.GraphError, "the values that instance 0 returned: recorded values must be used within"):
         loss([1])
-    with refused(ab.GraphError, "instance 0, call 2 (cell 'add') uses a value from another recording"):
+    with refused(ab.GraphError, "instance 0, call 2 (cell 'add'): recorded values must be used within"):
         loss([2])
 
 
@@ -380,16 +383,16 @@ def test_a_value_from_another_function(model: Model) -> None:
         model.total, lambda v: v, lambda v: (v, v), lambda v: ab.sum_n([model.leaf(0), v]),
     )  # fmt: skip
     for use in uses:
-        with refused(ab.GraphError, "a value from another recording is used here"):
+        with refused(ab.GraphError, "must be used in its own recording, got one from another"):
             ab.batched(lambda _: use(kept), module=model)([1])  # noqa: B023
-    with refused(ab.GraphError, "<recorded value of shape (3,)> is used outside the recording that made it"):
+    with refused(ab.GraphError, "got <recorded value of shape (3,)> outside its recording"):
         ab.batched(lambda word: kept + 1.0, module=model)([1])
-    with refused(ab.GraphError, "is used outside the recording that made it", "Return it from the function"):
+    with refused(ab.GraphError, "outside its recording", "return it from the function"):
         kept * 2.0
 
 
 def test_a_static_argument_that_there_is_not() -> None:
-    with refused(ab.GraphError, "cell 'square' has no argument 'n' to make static"):
+    with refused(ab.GraphError, "static of cell 'square' must name arguments, got 'n'"):
 
         @ab.cell(static=("n",))
         def square(x: Any) -> Any:

@@ -506,21 +506,21 @@ def test_graphs_with_gradients_go_to_other_processes() -> None:
 
 def test_what_cannot_be_differentiated_is_refused() -> None:
     model, cloud = Net(), clouds()[0]
-    with pytest.raises(ab.GraphError, match=r"of a scalar is asked for.*of shape \(3,\)"):
+    with pytest.raises(ab.GraphError, match=r"must return a scalar, got .*of shape \(3,\)"):
         ab.grad(model.leaf)(cloud.x[0])
-    with pytest.raises(ab.GraphError, match="which the arguments of the function do not hold"):
+    with pytest.raises(ab.GraphError, match="must be held by the arguments of the function"):
         ab.grad(model.of_rows, wrt=lambda c: c.x[0])(cloud)
-    with pytest.raises(ab.GraphError, match="holds no float array"):
+    with pytest.raises(ab.GraphError, match="wrt must hold a float array"):
         ab.grad(model.of_rows, wrt=lambda c: c.word)(cloud)
     with pytest.raises(ab.GraphError, match="would lose its gradient"):
         ab.grad(lambda c: float(model.of_rows(c)))(cloud)
     with pytest.raises(ab.GraphError, match="would lose its gradient"):
         ab.grad(lambda c: ab.sum(np.asarray(c.x)))(cloud)
-    with pytest.raises(ab.GraphError, match="without arguments"):
+    with pytest.raises(ab.GraphError, match="must have arguments or wrt, got neither"):
         ab.grad(lambda: model.out(cloud.x[0]))()
-    with pytest.raises(ab.ShapeError, match="tangents of shapes"):
+    with pytest.raises(ab.ShapeError, match="tangents must have the shapes of the values"):
         ab.jvp(model.leaf, (cloud.x[0],), (np.ones(4),))
-    with pytest.raises(ab.ShapeError, match="gradients of shapes"):
+    with pytest.raises(ab.ShapeError, match="gradients must have the shapes of the results"):
         ab.vjp(model.leaf, cloud.x[0])[1](np.ones(4))
     with pytest.raises(ab.GraphError, match="has_aux"):
         ab.grad(model.of_rows, wrt=lambda c: c.x, has_aux=True)(cloud)
@@ -530,7 +530,7 @@ def test_what_cannot_be_differentiated_is_refused() -> None:
         ab.grad(model.of_rows, wrt=0)(cloud)  # type: ignore[arg-type]
     with pytest.raises(ab.GraphError, match="tuples"):
         ab.hvp(model.flat, cloud.x, cloud.x)
-    with pytest.raises(ab.GraphError, match="inside a function that is differentiated"):
+    with pytest.raises(ab.GraphError, match="inside a differentiated function"):
         ab.grad(ab.batched(model.flat))([cloud.x])
     kept = list[Any]()
 
@@ -540,10 +540,10 @@ def test_what_cannot_be_differentiated_is_refused() -> None:
         return value
 
     ab.batched(keeping, module=model)([cloud])
-    with pytest.raises(ab.GraphError, match="outside of its program"):
+    with pytest.raises(ab.GraphError, match="must be called inside its program"):
         kept[0](1.0)
     refused = ab.batched(lambda c: ab.sum(ab.grad(model.leaf)(c.x[0])), module=model)
-    with pytest.raises(ab.GraphError, match="of a scalar is asked for"):
+    with pytest.raises(ab.GraphError, match="must return a scalar"):
         refused([cloud])
 
 

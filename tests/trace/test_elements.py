@@ -254,7 +254,8 @@ def test_explain_says_which_cell_has_a_type_for_each_length_and_why() -> None:
     batched = ab.batched(lambda xs: call([weights.feed(x) for x in xs]), module=weights)
     told = str(batched.explain([nodes[0] for nodes in draw(([2], [3]))]))
     assert (
-        "ends has a type for each length of xs, because the body does not treat all elements alike; write a map" in told
+        "ends has a type for each length of xs, because the body does not treat all elements alike; for one type, "
+        "write a map" in told
     )
 
 

@@ -100,7 +100,7 @@ FIELDS = np.zeros(3, [("position", np.float32, 2), ("word", np.int32)])
 
 @each("container", [deque([np.ones(1)]), np.array([np.ones(1), None], object), FIELDS])
 def test_containers_that_cannot_be_rebuilt_are_refused(container: Any) -> None:
-    with pytest.raises(DataError, match=r"in a (deque|ndarray); keep such arrays in tuples"):
+    with pytest.raises(DataError, match=r"must be in tuples, .* got one in a (deque|ndarray)"):
         Held([container])
 
 
@@ -177,9 +177,9 @@ def test_inputs_belong_to_their_recording() -> None:
 
     run = ab.batched(loss, backend="reference")
     run.value_and_grad([np.ones(2)], inputs=True)
-    with pytest.raises(GraphError, match="outside the recording of its instance"):
+    with pytest.raises(GraphError, match="must be used in the recording of its instance"):
         run.value_and_grad([np.ones(2)], inputs=True)
-    with pytest.raises(GraphError, match="outside the recording of its instance"):
+    with pytest.raises(GraphError, match="must be used in the recording of its instance"):
         ab.sum(kept[0])
     assert f"{kept[0][0]:.1f} {kept[0]!r}" == "1.0 <input array([1., 1.])>"
 
@@ -196,7 +196,7 @@ def test_inputs_of_an_async_function_that_failed_belong_to_no_other_recording() 
     run = ab.batched(loss, backend="reference")
     with pytest.raises(ValueError, match="the first"):
         run.value_and_grad([np.ones(2)], inputs=True)
-    with pytest.raises(GraphError, match="outside the recording of its instance"):
+    with pytest.raises(GraphError, match="must be used in the recording of its instance"):
         run.value_and_grad([np.ones(2)], inputs=True)
 
 
@@ -247,7 +247,7 @@ def test_awaited_data_are_numbers_and_constants(name: str) -> None:
 
 def test_recorded_graphs_are_refused() -> None:
     run = ab.batched(ab.sum, backend="reference")
-    with pytest.raises(GraphError, match="recorded graph no longer holds; give the instances themselves"):
+    with pytest.raises(GraphError, match=r"must not be recorded graphs, .* pass the instances themselves"):
         run.value_and_grad(run.record_all([np.ones(2)]), inputs=True)
 
 

@@ -297,7 +297,7 @@ def test_files_take_lengths_that_no_example_had(name: str, tmp_path: Path) -> No
     [
         (lambda n, h: [(i % 2 == 0, h) for i in range(n)], "its elements hold True, which is part of the type"),
         (lambda n, h: [("a", h) for _ in range(n)], "its elements hold 'a', which is part of the type"),
-        (lambda n, h: [([h] * n, h) for _ in range(n)], "its elements hold lists, which have lengths of their own"),
+        (lambda n, h: [([h] * n, h) for _ in range(n)], "its elements hold lists, whose lengths may differ"),
         (lambda n, h: [(i if i else 0.5, h) for i in range(n)], r"its elements differ: tuple\(float, value\[3\]\) and"),
         (lambda n, h: tuple([(1, h)] * n), "it is a tuple; a list may have any length in one type"),
     ],
@@ -336,5 +336,5 @@ def test_wrong_data_in_lists_is_refused() -> None:
     run = ab.batched(lambda r: ab.sum(graphs.labels([1, r])), module=graphs, backend="reference")
     with pytest.raises(DataError, match=r"'labels'\) gives 5 as labels argument 'labels', which takes 0\.\.4"):
         run([5])
-    with pytest.raises(DataError, match="an int that does not fit 32 bits"):
+    with pytest.raises(DataError, match="ints among data must fit 32 bits"):
         run([2**40])

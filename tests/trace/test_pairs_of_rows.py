@@ -226,12 +226,12 @@ def test_labels_out_of_range_are_refused() -> None:
 @each(
     "body, message, instead",
     [
-        (lambda x, y: x @ y.T, r"returns a value of shape \(n, m\)", lambda x, y: ab.softmax(x @ y.T) @ y),
-        (lambda x, y: x.T, r"returns a value of shape \(4, n\)", lambda x, y: x),
-        (lambda x, y: (x @ y.T) @ x.T, r"matmul of \(n, m\) and \(4, n\)", lambda x, y: x @ (x.T @ x[:, 0])),
-        (lambda x, y: x.T @ x, r"matmul of \(4, n\)", lambda x, y: ab.sum(x[:, :, None] * x[:, None], axis=0)),
-        (lambda x, y: (x @ y.T)[0], r"a slice of \(n, m\)", lambda x, y: y @ x[0]),
-        (lambda x, y: (x @ y.T) + np.ones((3, 3)), r"add of \(n, m\) and \(3, 3\)", lambda x, y: (x @ y.T + 1.0) @ y),
+        (lambda x, y: x @ y.T, r"first axis only, got shape \(n, m\)", lambda x, y: ab.softmax(x @ y.T) @ y),
+        (lambda x, y: x.T, r"first axis only, got shape \(4, n\)", lambda x, y: x),
+        (lambda x, y: (x @ y.T) @ x.T, r"matmul .* shapes \(n, m\) and \(4, n\)", lambda x, y: x @ (x.T @ x[:, 0])),
+        (lambda x, y: x.T @ x, r"matmul .* shapes \(4, n\)", lambda x, y: ab.sum(x[:, :, None] * x[:, None], axis=0)),
+        (lambda x, y: (x @ y.T)[0], r"a slice .* shapes \(n, m\)", lambda x, y: y @ x[0]),
+        (lambda x, y: (x @ y.T) + np.ones((3, 3)), r"add .* and \(3, 3\)", lambda x, y: (x @ y.T + 1.0) @ y),
         (lambda x, y: ab.argmax(x @ y.T), "give the axis", lambda x, y: x * ab.argmax(x @ y.T, axis=1)[:, None]),
         (lambda x, y: list(x @ x.T), r"a walk .* \(n, n\)", lambda x, y: ab.sum(x @ x.T, axis=1)),
     ],
@@ -252,7 +252,7 @@ def test_scores_between_cells_are_refused_with_advice() -> None:
         x = feed(item[0])
         return ab.sum(ab.softmax(x @ x.T) @ x)
 
-    with pytest.raises(ShapeError, match=r"compute with it in one cell, .* such as ab\.softmax\(x @ y\.T\) @ z"):
+    with pytest.raises(ShapeError, match=r"use the value inside the cell, .* such as ab\.softmax\(x @ y\.T\) @ z"):
         ab.batched(loss, module=Attention())(draw())
 
 

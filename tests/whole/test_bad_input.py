@@ -39,11 +39,11 @@ def test_ids_and_labels_out_of_range(model: Model) -> None:
 
 def test_results_that_do_not_stack(model: Model) -> None:
     ragged = ab.batched(lambda n: model.total(np.ones(2)) + np.ones(n), module=model)
-    with refused(ab.ShapeError, "in shape (2,) for one instance and (3,) for another", "return it in a list"):
+    with refused(ab.ShapeError, "got shape (2,) for one instance and (3,) for another", "return it in a list"):
         ragged([2, 3])
     sometimes = ab.batched(lambda n: model.loss(n) if n else None, module=model)
     with refused(
-        ab.ShapeError, "a constant for instance 0 and a computed value for instance 1", "lists for what varies"
+        ab.ShapeError, "a constant for instance 0 and a computed value for instance 1", "parts that vary in lists"
     ):
         sometimes([0, 1])
     with refused(ab.ShapeError, "a computed value for instance 0 and a constant for instance 1"):
@@ -53,7 +53,7 @@ def test_results_that_do_not_stack(model: Model) -> None:
     either = ab.batched(lambda n: (model.loss(n),) * n, module=model)
     with refused(ab.ShapeError, "a tuple of 1 for instance 0 and a tuple of 2 for instance 1"):
         either([1, 2])
-    with refused(ab.ShapeError, "an array of shape (1,) for one instance and (2,) for another", "in a list"):
+    with refused(ab.ShapeError, "an array in one shape, got (1,) for one instance and (2,) for another", "in a list"):
         ab.batched(np.arange)([1, 2])
 
 
@@ -150,7 +150,7 @@ def test_no_function_no_instances(model: Model) -> None:
         ab.batched(Model)  # type: ignore[arg-type]
     loss = ab.batched(model.loss)
     for run in (loss, loss.value_and_grad, loss.record_all, loss.explain):
-        with refused(ab.DataError, "a mini-batch must be a list of instances, got 3; for one instance give [instance]"):
+        with refused(ab.DataError, "a mini-batch must be a list of instances, got 3; for one instance pass [instance]"):
             run(3)  # type: ignore[arg-type, call-overload]
 
 
@@ -161,7 +161,7 @@ def test_graphs_that_do_not_belong(model: Model) -> None:
         other(graphs)
     with refused(ab.GraphError, "record all instances with the same batched function"):
         loss([*graphs, *other.record_all([2])])
-    with refused(ab.GraphError, "holds recorded graphs and unrecorded instances; give it one kind"):
+    with refused(ab.GraphError, "must consist of recorded graphs or of instances, got both"):
         loss([*graphs, 2])
     with refused(ab.GraphError, "record all instances with the same batched function"):
         loss([make_graph(NamedTypes(("leaf",)), [0], [], [0])])

@@ -141,7 +141,7 @@ def test_an_await_too_deep_for_python_is_named() -> None:
     async def program(x: Any) -> Any:
         return await descend(x, 2000)
 
-    with pytest.raises(ab.GraphError, match="deeper than Python's recursion limit"):
+    with pytest.raises(ab.GraphError, match="exceeded Python's recursion limit"):
         batched(program, module=model)(data())
     (error,) = batched(program, module=model, on_error="return")(data(1))
     assert isinstance(error, ab.GraphError)
@@ -267,8 +267,8 @@ def test_what_cannot_be_awaited_is_the_error_of_its_instance() -> None:
     one, _, other = items(1, 2, 3)
     np.testing.assert_allclose((first, third), (ab.eager(program, one), ab.eager(program, other)), rtol=1e-12)
     assert isinstance(second, ab.GraphError)
-    assert "which is not awaited" in str(second)
-    with pytest.raises(ab.GraphError, match="which is not awaited") as found:
+    assert "must be awaited" in str(second)
+    with pytest.raises(ab.GraphError, match="must be awaited") as found:
         run.value_and_grad(items(1, 2, 3))
     assert found.value.__notes__ == ["while instance 1 was recorded, after 0 rounds"]
 
@@ -344,28 +344,31 @@ def wrong_programs(model: Model) -> dict[str, tuple[Any, str]]:
         model.kept = model.turn(x) if model.kept is None else model.kept
         return await ab.value(model.kept)
 
-    forgotten = r"uses ab.value\(...\) or ab.gather\(...\) as if it were what it waits for; write await before it"
-    unawaited = "which is not awaited; give ab.batched an async function that awaits it"
+    forgotten = r"results of ab.value\(...\) and ab.gather\(...\) must be awaited, .* write await before it"
+    unawaited = "pass ab.batched an async function that awaits it"
     return {
         "decided by a request": (forgot_to_decide, forgotten),
         "compared a request": (forgot_to_compare, forgotten),
         "read a request": (forgot_to_read, forgotten),
         "unpacked branches": (forgot_to_unpack, forgotten),
-        "gave a cell a call": (forgot_an_argument, "argument 'x' of a cell is <coroutine .* write await before it"),
-        "returned a request": (returned_a_request, r"as its result\[\], " + unawaited),
+        "gave a cell a call": (forgot_an_argument, "argument 'x' .* must be awaited, got <coroutine .* write await"),
+        "returned a request": (returned_a_request, r"as its result\[\]; " + unawaited),
         "returned branches": (returned_branches, unawaited),
         "returned a call": (returned_a_call, unawaited),
         "a sync function of a call": (lambda x: model.loop((x, 1)), unawaited),
         "an async generator": (generates, unawaited),
-        "gathered a value": (gathered_a_value, "which cannot be awaited; give calls of async functions"),
-        "gathered a call twice": (gathered_twice, "which is awaited elsewhere; call the function again"),
-        "gathered a call that runs": (gathered_while_it_runs, "which is awaited elsewhere; call the function again"),
-        "awaited a request twice": (awaited_twice, "one call of ab.value was awaited twice"),
-        "awaited data twice": (awaited_data_twice, "one call of ab.value was awaited twice"),
-        "slept": (sleeps, "awaited None, which only an event loop can answer"),
+        "gathered a value": (gathered_a_value, "must be awaitable, got .* pass calls of async functions"),
+        "gathered a call twice": (gathered_twice, "must not be awaited elsewhere, got .* call the function again"),
+        "gathered a call that runs": (
+            gathered_while_it_runs,
+            "must not be awaited elsewhere, got .* call the function again",
+        ),
+        "awaited a request twice": (awaited_twice, "a call of ab.value must be awaited once"),
+        "awaited data twice": (awaited_data_twice, "a call of ab.value must be awaited once"),
+        "slept": (sleeps, "got None, which needs an event loop"),
         "ran eagerly": (runs_eagerly, "await the program there instead"),
         "called a batched function": (calls_a_batched_function, "call its cells instead"),
-        "stored a value": (stores, "awaited or returned uses a value from another recording"),
+        "stored a value": (stores, "awaited or returned: recorded values must be used within their own instance"),
     }
 
 
@@ -403,7 +406,7 @@ def test_values_of_other_recordings_are_refused() -> None:
         return await ab.value([model.kept])
 
     def refuse(call: Callable[[], Any]) -> None:
-        with pytest.raises(ab.GraphError, match="outside the recording that made it") as found:
+        with pytest.raises(ab.GraphError, match="outside its recording") as found:
             call()
         assert ("while instance 0 was recorded" in str(getattr(found.value, "__notes__", ""))) == (call is not eagerly)
 
@@ -440,7 +443,7 @@ def test_programs_are_ended_where_a_later_one_cannot_begin() -> None:
 
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        with pytest.raises(DataError, match="that is in a deque"):
+        with pytest.raises(DataError, match="got one in a deque"):
             batched(program, module=model).value_and_grad([*data(2), deque([np.ones(1)])], inputs=True)
         gc.collect()
     assert not [str(warning.message) for warning in told]
@@ -451,7 +454,7 @@ def test_what_cannot_be_said_of_programs_that_wait_is_refused() -> None:
     run = batched(model.loop, module=model)
     with pytest.raises(ab.GraphError, match="planned while they run"):
         run.prepare(items(1))
-    with pytest.raises(ab.GraphError, match="cell 'wait' is an async function"):
+    with pytest.raises(ab.GraphError, match="cell 'wait' must not be an async function"):
 
         @ab.cell
         async def wait(x: Any) -> Any:

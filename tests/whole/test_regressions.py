@@ -332,7 +332,7 @@ def test_a_part_of_a_value_that_is_kept_is_never_taken_for_another(part: str) ->
     loss = batch(model, run)
     loss([0])
     for _ in range(4):
-        with pytest.raises(ab.GraphError, match="uses a value from another recording"):
+        with pytest.raises(ab.GraphError, match="recorded values must be used within their own instance"):
             loss([1000])
 
 
