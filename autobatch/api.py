@@ -615,7 +615,7 @@ def _module_of(function: Any) -> Module | None:
 def _modules_at(function: Any) -> list[Module]:
     """List the modules that a function is, is a method of, has as attributes or, for a partial, as arguments.
 
-    A function without such an owner that wraps another one is replaced by that.
+    A function that wraps another one and has no such owner stands for the wrapped one.
     """
     if isinstance(function, Module):
         return [function]

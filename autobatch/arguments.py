@@ -71,7 +71,7 @@ def show(x: Any) -> str:
 def refusal(
     what: str, must_be: str, got: Any, error: type[AutobatchError] = DataError, advice: str = ""
 ) -> AutobatchError:
-    """Make the error for a wrong argument: "X must be Y, got Z.", and what to do."""
+    """Make the error for a wrong argument: "X must be Y, got Z.", with the remedy `advice`."""
     return error(f"{what} must be {must_be}, got {show(got)}{'; ' + advice if advice else ''}.")
 
 
