@@ -449,6 +449,7 @@ class Calls:
                     f"cell {entry.name!r} {needs.why}, but the number of rows of {text!r} differs between nodes; apply "
                     f"ops to all rows at once, or walk through the rows between cells."
                 ) from None
+            # From now on, elements of this list are separate arguments; read the call again.
             entry.fixed[tuple(keys.items()), tuple(reader.lengths)] = {text}
             if reader.lengths[needs.group]:  # other lists, read next, are often fixed because this one is
                 advice = ONE_TYPE if self.adopt is None else ONE_TYPE_OF_TENSORS

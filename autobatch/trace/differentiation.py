@@ -49,7 +49,7 @@ class Differentiation(Protocol):
         """Convert a result of the function to a value; called inside the context, once per object."""
 
     def given(self, result: Any) -> Any:
-        """Convert such a value to what the caller of the function receives."""
+        """Convert such a value for the caller of the function."""
 
     def pull(self, results: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
         """Return the gradients of all variables, from those of results."""

@@ -207,6 +207,8 @@ class ListBuilder(PairBuilder):
         The body runs once for each element, so ops on the second and later elements take a fast path: they are found
         by a key of the op and its arguments. Ops without elements have no key.
         """
+        # The key stays empty if an argument needs the slow path below: an element at another position, a running sum,
+        # a list, a ragged value or an array.
         parts: list[Any] = [op, repr(static)] if static else [op]
         key: tuple[Hashable, ...] = ()
         at, weights = None, self._weights

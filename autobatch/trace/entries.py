@@ -130,7 +130,7 @@ def ids_in(x: Any) -> set[int]:
 
 
 def _forgotten(arguments: Mapping[str, Any]) -> Any:
-    raise AssertionError("nothing calls what was forgotten")
+    raise AssertionError("a forgotten entry was called")
 
 
 def invoke(function: Callable[..., Any], signature: inspect.Signature, arguments: Mapping[str, Any]) -> Any:

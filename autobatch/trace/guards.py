@@ -130,6 +130,8 @@ class GuardSet:
 
     def holds(self) -> bool:
         """Return whether nothing has changed since it was read; live numbers take their new values."""
+        # Compare attributes and items by identity, without a Python call per guard; then containers, by a native
+        # snapshot of their elements; then arrays by content. Guards are called only where identity differs.
         found = [*map(call, self._gets, self._names, repeat(MISSING))]
         if not all(map(is_, found, self._seen)):
             if not all(

@@ -148,7 +148,7 @@ class Rows(Value, RowsHandle):
         return self.of(self.refs)
 
     def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
-        """Join rows; record any other op as a cell of its own."""
+        """Join rows; record any other op as a separate cell."""
         self.require_recording()
         if op is OPS["concat"] and static["axis"] % self.ndim == 0 and all(type(arg) is type(self) for arg in args):
             return self.of([ref for part in args for ref in part.refs])

@@ -17,7 +17,7 @@ HEAP_TYPE, IMMUTABLE = 1 << 9, 1 << 8  # flags in `type.__flags__`: made at run 
 LOOKUPS: dict[CodeType, tuple[str, ...]] = {}
 """By the code of the `__getattr__` of a library's class, the dicts in `__dict__` in which it looks."""
 REPLACED = set[str]()
-"""Attributes of library objects that recordings set, and that do not affect what a body computes."""
+"""Attributes of library objects that recordings set, and that do not affect the results of a body."""
 
 
 class _Listening(threading.local):

@@ -184,6 +184,7 @@ class Held:
                     parents[id(part)] = []
                     pending.append((part, False))
                 parents[id(part)].append(id(x))
+        # Only parts on a path from the instance to an array are rebuilt: climb from the arrays to all their holders.
         holding = set[int]()
         climbing = [*self._number]
         while climbing:

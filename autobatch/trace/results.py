@@ -201,8 +201,8 @@ def check_slots(slots: Sequence[Slot]) -> None:
         if slot.number != first.number:
             one, other = (f"shape {x.shape}{f' of {x.dtype}' if x.dtype else ''}" for x in (first, slot))
             raise ShapeError(
-                f"the function must return its {first.path} in one shape, got {one} for one instance and "
-                f"{other.removeprefix('shape ')} for another; return it in a list to get it per instance."
+                f"the function must return its {first.path} in one shape and type, got {one} for one instance "
+                f"and {other.removeprefix('shape ')} for another; return it in a list to get it per instance."
             )
 
 

@@ -368,6 +368,8 @@ class Traces:
 
     def _trace(self, family: Family, lengths: tuple[int, ...]) -> tuple[Tracer, Body]:
         """Trace a body. Guards of state that the body changes, such as a counter, hold its value after the trace."""
+        # A guard that held before the trace and fails after it was changed by the body itself, so it takes the new
+        # value. One that failed before must keep failing, so that `renew` replaces the traces that it belongs to.
         guard_set = self.guard_set
         held = None if guard_set.holds() else [*filter(HOLDS, self._guards())]
         tracer, body = self._trace_body(family, lengths)
