@@ -41,15 +41,14 @@ class TreeClassifier(NodeClassifier):
 
     leaf: Callable[[int], Any]
     merge: Callable[[Any, Any], Any]
-    visit = ab.fold(("left", "right"), "merge", "leaf")
 
     def loss(self, tree: Tree[int]) -> Any:
         """Sum the cross-entropies of all nodes: a scalar."""
-        return ab.sum_n(self.visit(tree, each=self.node_loss))
+        return ab.sum_n([self.node_loss(state, node.label) for node, state in tree.fold(self.leaf, self.merge)])
 
     def scores(self, tree: Tree[int]) -> Any:
         """Score the classes at the root (C,), and at every node in postorder: a list of (C,)."""
-        scores = self.visit(tree, each=self.node_scores)
+        scores = [self.node_scores(state) for _, state in tree.fold(self.leaf, self.merge)]
         return scores[-1], scores
 
 

@@ -191,10 +191,11 @@ class Walk {
       Ref value = readers_[n_names_ + k]->find(visit.node);
       if ((!value && PyErr_Occurred()) || !forest_->columns[k]->add(value.get())) return false;
     }
-    Span<const int32_t> children = Span<const int32_t>(found_).part(visit.first_child, found_.size());
-    bool has_room = forest_->child.reserve(children.size) && forest_->child_ptr.reserve(1) && found_.reserve(1) &&
-                    forest_->order.reserve(1) && forest_->child.size() + children.size <= MOST_NODES;
+    ptrdiff_t n_children = found_.size() - visit.first_child;
+    bool has_room = forest_->child.reserve(n_children) && forest_->child_ptr.reserve(1) && found_.reserve(1) &&
+                    forest_->order.reserve(1) && forest_->child.size() + n_children <= MOST_NODES;
     if (!has_room) return PyErr_NoMemory(), false;
+    Span<const int32_t> children = Span<const int32_t>(found_).part(visit.first_child, found_.size());
     for (int32_t child : children) forest_->child.append(child);
     forest_->child_ptr.append((int32_t)forest_->child.size());
     forest_->order.append(node);

@@ -358,6 +358,16 @@ def test_children_in_fields_are_arguments(seed: int) -> None:
     assert np.allclose(ab.batched(model.folded)(trees), expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_deep_trees_are_read_from_both_sides(side: str) -> None:
+    """The other child of each node on the long path waits, or is done."""
+    model, other = Binary(np.random.default_rng(0)), {"left": "right", "right": "left"}[side]
+    tree: dict[str, Any] = {"word": 0, "label": 0}
+    for k in range(300):
+        tree = {side: tree, other: {"word": k % N_WORDS, "label": k % 3}, "label": 1, "scale": 0.5}
+    assert np.array_equal(words_of(model.folded, model, [tree]), words_of(model.plain, model, [tree]))
+
+
 def test_dropout_draws_the_same_numbers_eagerly_and_batched() -> None:
     rng = np.random.default_rng(0)
     model = Dropping(rng).astype("float64")
