@@ -488,6 +488,9 @@ class Forest:
     @staticmethod
     def edges_of(parents: Any) -> NDArray[np.int64]:
         """Return the edges to the parents of nodes, which are -1 for roots; a DataError if these are no nodes."""
+    @staticmethod
+    def count_nodes(edges: Any) -> int:
+        """Return one more than the greatest node that an edge joins; a DataError if the edges are malformed."""
     def __len__(self) -> int: ...
     @property
     def roots(self) -> list[int]:

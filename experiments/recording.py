@@ -8,7 +8,6 @@ nanoseconds per node: medians of rounds in which all ways take turns.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -112,14 +111,12 @@ def empty_cells(model: Any, instances: Sequence[Any]) -> Iterator[Callable[[bool
 
     def watched(method: Method) -> Callable[..., Any]:
         cell = getattr(method.owner, method.name)
-        parameters = [*cell.cell.signature.parameters.values()][1:]
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            result = cell(*args, **kwargs)
-            found[method] = empty([p.name for p in parameters], _dummy_like(result))
+        def call(*args: Any) -> Any:
+            result = cell(*args)
+            found[method] = empty(len(args), _dummy_like(result))
             return result
 
-        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return call
 
     def put(is_on: bool) -> None:
@@ -142,8 +139,9 @@ def _dummy_like(result: Any) -> Any:
     return tuple(map(_dummy_like, result)) if isinstance(result, tuple) else Dummy()
 
 
-def empty(names: Sequence[str], result: Any) -> Callable[..., Any]:
-    """Make a Python function with these arguments that returns `result`."""
+def empty(n: int, result: Any) -> Callable[..., Any]:
+    """Make a Python function of n arguments that returns `result`."""
+    names = [f"a{i}" for i in range(n)]
     function: Callable[..., Any] = eval(f"lambda {', '.join(names)}: result", {"result": result})
     return function
 

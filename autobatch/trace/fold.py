@@ -9,7 +9,7 @@ from autobatch._native import Forest
 from autobatch.arguments import refusal, show
 from autobatch.errors import DataError, GraphError
 from autobatch.keywords import checked
-from autobatch.trace.recursion import Function, Recursion, field_of
+from autobatch.trace.recursion import GIVEN, Function, Recursion, count_items, field_of
 
 
 class Fold(Recursion):
@@ -43,6 +43,16 @@ class Fold(Recursion):
         names = ("children", "node", "leaf", "parents", "edges", "each", "root", "where")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
+    def find_initial(self, owner: object, initial: Any) -> Any:
+        """Return None: leaves have no state before them.
+
+        Raises:
+            GraphError: a call gives one.
+        """
+        if initial is not GIVEN:
+            raise GraphError(f"a call of {self!r} must not be given initial=, which is for scans.")
+        return None
+
     def compute(self, forest: Forest, node: Any, leaf: Any, each: Any, where: int, initial: Any) -> Any:
         """Call the functions for all nodes, children first."""
         return forest.fold(node, leaf, each, where, self.is_spread)
@@ -57,15 +67,16 @@ class Fold(Recursion):
             raise DataError(f"an instance must have a field {key!r} for {self!r}, got {show(instance)}.")
         values = tuple(field_of(instance, name) for name in names)
         if self.parents is not None:
-            return Forest.from_arrays(len(pairs), Forest.edges_of(pairs), names, values)
-        n = next((len(x) for x in values if x is not None), None)
+            edges = Forest.edges_of(pairs)
+            return Forest.from_arrays(len(pairs), edges, names, values)
+        n = count_items(names, values)
         if n is None:
-            n = 1 + max((int(node) for pair in pairs for node in pair), default=-1)
+            n = Forest.count_nodes(pairs)
         return Forest.from_arrays(n, pairs, names, values)
 
     def __repr__(self) -> str:
-        given = {name: x for name, x in self.describe().items() if name in ("children", "parents", "edges")}
-        return f"<fold {self.name} of {given}>".replace("fold  of", "fold of")
+        name, given = next((name, x) for name, x in self.describe().items() if name in ("children", "parents", "edges"))
+        return f"<fold {self.name + ' ' if self.name else ''}of {name}={given!r}>"
 
 
 @checked()

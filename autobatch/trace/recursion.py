@@ -17,13 +17,15 @@ from typing import Any, NamedTuple, Self, TypeAlias, overload
 from weakref import ref
 
 from autobatch._native import BoundCell, Forest
-from autobatch.arguments import show
+from autobatch.arguments import refusal, show
 from autobatch.errors import DataError, GraphError
 from autobatch.trace.cell import Cell
 
 Function: TypeAlias = str | Callable[..., Any]
 """A function of a recursion, or the name of the method."""
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+GIVEN: Any = object()
+"""The initial state of a call that gives none: that of the recursion."""
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -96,6 +98,14 @@ class Recursion(ABC):
         """Read an instance into arrays of nodes with some fields; a DataError if it is malformed."""
 
     @abstractmethod
+    def find_initial(self, owner: object, initial: Any) -> Any:
+        """Return the state before the first node: that of a call, unless it is `GIVEN`, or that of the recursion.
+
+        Raises:
+            GraphError: the owner lacks it, or the recursion has none.
+        """
+
+    @abstractmethod
     def compute(self, forest: Forest, node: Any, leaf: Any, each: Any, where: int, initial: Any) -> Any:
         """Call the functions for all nodes."""
 
@@ -110,22 +120,21 @@ class Recursion(ABC):
         """Bind the recursion to the object whose methods it names."""
         return self if owner is None else BoundRecursion(self, owner)
 
-    def __call__(self, instance: Any, **options: Any) -> Any:
+    def __call__(
+        self, instance: Any, *, each: Function | None = None, where: str | None = None, initial: Any = GIVEN
+    ) -> Any:
         """Run over an instance, with functions that are not methods."""
-        return self.run(None, instance, **options)
+        return self.run(None, instance, each, where, initial)
 
     def functions(self) -> list[Function]:
         """Return the functions that are given."""
         return [x for x in (self.node, self.leaf, self.each, self.root) if x is not None]
 
-    def run(
-        self, owner: object, instance: Any, *, each: Function | None = None, where: str | None = None, **options: Any
-    ) -> Any:
+    def run(self, owner: object, instance: Any, each: Function | None, where: str | None, initial: Any) -> Any:
         """Run over an instance with the functions, or the methods of an owner.
 
         Args:
-            each, where: as for `autobatch.fold`.
-            options: those of `find_initial`.
+            each, where: as for `autobatch.fold`; initial: as for `autobatch.scan`, or `GIVEN`.
         """
         node, fields = self._function(owner, self.node, self.n_states)
         leaf, leaf_fields = self._function(owner, self.leaf, 0)
@@ -140,13 +149,9 @@ class Recursion(ABC):
             None if leaf is None else (leaf, *columns.leaf),
             None if each is None else (each, *columns.each),
             columns.where,
-            self.find_initial(owner, **options),
+            self.find_initial(owner, initial),
         )
         return result if root is None else root(result, **_values(forest, columns.root, root_fields.names, root))
-
-    def find_initial(self, owner: object) -> Any:
-        """Return the state before the first node, if the recursion has one."""
-        return None
 
     def _function(self, owner: object, function: Function | None, n_states: int) -> tuple[Any, Fields]:
         """Return a function of the recursion, or the method that has its name, and the fields that it takes."""
@@ -160,7 +165,7 @@ class Recursion(ABC):
         return function, fields_of(function, n_states)
 
     def refuse(self, owner: object, name: str, kind: str, found: Any) -> GraphError:
-        """Make the error for a name that is no attribute of the owner, or none of its kind."""
+        """Make the error for a name that the owner lacks, or has as something else."""
         if owner is None:
             return GraphError(
                 f"{self!r} names {name!r}, {kind}, so it must be an attribute of a class; elsewhere, pass the object "
@@ -202,9 +207,11 @@ class BoundRecursion:
         """The name of the recursion."""
         return self.recursion.name or _name_of(self.recursion.node)
 
-    def __call__(self, instance: Any, **options: Any) -> Any:
+    def __call__(
+        self, instance: Any, *, each: Function | None = None, where: str | None = None, initial: Any = GIVEN
+    ) -> Any:
         """Run over an instance, see `autobatch.fold` and `autobatch.scan`."""
-        return self.recursion.run(self.owner, instance, **options)
+        return self.recursion.run(self.owner, instance, each, where, initial)
 
     def __repr__(self) -> str:
         return f"<{self.recursion.kind} {self.__name__} of {type(self.owner).__name__}>"
@@ -265,6 +272,21 @@ def _name_of(function: Any) -> str:
 def field_of(instance: Any, name: str) -> Any:
     """Return a field of an instance, or None."""
     return instance.get(name) if isinstance(instance, dict) else getattr(instance, name, None)
+
+
+def count_items(names: Sequence[str], values: Sequence[Any]) -> int | None:
+    """Return the number of items of the first field that is given, or None if none is.
+
+    Raises:
+        DataError: it has no length.
+    """
+    for name, value in zip(names, values, strict=True):
+        if value is not None:
+            try:
+                return len(value)
+            except TypeError:
+                raise refusal(f"field {name!r}", "an array or a list", value) from None
+    return None
 
 
 def _values(forest: Forest, callee: Callee, names: Sequence[str], function: Any) -> dict[str, Any]:

@@ -11,10 +11,7 @@ from autobatch.arguments import show
 from autobatch.errors import DataError
 from autobatch.keywords import checked
 from autobatch.trace.handles import Value
-from autobatch.trace.recursion import Function, Recursion, field_of
-
-GIVEN = object()
-"""Says that a call gives no initial state of its own."""
+from autobatch.trace.recursion import GIVEN, Function, Recursion, count_items, field_of
 
 
 class Scan(Recursion):
@@ -43,7 +40,7 @@ class Scan(Recursion):
         found = {"step": self.node, "initial": self.initial, "each": self.each, "last": self.root, "where": self.where}
         return {name: x for name, x in found.items() if x is not None} | ({"reverse": True} if self.reverse else {})
 
-    def find_initial(self, owner: object, initial: Any = GIVEN) -> Any:
+    def find_initial(self, owner: object, initial: Any) -> Any:
         """Return the state before the first item: that of a call, an attribute of the owner, or what a method returns.
 
         Raises:
@@ -73,7 +70,7 @@ class Scan(Recursion):
             items = [*instance] if isinstance(instance, Value) else instance
             return Forest.from_sequence(len(items), self.reverse, names, (items,))
         values = tuple(field_of(instance, name) for name in names)
-        n = next((len(x) for x in values if x is not None), None)
+        n = count_items(names, values)
         if n is None:
             raise DataError(
                 f"an instance of {self!r} must be a sequence, or have one of the fields {', '.join(names)}, got "

@@ -241,9 +241,14 @@ PyObject* from_nested(PyObject*, PyObject* const* args, Py_ssize_t n_args) {
 
 // Arrays.
 
-// Reads a one-dimensional array of ints as int64; empty with an error.
+// Reads an array of ints with some dimensions as int64; empty with an error.
 Ref read_int64(PyObject* x, const char* what, int ndim) {
   Ref array(PyArray_FROM_OF(x, NPY_ARRAY_CARRAY_RO));
+  if (!array && PyErr_ExceptionMatches(PyExc_ValueError)) {  // lists that differ in length
+    PyErr_Clear();
+    set_data_error("%s must be an array of ints with %d dimension%s, got lists that differ in length.", what, ndim,
+                   ndim == 1 ? "" : "s");
+  }
   if (!array) return array;
   PyArrayObject* given = reinterpret_cast<PyArrayObject*>(array.get());
   bool is_empty = PyArray_SIZE(given) == 0;
@@ -319,7 +324,7 @@ bool list_children(Forest* forest, Span<const int64_t> edges, Vec<int32_t>& n_pa
   return true;
 }
 
-// Orders nodes by a depth-first walk from each root, so that children come before parents; a ValueError for a cycle.
+// Orders nodes by a depth-first walk from each root, so that children come before parents; a DataError for a cycle.
 bool order_nodes(Forest* forest, const Vec<int32_t>& n_parents) {
   enum : uint8_t { NEW, OPEN, DONE };
   Vec<uint8_t> state;
@@ -421,6 +426,16 @@ PyObject* edges_of(PyObject*, PyObject* parents) {
   return made.release();
 }
 
+// count_nodes(edges): one more than the greatest node that an edge joins.
+PyObject* count_nodes(PyObject*, PyObject* edges) {
+  Ref array = read_int64(edges, "edges", 2);
+  if (!array) return nullptr;
+  int64_t greatest = -1;
+  for (int64_t node : ints_in(array)) greatest = node > greatest ? node : greatest;
+  if (greatest >= MOST_NODES) return set_data_error("edges must join nodes below 2^31, got others."), nullptr;
+  return PyLong_FromLongLong(greatest + 1);
+}
+
 int traverse(PyObject* self, visitproc visit, void* arg) {
   for (ptrdiff_t k = 0; k < as_forest(self)->columns.size(); k++) {
     const Column& column = *as_forest(self)->columns[k];
@@ -500,6 +515,7 @@ PyMethodDef methods[] = {as_static(fast("from_nested", from_nested)),
                          as_static(fast("from_arrays", from_arrays)),
                          as_static(fast("from_sequence", from_sequence)),
                          as_static({"edges_of", edges_of, METH_O, nullptr}),
+                         as_static({"count_nodes", count_nodes, METH_O, nullptr}),
                          fast("value", value),
                          fast("fold", fold),
                          fast("scan", scan),

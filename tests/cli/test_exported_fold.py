@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.cli.serving.predictor import Predictor
+from autobatch.cli.training.exported_fold import describe_results
 from autobatch.cli.training.trained import Trained
 from helpers.runs.commands import Command
 
@@ -116,3 +118,19 @@ def test_what_is_missing_is_said_in_a_sentence(net: Net, command: Command, tmp_p
     status, _, said = command("predict", "--model", file, "--data", tmp_path / "x.jsonl")
     assert status
     assert "without the model's name or a fold" in said
+
+
+@dataclass
+class Found:
+    """Results of a function."""
+
+    score: Any
+    label: Any
+
+
+def test_results_of_all_structures_become_json() -> None:
+    outputs = Found(np.array([[0.5, np.nan], [1.0, 2.0]]), ({"of": np.array([3, 4])}, [np.float32(1.5), None]))
+    assert describe_results(outputs, [{}, {}], {}) == [
+        {"result": {"score": [0.5, None], "label": [{"of": 3}, 1.5]}},
+        {"result": {"score": [1.0, 2.0], "label": [{"of": 4}, None]}},
+    ]

@@ -492,6 +492,15 @@ class Cyclic(dict[str, Any]):
         ("of_edges", {"edges": [[0, 2]], "value": [1, 2]}, r"nodes 0\.\.1"),
         ("of_edges", {"edges": [[0, 1, 2]], "value": [1, 2]}, r"shape \(edges, 2\)"),
         ("of_edges", {"edges": [[0, 0]], "value": [1]}, r"no cycle, but node 0"),
+        ("of_edges", {"edges": [[0, 1]], "value": 5}, r"field 'value' must be an array or a list, got 5"),
+        ("of_edges", {"edges": [[0, 1], [2]]}, r"edges must be .* got lists that differ in length"),
+        ("of_edges", {"edges": [[0, "x"]]}, r"array of ints with 2 dimensions"),
+        ("of_edges", {"edges": [0, 1]}, r"array of ints with 2 dimensions"),
+        ("of_edges", {"edges": 3}, r"array of ints with 2 dimensions"),
+        ("of_edges", {"edges": [[0, 1 << 40]]}, r"nodes below 2\^31"),
+        ("of_parents", {"parent": [[-1], 0]}, r"parents must be .* got lists that differ in length"),
+        ("of_parents", {"parent": 3}, r"array of ints with 1 dimension"),
+        ("of_parents", {"parent": [-1, None]}, r"array of ints with 1 dimension"),
         ("rooted", {"children": []}, r"node 0 must have a field 'value', which twice\(\) takes"),
         ("all_of", {"children": [], "is_wanted": 1}, r"node 0 must have a field 'value', which twice\(\) takes"),
     ],
@@ -523,6 +532,8 @@ def test_malformed_folds_are_refused() -> None:
         ab.fold((), "node")
     with pytest.raises(ab.GraphError, match="must be an attribute of a class"):
         ab.fold("children", "node")({})
+    with pytest.raises(ab.GraphError, match="must not be given initial="):
+        ab.fold("children", lambda children: 1.0)({}, initial=2.0)
 
     class Wrong(ab.Module):
         missing = ab.fold("children", "nothing")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from autobatch.models.data.dataset import Dataset
 from autobatch.models.data.lines import Line, parse_lines
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.schedule.schedule import Policy
+from autobatch.system.jsonable import to_json
 from autobatch.system.nested_json import parse_json
 
 BATCH_SIZE = 256
@@ -65,7 +66,7 @@ class ExportedFold(StoredModel):
         """Load the model with instances.
 
         Raises:
-            DataError: there are none, or they are malformed.
+            DataError: `data` is not given, or its instances are malformed.
         """
         if data is None:
             raise DataError(f"{self.path} holds no data; give a file of instances with --data.")
@@ -90,7 +91,7 @@ def read_model_file(path: Path, named: Collection[str] = ()) -> StoredModel:
 
 
 def load_json(data: str, rng: np.random.Generator, vocabularies: Any = None, /) -> Dataset:
-    """Read a file of JSON lines, as prediction data; without a file there are no instances.
+    """Read a file of JSON lines, as prediction data; without a file, the list of instances is empty.
 
     Raises:
         DataError: the file cannot be read, or a line is not JSON.
@@ -110,7 +111,7 @@ def describe_results(
     outputs: Any, instances: Sequence[Any], vocabularies: Mapping[str, Vocabulary]
 ) -> list[dict[str, Any]]:
     """Return {"result": ...} for each instance, with lists for arrays and tuples."""
-    return [{"result": _plain(_result_of(outputs, i))} for i in range(len(instances))]
+    return [{"result": to_json(_result_of(outputs, i))} for i in range(len(instances))]
 
 
 def _result_of(outputs: Any, i: int) -> Any:
@@ -119,12 +120,6 @@ def _result_of(outputs: Any, i: int) -> Any:
         return [_result_of(part, i) for part in outputs]
     if isinstance(outputs, dict):
         return {name: _result_of(part, i) for name, part in outputs.items()}
+    if is_dataclass(outputs):
+        return {field.name: _result_of(getattr(outputs, field.name), i) for field in fields(outputs)}
     return outputs[i]
-
-
-def _plain(x: Any) -> Any:
-    if isinstance(x, list | tuple):
-        return [_plain(part) for part in x]
-    if isinstance(x, dict):
-        return {name: _plain(part) for name, part in x.items()}
-    return x.tolist() if isinstance(x, np.ndarray | np.generic) else x

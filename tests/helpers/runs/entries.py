@@ -119,6 +119,7 @@ def fold(n: Any, edges: Any, names: Any, values: Any, parents: Any, columns: Any
         with suppress(KeyError):
             forest.value(node, where)
     _native.Forest.edges_of(parents)
+    _native.Forest.count_nodes(edges)
     _native.Forest.from_nested({"children": values}, names, names)
     _native.Forest.from_nested({"children": values}, "children", names)
 
