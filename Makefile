@@ -10,7 +10,7 @@ NATIVE := $(CPP) $(wildcard native/CMakeLists.txt native/*.py)
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
 .DELETE_ON_ERROR:
-.PHONY: help demo native test test-all test-long test-pythons lint notebooks docs dist clean
+.PHONY: help demo native test test-all test-long test-pythons lint examples docs dist clean
 
 help:
 	@echo "make demo      train a Tree-LSTM, batched, and compare the batching policies"
@@ -20,7 +20,7 @@ help:
 	@echo "make test-long     the rest: many more random programs, every sample of every op, other processors"
 	@echo "make test-pythons  make test with each of $(PYTHONS) that is at hand"
 	@echo "make lint      linters and type checker only"
-	@echo "make notebooks     run the notebooks of the examples, and write what they put out"
+	@echo "make examples  run the scripts and notebooks of the examples, and write their output"
 	@echo "make docs      the documents as a site, in site/"
 	@echo "make dist      the archives of a release, in dist/, built twice and checked"
 	@echo "make clean     remove the virtual environment, all caches and what was built"
@@ -51,7 +51,8 @@ lint: $(VENV)/development
 	@$(BIN)/lint-imports --no-cache --no-logo
 	@$(BIN)/clang-format --dry-run -Werror $(CPP)
 
-notebooks: $(VENV)/development
+examples: $(VENV)/development
+	@$(BIN)/python tools/example_outputs.py
 	@$(BIN)/python tools/notebooks.py
 
 docs: $(VENV)/documents

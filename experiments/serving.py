@@ -320,13 +320,18 @@ def draw(records: Records, figure: Figure) -> None:
 
 def see(records: Records) -> str:
     """Say what the server does beside windows."""
-    found = []
-    for part, record in records.items():
-        capacity = record.figures["capacities"][SERVER] / record.figures["capacities"][GREEDY]
-        below = {load: one["ways"] for load, one in record.figures["open"].items() if float(load) < 1}
-        shares = [f"{ways[SERVER][1] / ways[WINDOW][1]:.2f} at {load}" for load, ways in below.items()]
-        found.append(f"{part}: {capacity:.2f} of the capacity of windows, p99 times {in_list(shares)} of it")
-    return "; ".join(found) + "."
+    figures = [record.figures for record in records.values()]
+    capacity = [found["capacities"][SERVER] / found["capacities"][GREEDY] for found in figures]
+    latency = {
+        load: [found["open"][load]["ways"][SERVER][1] / found["open"][load]["ways"][WINDOW][1] for found in figures]
+        for load in figures[0]["open"]
+        if float(load) < 1
+    }
+    shares = [f"{min(some):.2f} to {max(some):.2f} at {load}" for load, some in latency.items()]
+    return (
+        f"Compared with tuned windows: capacity times {min(capacity):.2f} to {max(capacity):.2f}; p99 latency times "
+        f"{in_list(shares)} of that capacity."
+    )
 
 
 CLAIM = Claim(

@@ -24,11 +24,11 @@ MODULES = (
 
 def list_public_names() -> list[str]:
     """The names of each public module, then commands and options."""
-    names = [f"{module}.{name}" for module in MODULES for name in sorted(_names_of(import_module(module)))]
+    names = [f"{module}.{name}" for module in MODULES for name in sorted(names_of(import_module(module)))]
     return [*names, *_list_command("autobatch", commands)]
 
 
-def _names_of(module: ModuleType) -> Sequence[str]:
+def names_of(module: ModuleType) -> Sequence[str]:
     """What a module lists in `__all__`; all classes of that of errors, which lists none."""
     return getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")]
 

@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from example_outputs import output_of
 from helpers.runs.ways import each
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TWINS = ("torch_before", "torch_after")
+MEASURED = re.compile(r"\S*\d\S*|\b[BIO]{5,}\b")
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
 
 
@@ -35,9 +37,11 @@ def run(name: str, cache: Path, **more: str) -> subprocess.CompletedProcess[str]
 
 
 def told(name: str, cache: Path) -> str:
-    """What a script prints; it ends well."""
+    """What a script prints; it ends well, and the site shows the same, but for numbers."""
     found = run(name, cache)
     assert found.returncode == 0, found.stderr
+    shown = output_of(name).read_text(encoding="utf-8")
+    assert MEASURED.sub("#", shown) == MEASURED.sub("#", found.stdout)
     return found.stdout
 
 
