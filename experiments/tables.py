@@ -38,7 +38,7 @@ from table import Table
 
 DOCUMENTS = (
     "README.md", "docs/results.md", "docs/batching_policies.md", "docs/howto/torch_modules.md", "docs/howto/serve.md",
-    "docs/scaling.md",
+    "docs/scaling.md", "docs/tutorials/environment.md",
 )  # fmt: skip
 INDEX = "experiments/results/README.md"
 FIGURES = {
@@ -115,6 +115,21 @@ def tabulate_modules(records: Records) -> Table:
     return Table("", ("", *rates), [(way, *(f"{found[way]:,.0f}" for found in rates.values())) for way in ways])
 
 
+def tabulate_agents(records: Records) -> Table:
+    """Show what policies need on each workload, and how long they learn and plan."""
+    header = [f"{part}: {what}" for part in records for what in ("batches", "s to learn", "ms to plan")]
+    rows = [["lower bound", *(x for found in records.values() for x in (f"{found.figures['bound']:.1f}", "", ""))]]
+    ways = dict.fromkeys(way for found in records.values() for way in found.figures["ways"])
+    for way in ways:
+        row = [way]
+        for found in records.values():
+            one = found.figures["ways"][way]
+            learning = "" if one["learning_s"] is None else f"{one['learning_s']:.1f}"
+            row += [f"{one['batches']:.1f}", learning, f"{one['planning_ms']:.2f}"]
+        rows.append(row)
+    return Table("", ("", *header), rows)
+
+
 def tabulate_planning(records: Records) -> Table:
     """Show what a node costs."""
     return scale.table_of_planning(records[scale.PLANNING].figures)
@@ -164,6 +179,7 @@ def of_scaling(make: Callable[[Any], Table]) -> Source:
 TABLES = {
     "throughput": Source("throughput", tuple(throughput.MODELS), throughput.tabulate_some),
     "policies": Source("throughput", (throughput.POLICIES,), tabulate_policies),
+    "agents": Source("agents", ("tree-lstm-2type", "lattice-lstm-arity"), tabulate_agents),
     "planning": Source("scale", (scale.PLANNING,), tabulate_planning),
     "step-time": Source("step_time", step_time.CLAIM.parts, step_time.tabulate_steps),
     "ablation": Source("ablation", ablation.CLAIM.parts, ablation.tabulate_training),

@@ -8,23 +8,117 @@ schedule of it, read from its end, is a schedule of the original. Nodes are in t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
+from numpy.typing import NDArray
 
 from autobatch._native import count_chains, reverse_dag
+from autobatch.arguments import show
 from autobatch.arrays import IntArray
+from autobatch.errors import GraphError
 from autobatch.graph.graph import Graph, refuse_graph
-from autobatch.keywords import refuse_arguments
+from autobatch.graph.graph_check import refuse_backward_edges
+from autobatch.keywords import checked, refuse_arguments
 
 
 class Dag(NamedTuple):
-    """N nodes of T types, and E edges between them; each points to a later node."""
+    """N nodes of T types, and E edges between them; each points to a later node.
 
-    type_id: IntArray  # int32[N]
-    edge_ptr: IntArray  # int32[N+1] node n reads edge_src[edge_ptr[n]:edge_ptr[n+1]]
-    edge_src: IntArray  # int32[E]
+    Attributes:
+        type_id: int32[N], the type of each node.
+        edge_ptr: int32[N+1]; node n reads the nodes edge_src[edge_ptr[n]:edge_ptr[n+1]].
+        edge_src: int32[E].
+        n_types: T.
+
+    >>> dag = Dag.from_edges([0, 0, 1], [(0, 2), (1, 2)])
+    >>> dag.edge_ptr.tolist(), dag.edge_src.tolist(), dag.n_types
+    ([0, 0, 0, 2], [0, 1], 2)
+    """
+
+    type_id: IntArray
+    edge_ptr: IntArray
+    edge_src: IntArray
     n_types: int
+
+    @classmethod
+    @checked()
+    def from_edges(cls, types: npt.ArrayLike, edges: npt.ArrayLike, n_types: int | None = None) -> Dag:
+        """Make a dag of types and edges.
+
+        Args:
+            types: ints of shape (N,), the type of each node.
+            edges: ints of shape (E, 2), for each edge a node and a later one that reads it; or nothing.
+            n_types: T; by default one more than the greatest type.
+
+        Raises:
+            GraphError: an array is malformed, a type or a node does not exist, an edge points backwards, or there is a
+                cycle.
+
+        Cost: O(N + E log E).
+        """
+        type_id, pairs = _read_ints("types", types, 1), _read_ints("edges", edges, 2)
+        if pairs.size and pairs.shape[1] != 2:
+            raise GraphError(f"making a dag: edges must have the shape (edges, 2), got {pairs.shape}.")
+        most = int(type_id.max(initial=-1)) + 1
+        n = most if n_types is None else n_types
+        if type_id.min(initial=0) < 0 or most > n:
+            raise GraphError(f"making a dag: types must lie in 0..{n - 1}, got {type_id.min()}..{most - 1}.")
+        source, reader = pairs.reshape(-1, 2).T
+        for node in pairs[(pairs < 0) | (pairs >= type_id.size)]:
+            raise GraphError(f"making a dag: edges must join nodes 0..{type_id.size - 1}, got {node}.")
+        if (source >= reader).any():
+            refuse_backward_edges([str(x) for x in type_id.tolist()], [(a, b) for a, b in pairs.tolist()])
+        edge_ptr = np.zeros(type_id.size + 1, np.int32)
+        np.cumsum(np.bincount(reader, minlength=type_id.size), out=edge_ptr[1:])
+        return cls(type_id.astype(np.int32), edge_ptr, source[np.argsort(reader, kind="stable")].astype(np.int32), n)
+
+    @classmethod
+    @checked()
+    def from_networkx(cls, graph: Any, type: str = "type", n_types: int | None = None) -> Dag:
+        """Make a dag of a `networkx.DiGraph`, whose edges lead from a node to one that reads it.
+
+        Node n of the dag is the n-th of `networkx.topological_sort(graph)`.
+
+        Args:
+            graph: the graph.
+            type: the attribute of its nodes with the type, an int from 0.
+            n_types: T; by default one more than the greatest type.
+
+        Raises:
+            GraphError: the graph is not directed, has a cycle, or a node lacks the attribute.
+
+        Cost: O(N + E log E), in Python.
+        """
+        import networkx
+
+        try:
+            number = {node: n for n, node in enumerate(networkx.topological_sort(graph))}
+        except networkx.NetworkXUnfeasible:
+            cycle = " -> ".join(repr(edge[0]) for edge in networkx.find_cycle(graph))
+            raise GraphError(f"making a dag: the graph must not have a cycle, got {cycle}.") from None
+        except (networkx.NetworkXError, networkx.NetworkXNotImplemented):
+            raise GraphError(f"making a dag: the graph must be directed, got {graph}.") from None
+        types = [graph.nodes[node].get(type) for node in number]
+        for node, found in zip(number, types, strict=True):
+            if not isinstance(found, int | np.integer):
+                raise GraphError(f"making a dag: {type!r} of node {node!r} must be an int, got {found!r}.")
+        edges = [(number[a], number[b]) for a, b in graph.edges()]
+        return cls.from_edges(np.array(types, np.int64), np.array(edges, np.int64), n_types)
+
+
+def _read_ints(what: str, values: npt.ArrayLike, ndim: int) -> NDArray[np.int64]:
+    """Read an array of ints with some dimensions; an empty one may have any."""
+    try:
+        array = np.asarray(values)
+    except ValueError:  # lists that differ in length
+        array = np.empty(0, object)
+    if not array.size and array.dtype != object:
+        return np.empty((0,) * ndim, np.int64)
+    if array.ndim != ndim or array.dtype.kind not in "iu":
+        raise GraphError(f"making a dag: {what} must be an array of ints with {ndim} dimensions, got {show(values)}.")
+    return array.astype(np.int64)
 
 
 def to_dag(graph: Graph) -> Dag:

@@ -15,6 +15,7 @@ from autobatch.errors import GraphError
 from autobatch.graph.dag import Dag
 from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.graph.words import words_size, write_header
+from autobatch.keywords import checked
 
 
 class Sketch:
@@ -64,6 +65,7 @@ class Sketch:
         return Dag(type_id, edge_ptr, edge_src, self.n_types)
 
 
+@checked()
 def to_graph(dag: Dag, names: Iterable[str] | None = None) -> Graph:
     """Make a graph of one instance from a Dag: every node has one output and one port, and nothing is returned.
 

@@ -13,12 +13,13 @@ from types import MappingProxyType
 from typing import cast, get_args
 
 from autobatch.errors import PolicyError
-from autobatch.graph.dag import to_dag
+from autobatch.graph.dag import Dag, to_dag
+from autobatch.graph.sketch import to_graph
 from autobatch.keywords import checked, nearest
 from autobatch.policies.fallback import Otherwise
 from autobatch.policies.files import load_policy
 from autobatch.policies.fsm.machine import Fsm
-from autobatch.policies.learning import PUBLISHED
+from autobatch.policies.learning import PUBLISHED, learn
 from autobatch.policies.rules.directed import Directed, Direction
 from autobatch.policies.rules.heuristics import Agenda, Depth, Unbatched
 from autobatch.policies.rules.network import Deep
@@ -28,9 +29,9 @@ from autobatch.policies.search.search import Search
 from autobatch.schedule.schedule import BasePolicy, Frontier, FrontierPolicy, Policy, Schedule
 
 __all__ = [
-    "AUTO", "PUBLISHED", "Agenda", "Critical", "Deep", "Depth", "Frontier", "FrontierPolicy", "Fsm",
-    "Policy", "Recurring", "Schedule", "Score", "Search", "Sufficient", "Unbatched", "Weights", "get", "load", "names",
-    "to_dag",
+    "AUTO", "PUBLISHED", "Agenda", "Critical", "Dag", "Deep", "Depth", "Frontier", "FrontierPolicy", "Fsm",
+    "Policy", "Recurring", "Schedule", "Score", "Search", "Sufficient", "Unbatched", "Weights", "get", "learn", "load",
+    "names", "to_dag", "to_graph",
 ]  # fmt: skip
 
 _DIRECTED: dict[str, type[Directed]] = {

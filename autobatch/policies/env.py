@@ -12,5 +12,6 @@ from autobatch.policies.rl.env import Batching, register
 __all__ = ["ID", "Agent", "Batching", "episodes"]
 
 ID = "autobatch/Batching-v0"
+"""The name of the environment in Gymnasium."""
 
 register(ID)

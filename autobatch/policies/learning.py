@@ -62,10 +62,11 @@ def learn(
     each: Each = in_turn,
     **options: Any,
 ) -> Fsm:
-    """Learn a state machine, and a rival, by Q-learning on the graphs of mini-batches.
+    """Learn a state machine, and a rival, by Q-learning on graphs; `Batched.learn_policy` does so for mini-batches.
 
     Args:
-        graphs: at least one mini-batch, all with one table of types, for example from `Batched.merged`.
+        graphs: at least one, all with one table of types: mini-batches from `Batched.merged`, or your own graphs from
+            `to_graph`.
         held_out: mini-batches that select the best of the machines met during learning; by default `graphs`.
         rival: also learn the published machine, with this encoding and these settings, and keep the shorter of the two
             plans.
@@ -78,6 +79,12 @@ def learn(
     Raises:
         PolicyError: an option does not exist or is out of range, there are no graphs, or the device cannot hold them.
         BackendError: no usable GPU was found; the message says what is missing.
+
+    >>> from autobatch.graph.sketch import to_graph
+    >>> dag = Dag.from_edges([0, 0, 1, 2, 1], [(0, 2), (1, 3), (3, 4)])
+    >>> policy = learn([to_graph(dag, ["read", "add", "scale"])], seed=0)
+    >>> policy.schedule(to_graph(dag, ["read", "add", "scale"])).n_batches
+    3
     """
     dags, held, types = read_lesson(graphs, held_out)
     terms: dict[str, Any] = {"direction": "both", "held_out": held}
@@ -116,9 +123,10 @@ def read_lesson(graphs: Sequence[Graph], held_out: Sequence[Graph]) -> tuple[lis
             f"learning a policy: mini-batch {empty[0]} of {len(graphs) + len(held_out)} (held-out ones included) has "
             f"no nodes; give mini-batches with instances."
         )
-    if any(graph.types is not graphs[0].types for graph in [*graphs, *held_out]):
+    first = graphs[0].types
+    if any(graph.types is not first and graph.types != first for graph in [*graphs, *held_out]):
         raise PolicyError("learning a policy: the mini-batches must be of one model; record them with one ab.batched.")
-    types = TypeNames.of(graphs[0].types)
+    types = TypeNames.of(first)
     dags, held = ([to_dag(g)._replace(n_types=len(types.names)) for g in some] for some in (graphs, held_out))
     return dags, held, types
 

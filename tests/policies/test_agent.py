@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -63,11 +64,24 @@ def test_an_agent_of_fewer_types_is_refused() -> None:
         make_loss(policy=rl.Agent(agent))(SENTENCES)
 
 
+def test_an_agent_is_described_and_saved(tmp_path: Path) -> None:
+    env = gymnasium.make(rl.ID, dags=rl.episodes(make_loss(), [SENTENCES]))
+    agent = First(env)
+    policy = rl.Agent(agent, "mine")
+    assert policy.describe() == {"policy": "mine", "agent": "First", "n_types": 3}
+    assert "First" in repr(policy)
+    with pytest.raises(ab.PolicyError, match="First must have a method save"):
+        policy.save(tmp_path / "agent.zip")
+
+
 @pytest.mark.slow
-def test_maskable_ppo_learns_a_policy() -> None:
+def test_maskable_ppo_learns_a_policy(tmp_path: Path) -> None:
     contrib = pytest.importorskip("sb3_contrib")
     loss = make_loss()
     env = gymnasium.make(rl.ID, dags=rl.episodes(loss, [SENTENCES]))
     agent = contrib.MaskablePPO("MultiInputPolicy", env, n_steps=64, seed=0).learn(64)
     found = make_loss(policy=rl.Agent(agent))
     np.testing.assert_allclose(found(SENTENCES), loss(SENTENCES), rtol=1e-6)
+    rl.Agent(agent).save(tmp_path / "agent.zip")
+    again = make_loss(policy=rl.Agent(contrib.MaskablePPO.load(tmp_path / "agent.zip")))
+    assert again.explain(SENTENCES).batches == found.explain(SENTENCES).batches

@@ -28,6 +28,9 @@ def some_dags(n: int = 6) -> list[Dag]:
     return [to_dag(random_dag(i)) for i in range(n)]
 
 
+BACKWARD = np.array([0, 0], np.int32), np.array([0, 1, 1], np.int32), np.array([1], np.int32)
+
+
 def play(env: Any, seed: int) -> tuple[list[int], list[float]]:
     """Play an episode at random: the types that ran, and the rewards."""
     _, info = env.reset(seed=seed)
@@ -118,8 +121,13 @@ def test_a_seed_decides_which_graphs_come() -> None:
 @each(
     "options, message",
     [
-        ({"dags": []}, "at least one graph"),
-        ({"dags": [to_dag(random_dag(0, n_nodes=0))]}, "each with nodes"),
+        ({"dags": []}, "at least one Dag"),
+        ({"dags": to_dag(random_dag(0))}, "dags of Batching must be a list of Dags, got a Dag"),
+        ({"dags": [random_dag(0)]}, "dags of Batching must be a list of Dags, got"),
+        ({"dags": [to_dag(random_dag(0, n_nodes=0))]}, "at least one node"),
+        ({"dags": [Dag(*BACKWARD, 1)]}, "must point to later nodes"),
+        ({"dags": [to_dag(random_dag(0))], "costs": [1.0]}, "costs must be 4 positive numbers"),
+        ({"dags": [to_dag(random_dag(0))], "costs": [1.0, 2.0, 0.0, 1.0]}, "costs must be 4 positive numbers"),
         ({"dags": [to_dag(random_dag(0))], "max_types": 3}, "max_types must be at least 4, .* got 3"),
         (
             {"dags": [to_dag(random_dag(0))], "reward": "kudos"},
@@ -157,3 +165,26 @@ def test_what_is_no_int_is_refused(action: Any) -> None:
     env.reset(seed=0)
     with pytest.raises(PolicyError, match=f"int from 0 to 3, got {re.escape(repr(action))}"):
         env.step(action)
+
+
+@pytest.mark.parametrize("reward", REWARDS)
+def test_costs_multiply_rewards(reward: Any) -> None:
+    costs = [0.5, 3.0, 1.0, 2.0]
+    plain, costly = Batching(some_dags(), reward=reward), Batching(some_dags(), reward=reward, costs=costs)
+    actions, rewards = play(plain, 3)
+    found, weighted = play(costly, 3)
+    assert found == actions
+    assert weighted == [costs[action] * x for action, x in zip(actions, rewards, strict=True)]
+    info = costly._inform()
+    assert info["cost"] == sum(costs[action] for action in actions)
+    assert costly.step(99)[1] == -3.0
+
+
+def test_the_return_is_the_cost_above_the_bound() -> None:
+    costs = np.array([0.5, 3.0, 1.0, 2.0])
+    for number, dag in enumerate(some_dags()):
+        env = Batching([dag], max_types=4, costs=costs.tolist())
+        _, rewards = play(env, number)
+        bound = np.zeros(4)
+        bound[: dag.n_types] = chains_ahead(dag).max(axis=0)
+        assert sum(rewards) == pytest.approx(costs @ bound - env._inform()["cost"])

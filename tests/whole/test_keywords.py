@@ -21,6 +21,7 @@ from reference import PAGES, names_in
 
 OWN_WAY = {
     "api.Batched.learn_policy": "says it in a PolicyError, see below",
+    "policies.learning.learn": "says it in a PolicyError, too",
     "policies.rules.rules.Weights.__init__": "a named tuple",
     "schedule.schedule.Schedule.__init__": "a named tuple",
     "params.sparse_rows.Rows.__init__": "made in every step",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any, Protocol
 
@@ -31,6 +32,7 @@ class Recording(Protocol):
         """Return the graph of a mini-batch, in the form that policies get."""
 
 
+@checked()
 class Agent:
     """A trained agent as a policy of `ab.batched`: it names the ready type to run next.
 
@@ -43,8 +45,26 @@ class Agent:
         self.name, self._agent = name, agent
         self._n_types = int(agent.observation_space["mask"].shape[0])
 
+    def describe(self) -> dict[str, Any]:
+        """Return the name of the policy, the class of the agent, and the number of types that it knows."""
+        return {"policy": self.name, "agent": type(self._agent).__name__, "n_types": self._n_types}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Save the agent by its own `save`; `Agent(MaskablePPO.load(path))` restores the policy.
+
+        Raises:
+            PolicyError: the agent has no method `save`.
+        """
+        save = getattr(self._agent, "save", None)
+        if save is None:
+            raise PolicyError(f"saving policy {self.name!r}: {type(self._agent).__name__} must have a method save.")
+        save(path)
+
+    def __repr__(self) -> str:
+        return f"Agent({self.name!r}, {type(self._agent).__name__}, {self._n_types} types)"
+
     def schedule(self, graph: Graph) -> Schedule:
-        """Schedule a graph by playing an episode of it.
+        """Schedule `graph` by playing an episode of it.
 
         Raises:
             PolicyError: the graph has more types than the agent was trained for, or the agent names a type that is not
@@ -71,5 +91,10 @@ class Agent:
 
 @checked()
 def episodes(loss: Recording, minibatches: Iterable[Iterable[Any]]) -> list[Dag]:
-    """Return the graphs of mini-batches as dags, for the argument `dags` of an environment."""
+    """Return the graphs of mini-batches as dags, for the argument `dags` of an environment.
+
+    Args:
+        loss: a batched function, which records the mini-batches.
+        minibatches: lists of instances, or of graphs from `record_all`.
+    """
     return [to_dag(loss.merged(minibatch)) for minibatch in minibatches]

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch._native import Simulation
+from autobatch.arguments import show
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag
 from autobatch.keywords import checked
@@ -32,9 +33,6 @@ except ImportError as missing:
 
 Observation: TypeAlias = dict[str, NDArray[Any]]
 
-WASTED = -1.0
-"""The reward for a type without ready nodes, which runs nothing."""
-
 
 @final
 class Batching(gymnasium.Env[Observation, Any]):
@@ -42,16 +40,21 @@ class Batching(gymnasium.Env[Observation, Any]):
 
     Observation: "types" float32[max_types, features], "overall" float32[features], "mask" int8[max_types], 1 for every
     type that is ready. Action: a type. A type that is not ready, or a number that is not a type, runs nothing and gives
-    a reward of -1; after more such moves than the graph has nodes the episode is truncated. The episode ends when all
-    nodes have run. The mask is also given by `action_masks` and, with the number of batches so far, in `info`.
+    a reward of minus the highest cost; after more such moves than the graph has nodes the episode is truncated. The
+    episode ends when all nodes have run. The mask is also given by `action_masks` and, with the number of batches so
+    far and their cost, in `info`.
 
     Args:
-        dags: the graphs; each episode draws one uniformly.
-        reward: "critical" or "published", see `autobatch.policies.fsm.rewards`.
+        dags: the graphs, for example from `Dag.from_edges` or `episodes`; each episode draws one uniformly.
+        reward: of a batch. "critical" is 0 if it lowers the chain bound of the nodes that are left, else -1, so that
+            the return of an episode is the bound less the batches; "published" is that of ED-Batch, see
+            `autobatch.policies.fsm.rewards`.
         max_types: the rows of an observation; by default the most types of any graph.
+        costs: what a batch of each type costs; its reward is multiplied by it. By default 1.
 
     Raises:
-        PolicyError: there are no graphs, one has no nodes or more types than `max_types`, or the reward is unknown.
+        PolicyError: there are no graphs, one is malformed, has no nodes or more types than `max_types`, the reward is
+            unknown, or the costs are not a positive number for each type.
 
     Cost: some 30 us per step, mostly overhead of calls from Python.
 
@@ -70,10 +73,15 @@ class Batching(gymnasium.Env[Observation, Any]):
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012, as Gymnasium declares it
 
-    @checked(reward=PolicyError)
-    def __init__(self, dags: Sequence[Dag], reward: Reward = "critical", max_types: int | None = None) -> None:
-        if not dags or not all(dag.type_id.size for dag in dags):
-            raise PolicyError("making an environment: dags must be at least one graph, each with nodes.")
+    @checked(dags=PolicyError, reward=PolicyError, costs=PolicyError)
+    def __init__(
+        self,
+        dags: Sequence[Dag],
+        reward: Reward = "critical",
+        max_types: int | None = None,
+        costs: Sequence[float] | None = None,
+    ) -> None:
+        dags = _check_dags(dags)
         most = max(dag.n_types for dag in dags)
         n_types = most if max_types is None else max_types
         if most > n_types:
@@ -82,6 +90,7 @@ class Batching(gymnasium.Env[Observation, Any]):
             )
         self._dags = [dag._replace(n_types=n_types) for dag in dags]
         self._reward = REWARDS.index(reward)
+        self._costs = _check_costs(costs, n_types)
         self._begin(self._dags[0])
         self.action_space = spaces.Discrete(n_types)
         seen = {
@@ -94,6 +103,7 @@ class Batching(gymnasium.Env[Observation, Any]):
     def _begin(self, dag: Dag) -> None:
         self._dag, self._sim = dag, Simulation(dag)
         self._n_batches = self._n_wasted = 0
+        self._cost = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
         """Replace the simulation, for copies and pickles, by the types that ran."""
@@ -105,16 +115,28 @@ class Batching(gymnasium.Env[Observation, Any]):
         for type_id in state["_sim"]:
             self._sim.step(type_id)
 
+    @checked()
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Start an episode on a graph drawn at random."""
+        """Start an episode on a graph drawn at random.
+
+        Args:
+            seed: of the draws from now on.
+            options: ignored; Gymnasium asks for this argument.
+
+        Returns:
+            The observation, and the dict `info`.
+        """
         super().reset(seed=seed, options=options)
         self._begin(self._dags[int(self.np_random.integers(len(self._dags)))])
         return self._observe(), self._inform()
 
     def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Run every ready node of type `action`.
+
+        Returns:
+            The observation, the reward, whether all nodes have run, whether the episode was truncated, and `info`.
 
         Raises:
             PolicyError: `action` is not an int.
@@ -126,11 +148,12 @@ class Batching(gymnasium.Env[Observation, Any]):
             )
         type_id = int(chosen.item())
         if 0 <= type_id < n_types and self.action_masks()[type_id]:
-            reward = self._sim.reward(self._reward, type_id)
+            reward = self._sim.reward(self._reward, type_id) * self._costs[type_id]
             self._sim.step(type_id)
             self._n_batches += 1
+            self._cost += self._costs[type_id]
         else:
-            reward = WASTED
+            reward = -max(self._costs)
             self._n_wasted += 1
         terminated = not self.action_masks().any()
         truncated = not terminated and self._n_wasted > self._dag.type_id.size
@@ -148,7 +171,41 @@ class Batching(gymnasium.Env[Observation, Any]):
         return {"mask": self.action_masks().astype(np.int8), "overall": overall, "types": types}
 
     def _inform(self) -> dict[str, Any]:
-        return {"action_mask": self.action_masks().astype(np.int8), "n_batches": self._n_batches}
+        mask = self.action_masks().astype(np.int8)
+        return {"action_mask": mask, "n_batches": self._n_batches, "cost": self._cost}
+
+
+def _check_dags(dags: Sequence[Dag]) -> list[Dag]:
+    """Return the graphs, whose order of nodes is right.
+
+    Raises:
+        PolicyError: there are none, or one is malformed or has no nodes.
+    """
+    if not dags:
+        raise PolicyError("making an environment: dags must be at least one Dag, got none.")
+    for number, dag in enumerate(dags):
+        if not dag.type_id.size:
+            raise PolicyError(f"making an environment: dags[{number}] must have at least one node, got none.")
+        reader = np.repeat(np.arange(dag.type_id.size), np.diff(dag.edge_ptr))
+        if len(reader) != len(dag.edge_src) or (dag.edge_src >= reader).any():
+            raise PolicyError(f"making an environment: the edges of dags[{number}] must point to later nodes.")
+    return [*dags]
+
+
+def _check_costs(costs: Sequence[float] | None, n_types: int) -> list[float]:
+    """Return the cost of a batch of each type.
+
+    Raises:
+        PolicyError: there are not as many as types, or one is not a positive number.
+    """
+    if costs is None:
+        return [1.0] * n_types
+    found = [float(cost) for cost in costs]
+    if len(found) != n_types or not all(0 < cost < np.inf for cost in found):
+        raise PolicyError(
+            f"making an environment: costs must be {n_types} positive numbers, one for each type, got {show(costs)}."
+        )
+    return found
 
 
 def register(name: str) -> None:

@@ -1,0 +1,101 @@
+"""Users' own DAGs: from edges and from networkx, as graphs that policies schedule and learn on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autobatch as ab
+from autobatch.graph.dag import Dag, to_dag
+from autobatch.policies import to_graph
+from autobatch.schedule import check_schedule, min_batches
+from helpers.programs.graphs import random_dag
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_dag_of_its_own_edges_is_the_same(seed: int) -> None:
+    dag = to_dag(random_dag(seed))
+    reader = np.repeat(np.arange(dag.type_id.size), np.diff(dag.edge_ptr))
+    pairs = np.stack([dag.edge_src, reader], axis=1)
+    found = Dag.from_edges(dag.type_id, pairs, dag.n_types)
+    for a, b in zip(found, dag, strict=True):
+        np.testing.assert_array_equal(a, b)
+    shuffled = Dag.from_edges(dag.type_id.tolist(), np.random.default_rng(seed).permutation(pairs).tolist())
+    edges = [sorted(x.edge_src[a:b]) for x in (dag, shuffled) for a, b in zip(x.edge_ptr, x.edge_ptr[1:], strict=False)]
+    assert edges[: dag.type_id.size] == edges[dag.type_id.size :]
+
+
+@pytest.mark.parametrize(
+    ("types", "edges", "n_types", "message"),
+    [
+        ([0, 1], [(0, 2)], None, r"join nodes 0\.\.1, got 2"),
+        ([0, 1], [(-1, 1)], None, r"join nodes 0\.\.1, got -1"),
+        ([0, 1], [(1, 0)], None, "points backwards, but without a cycle"),
+        ([0, 1], [(0, 1), (1, 0)], None, "there is a cycle"),
+        ([0, 1], [(0, 0)], None, "there is a cycle"),
+        ([0, 1], [0, 1], None, "edges must be an array of ints with 2 dimensions"),
+        ([0, 1], [(0, 1, 1)], None, r"shape \(edges, 2\)"),
+        ([0, 1], [(0, 1), (0,)], None, "edges must be an array of ints"),
+        ([0, 1], [(0.0, 1.0)], None, "edges must be an array of ints"),
+        ([0, -1], [], None, r"types must lie in 0\.\.0, got -1"),
+        ([0, 3], [], 2, r"types must lie in 0\.\.1, got 0\.\.3"),
+        (["a"], [], None, "types must be an array of ints"),
+        ([[0]], [], None, "types must be an array of ints with 1 dimensions"),
+    ],
+)
+def test_malformed_edges_are_refused(types: Any, edges: Any, n_types: int | None, message: str) -> None:
+    with pytest.raises(ab.GraphError, match=message):
+        Dag.from_edges(types, edges, n_types)
+
+
+def test_dags_may_have_neither_edges_nor_nodes() -> None:
+    assert Dag.from_edges([], []).type_id.size == 0
+    assert Dag.from_edges([1], []).n_types == 2
+    assert Dag.from_edges(np.zeros(2, np.uint8), np.empty((0, 2), int), 3).n_types == 3
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_graph_of_networkx_has_the_same_bound(seed: int) -> None:
+    networkx = pytest.importorskip("networkx", reason="needs the extra plot")
+    dag = to_dag(random_dag(seed))
+    rng = np.random.default_rng(seed)
+    names = rng.permutation(dag.type_id.size)
+    graph = networkx.MultiDiGraph()
+    for node in rng.permutation(dag.type_id.size):
+        graph.add_node(f"node {names[node]}", type=dag.type_id[node])
+    for node, (a, b) in enumerate(zip(dag.edge_ptr, dag.edge_ptr[1:], strict=False)):
+        graph.add_edges_from((f"node {names[source]}", f"node {names[node]}") for source in dag.edge_src[a:b])
+    found = Dag.from_networkx(graph, n_types=dag.n_types)
+    assert sorted(found.type_id) == sorted(dag.type_id)
+    assert found.edge_src.size == dag.edge_src.size
+    assert min_batches(to_graph(found)) == min_batches(to_graph(dag))
+    order = [*networkx.topological_sort(graph)]
+    assert [graph.nodes[node]["type"] for node in order] == found.type_id.tolist()
+
+
+def test_malformed_graphs_of_networkx_are_refused() -> None:
+    networkx = pytest.importorskip("networkx", reason="needs the extra plot")
+    with pytest.raises(ab.GraphError, match="must be directed"):
+        Dag.from_networkx(networkx.Graph())
+    with pytest.raises(ab.GraphError, match=r"must not have a cycle, got 'a' -> 'b'"):
+        Dag.from_networkx(networkx.DiGraph([("a", "b"), ("b", "a")]))
+    with pytest.raises(ab.GraphError, match="'type' of node 'a' must be an int, got None"):
+        Dag.from_networkx(networkx.DiGraph([("a", "b")]))
+
+
+def test_a_policy_is_learned_on_own_dags() -> None:
+    rng = np.random.default_rng(0)
+    graphs = []
+    for _ in range(6):
+        types = rng.integers(0, 3, 40)
+        edges = [(int(rng.integers(0, node)), node) for node in range(1, 40) for _ in range(2)]
+        graphs.append(to_graph(Dag.from_edges(types, edges, 3), ["load", "add", "scale"]))
+    policy = ab.policies.learn(graphs[:3], held_out=graphs[3:], seed=0, episodes=100)
+    for graph in graphs:
+        schedule = policy.schedule(graph)
+        check_schedule(graph, schedule)
+        assert min_batches(graph) <= schedule.n_batches <= ab.policies.get("agenda").schedule(graph).n_batches
+    with pytest.raises(ab.PolicyError, match="must be of one model"):
+        ab.policies.learn([graphs[0], to_graph(to_dag(graphs[1]), ["a", "b", "c"])])
