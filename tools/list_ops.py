@@ -17,8 +17,10 @@ from signatures import signature_of
 PAGE = ROOT / "docs" / "reference" / "ops.md"
 INTRODUCTION = """# All ops
 
-What a cell's body computes with. Shapes are per node, without a batch axis. `help(ab.tanh)`, or `ab.tanh?` in Jupyter,
-shows what this page shows. [Custom ops](../tutorials/own_op.md) is a tutorial. The examples need
+What a cell's body computes with. Shapes are per node, without a batch axis. In signatures, `Value` is an array, a
+number, or what another op or cell returned; `Values` is a list of them, of any length; `Shapes` is the shape of a
+value, or a structure of shapes. `help(ab.tanh)`, or `ab.tanh?` in Jupyter, shows what this page shows. [Custom
+ops](../tutorials/own_op.md) is a tutorial. The examples need
 
 ```python
 >>> import numpy as np
@@ -69,7 +71,7 @@ def _summary(name: str) -> str:
 
 
 def _describe(name: str) -> str:
-    """The section of an op: its arguments without their types, and its docstring."""
+    """The section of an op: its signature and its docstring."""
     op = getattr(ops, name)
-    called = signature_of(_full_name(name), op, annotated=False)
+    called = signature_of(_full_name(name), op)
     return f"\n### {_full_name(name)}\n\n```python\n{called}\n```\n\n{to_markdown(op.__doc__)}"

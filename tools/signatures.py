@@ -14,15 +14,13 @@ WIDTH = 100
 NO_DEFAULT = inspect.Parameter.empty
 
 
-def signature_of(name: str, function: Any, annotated: bool = True) -> str:
+def signature_of(name: str, function: Any) -> str:
     """The line, or where it is long the lines, in which a call is written: names, types and defaults."""
     signature = inspect.signature(function)
     parameters = [p for p in signature.parameters.values() if p.name not in ("self", "cls")]
-    if not annotated:
-        parameters = [p.replace(annotation=p.empty) for p in parameters]
     written = list(_write_parameters(parameters, _sources(function)))
     result = signature.return_annotation
-    ending = "" if result is NO_DEFAULT or inspect.isclass(function) or not annotated else f" -> {write_type(result)}"
+    ending = "" if result is NO_DEFAULT or inspect.isclass(function) else f" -> {write_type(result)}"
     line = f"{name}({', '.join(written)}){ending}"
     if len(line) <= WIDTH:
         return line

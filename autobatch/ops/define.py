@@ -32,6 +32,9 @@ from autobatch.tracebacks import hide_frames
 
 Shape: TypeAlias = tuple[int, ...]
 Array: TypeAlias = Any  # a NumPy or CuPy array
+Value: TypeAlias = Any  # an array or a number; in cells and recorded programs, also what an op or a cell returned
+Values: TypeAlias = Any  # a list of values, of any length
+Shapes: TypeAlias = Any  # the shape of a value, or a structure of shapes like that of the values; None if not given
 
 
 A_LIST, OPERANDS, REVERSED, AN_OP, ARGUMENTS = range(5)  # as in `native/record/shortcut.cpp`
@@ -129,9 +132,12 @@ class Op:
         taken = list(signature(self.kernel).parameters.values())
         n_arrays = 2 if self.view else [p.name for p in taken].index("out")
         static = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in taken[n_arrays:]]
-        shown = [p.replace(annotation=Parameter.empty) for p in (*taken[:n_arrays], *static) if p.name not in GIVEN]
+        arrays = [p.replace(annotation="Value") for p in taken[:n_arrays]]
+        shown = [p for p in (*arrays, *static) if p.name not in GIVEN]
         vars(self).update(__name__=self.name, __qualname__=self.name, __module__=self.kernel.__module__)
-        vars(self).update(__signature__=Signature(shown), __doc__=self.doc and cleandoc(self.doc))
+        vars(self).update(
+            __signature__=Signature(shown, return_annotation="Value"), __doc__=self.doc and cleandoc(self.doc)
+        )
 
     def __get__(self, instance: object, owner: type | None = None) -> Op:
         """Return the op itself, without binding `self`; help() and doctest recognize a routine by this method."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autobatch.ops.define import Array, Op, composite, define_elementwise, define_op
+from autobatch.ops.define import Array, Op, Value, composite, define_elementwise, define_op
 from autobatch.ops.expression import call
 
 
@@ -363,7 +363,7 @@ minimum: Op = define_elementwise(
 
 
 @composite
-def clip(x: Any, low: Any = None, high: Any = None) -> Any:
+def clip(x: Value, low: Value | None = None, high: Value | None = None) -> Value:
     """Limit each element of `x` to at least `low` and at most `high`; None means no limit.
 
     Shapes: any that broadcast together; the result has the broadcast shape.
@@ -378,7 +378,7 @@ def clip(x: Any, low: Any = None, high: Any = None) -> Any:
 
 
 @composite
-def leaky_relu(x: Any, slope: float = 0.01) -> Any:
+def leaky_relu(x: Value, slope: float = 0.01) -> Value:
     """Return `x` where it is positive, else `slope * x`.
 
     Shapes: any x; the result has the same shape.
@@ -408,7 +408,7 @@ instead = define_elementwise(
 
 
 @composite
-def elu(x: Any, alpha: float = 1.0) -> Any:
+def elu(x: Value, alpha: float = 1.0) -> Value:
     """Return `x` where it is positive, else `alpha * (exp(x) - 1)`, without cancellation near 0.
 
     Shapes: any x; the result has the same shape.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from autobatch.errors import DataError
-from autobatch.ops.define import Array, Op, define_elementwise, of_values
+from autobatch.ops.define import Array, Op, Value, define_elementwise, of_values
 from autobatch.ops.elementwise import exp, sigmoid, where
 from autobatch.ops.expression import call
 
@@ -145,7 +145,7 @@ _gelu_tanh_op = define_elementwise(
 
 
 @of_values
-def gelu(x: Any, approximate: str = "none") -> Any:
+def gelu(x: Value, approximate: str = "none") -> Value:
     """Compute x times the normal distribution function of x (Hendrycks and Gimpel 2016), as torch's gelu does.
 
     Args:

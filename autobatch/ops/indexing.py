@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from autobatch.errors import ShapeError
-from autobatch.ops.define import Array, Op, Shape, composite, define_op
+from autobatch.ops.define import Array, Op, Shape, Value, composite, define_op
 from autobatch.ops.elementwise import equal, where
 from autobatch.ops.reduction import softmax
 
@@ -197,7 +197,7 @@ _top_k_op = define_op("top_k", shape=_top_k_shape, kernel=_top_k, below=lambda x
 
 
 @composite
-def top_k(x: Any, k: int) -> tuple[Any, Any]:
+def top_k(x: Value, k: int) -> tuple[Value, Value]:
     """Return the `k` largest elements of a vector, the largest first, and their positions; ties keep their order.
 
     The positions are ints, which `ab.lookup` takes. NaN counts as larger than any number, as in torch.

@@ -11,12 +11,12 @@ import numpy as np
 from autobatch.arguments import RAW
 from autobatch.errors import ShapeError
 from autobatch.ops import linear, reduction
-from autobatch.ops.define import Shape, broadcast, composite, known_shape, refused_call, shape_of
+from autobatch.ops.define import Shape, Value, broadcast, composite, known_shape, refused_call, shape_of
 from autobatch.ops.operators import FUNCTIONS
 from autobatch.ops.shaping import expand, reshape, slice_, stack, transpose
 
 
-def matmul(x: Any, y: Any) -> Any:
+def matmul(x: Value, y: Value) -> Value:
     """Compute the matrix product, by NumPy's rule for values with any number of axes; `@` calls it.
 
     The last axis of `x` and the last but one of `y` (the only one of a vector) are summed over. Axes before the last
@@ -77,7 +77,7 @@ def _moved(x: Any, n: int) -> Any:
 
 
 @composite
-def einsum(subscripts: str, x: Any, y: Any = None) -> Any:
+def einsum(subscripts: str, x: Value, y: Value | None = None) -> Value:
     """Sum products of one or two values in Einstein notation: `einsum("ij,jk->ik", x, y)` is `x @ y`.
 
     Args:

@@ -11,7 +11,7 @@ from typing import Any
 
 from autobatch.arguments import is_int, refusal
 from autobatch.errors import DataError, ShapeError
-from autobatch.ops.define import Array, Op, Shape, composite, define_op, of_values
+from autobatch.ops.define import Array, Op, Shape, Value, composite, define_op, of_values
 from autobatch.ops.operators import STAGE
 from autobatch.ops.randomness import BITS, Randomness, next_site
 from autobatch.ops.reduction import argmax
@@ -42,7 +42,7 @@ _dropout_op: Op = define_op(
 
 
 @composite
-def dropout(x: Any, rate: float) -> Any:
+def dropout(x: Value, rate: float) -> Value:
     """Zero each element with probability `rate`, and scale the others by 1 / (1 - rate) (Srivastava et al. 2014).
 
     It is active in training only: `Module.eval()` turns it off in the cells of a module and `Module.train()` on, for
@@ -77,7 +77,7 @@ _normal_op = define_op("normal", shape=lambda draw, shape, site: shape, kernel=_
 
 
 @of_values
-def normal(shape: int | Sequence[int] = ()) -> Any:
+def normal(shape: int | Sequence[int] = ()) -> Value:
     """Draw independent numbers from the standard normal distribution, such as the noise of a VAE.
 
     They depend on the seed, the step, the instance's key and the place in its program, as `dropout` does. They are
@@ -111,7 +111,7 @@ _perturb_op = define_op("perturb", shape=lambda logits, draw, site: logits, kern
 
 
 @composite
-def categorical(logits: Any) -> Any:
+def categorical(logits: Value) -> Value:
     """Draw a class from the softmax of logits: an int, which `ab.lookup` takes.
 
     It depends on the seed, the step, the instance's key and the place in its program, as `dropout` does, and is drawn

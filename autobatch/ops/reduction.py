@@ -10,7 +10,7 @@ import numpy as np
 
 from autobatch.arguments import is_bool, is_int, refusal, show, to_plain
 from autobatch.errors import ShapeError
-from autobatch.ops.define import Array, Op, Shape, composite, define_op, of_values, shape_of
+from autobatch.ops.define import Array, Op, Shape, Value, composite, define_op, of_values, shape_of
 from autobatch.ops.elementwise import equal, exp, log, stop_gradient
 from autobatch.ops.operators import FUNCTIONS
 from autobatch.ops.shaping import expand, reshape
@@ -73,7 +73,7 @@ _max_op = _define_reduction("max", lambda xp: xp.amax, _max_pullback, _reduced_t
 
 
 @of_values
-def sum(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+def sum(x: Value, axis: Axis = None, keepdims: bool = False) -> Value:
     """Sum over `axis` (all axes by default).
 
     Shapes: any x; the result lacks these axes, or with `keepdims` has length 1 there.
@@ -86,7 +86,7 @@ def sum(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
 
 
 @composite
-def mean(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+def mean(x: Value, axis: Axis = None, keepdims: bool = False) -> Value:
     """Average over `axis` (all axes by default).
 
     Shapes: any x; the result lacks these axes, or with `keepdims` has length 1 there.
@@ -101,7 +101,7 @@ def mean(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
 
 
 @of_values
-def max(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+def max(x: Value, axis: Axis = None, keepdims: bool = False) -> Value:
     """Return the largest element over `axis` (all axes by default).
 
     Shapes: any x; the result lacks these axes, or with `keepdims` has length 1 there.
@@ -115,7 +115,7 @@ def max(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
 
 
 @composite
-def min(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+def min(x: Value, axis: Axis = None, keepdims: bool = False) -> Value:
     """Return the smallest element over `axis` (all axes by default).
 
     Shapes: any x; the result lacks these axes, or with `keepdims` has length 1 there.
@@ -145,7 +145,7 @@ _argmax_op = define_op("argmax", shape=_argmax_shape, kernel=_argmax, below=_n_c
 
 
 @composite
-def argmax(x: Any, axis: int | None = None) -> Any:
+def argmax(x: Value, axis: int | None = None) -> Value:
     """Return the position of the largest element along `axis` (in the flattened value by default), the first of ties.
 
     It is an int, which `ab.lookup` takes in the same cell or in another one. Arithmetic converts it to the model's
@@ -163,7 +163,7 @@ def argmax(x: Any, axis: int | None = None) -> Any:
 
 
 @composite
-def logsumexp(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+def logsumexp(x: Value, axis: Axis = None, keepdims: bool = False) -> Value:
     """Compute the logarithm of the sum of exp(x) over `axis` (all axes by default), without overflow.
 
     Shapes: any x; the result lacks these axes, or with `keepdims` has length 1 there.
@@ -212,7 +212,7 @@ _log_softmax_op = define_op(
 
 
 @of_values
-def softmax(x: Any, axis: int = -1) -> Any:
+def softmax(x: Value, axis: int = -1) -> Value:
     """Scale exp(x) to sum to one along `axis`, without overflow.
 
     Shapes: any x with this axis; the result has the same shape.
@@ -225,7 +225,7 @@ def softmax(x: Any, axis: int = -1) -> Any:
 
 
 @of_values
-def log_softmax(x: Any, axis: int = -1) -> Any:
+def log_softmax(x: Value, axis: int = -1) -> Value:
     """Compute the logarithm of `softmax` along `axis` directly.
 
     Shapes: any x with this axis; the result has the same shape.
@@ -272,7 +272,7 @@ _layer_norm_op = define_op(
 
 
 @of_values
-def layer_norm(x: Any, gain: Any, bias: Any, eps: float = 1e-5) -> Any:
+def layer_norm(x: Value, gain: Value, bias: Value, eps: float = 1e-5) -> Value:
     """Normalize `x` to mean 0 and variance 1 along the last axis, times gain, plus bias (Ba, Kiros, Hinton 2016).
 
     Shapes: x (..., n), gain (n,), bias (n,), the result like x. `eps` is added to the variance.

@@ -14,6 +14,7 @@ from autobatch.ops.define import (
     Array,
     Op,
     Shape,
+    Value,
     align,
     broadcast,
     composite,
@@ -103,7 +104,7 @@ _reshape_op = define_op(
 )
 
 
-def reshape(x: Any, shape: int | Sequence[int]) -> Any:
+def reshape(x: Value, shape: int | Sequence[int]) -> Value:
     """Return the elements of `x` in a new shape; a size of -1, at most one, is inferred from the others.
 
     Shapes: any x; the result has shape `shape`, with as many elements.
@@ -183,7 +184,7 @@ _transpose_op = define_op(
 
 
 @of_values
-def transpose(x: Any, axes: Sequence[int] | None = None) -> Any:
+def transpose(x: Value, axes: Sequence[int] | None = None) -> Value:
     """Reorder the axes of `x` (reversed by default).
 
     Shapes: any x; the result has the sizes of x in the order `axes`.
@@ -235,7 +236,7 @@ _concat_op = define_op("concat", shape=_concat_shape, kernel=_concat, pullback=_
 
 
 @of_values
-def concat(parts: Sequence[Any], axis: int = -1) -> Any:
+def concat(parts: Sequence[Value], axis: int = -1) -> Value:
     """Join values along one axis.
 
     Shapes: parts that differ in this axis only; its sizes add up in the result.
@@ -250,7 +251,7 @@ def concat(parts: Sequence[Any], axis: int = -1) -> Any:
 
 
 @composite
-def stack(parts: Sequence[Any], axis: int = 0) -> Any:
+def stack(parts: Sequence[Value], axis: int = 0) -> Value:
     """Join values of one shape along a new axis.
 
     Inside a cell, a list argument of any length becomes a value with a row per element, of one type for all lengths.
@@ -274,7 +275,7 @@ def stack(parts: Sequence[Any], axis: int = 0) -> Any:
 
 
 @composite
-def split(x: Any, n: int) -> tuple[Any, ...]:
+def split(x: Value, n: int) -> tuple[Value, ...]:
     """Cut the last axis into `n` equal parts.
 
     Shapes: x (..., n * k), each part (..., k).

@@ -23,6 +23,9 @@ from autobatch.ops.define import (
     Array,
     Op,
     Shape,
+    Shapes,
+    Value,
+    Values,
     composite,
     define_op,
     known_shape,
@@ -268,7 +271,7 @@ SUM_N = inspect.unwrap(_sum_n)  # rewriting may turn `x + y` of recorded values 
 
 @shortcut(_sum_n, A_LIST)
 @of_values
-def sum_n(values: Any, shape: Any = None) -> Any:
+def sum_n(values: Values, shape: Shapes = None) -> Value:
     """Sum any number of values, or of equal tuples of values, element by element.
 
     Args:
@@ -287,7 +290,7 @@ def sum_n(values: Any, shape: Any = None) -> Any:
 
 @shortcut(_mean_n, A_LIST)
 @of_values
-def mean_n(values: Any, shape: Any = None) -> Any:
+def mean_n(values: Values, shape: Shapes = None) -> Value:
     """Average any number of values; zero if there are none (see `sum_n`).
 
     Shapes: values of one shape; the result has the same shape.
@@ -301,7 +304,7 @@ def mean_n(values: Any, shape: Any = None) -> Any:
 
 @shortcut(_max_n, A_LIST)
 @of_values
-def max_n(values: Any, shape: Any = None) -> Any:
+def max_n(values: Values, shape: Shapes = None) -> Value:
     """Return the largest of any number of values, element by element; zero if there are none (see `sum_n`).
 
     Shapes: values of one shape; the result has the same shape.
@@ -314,7 +317,7 @@ def max_n(values: Any, shape: Any = None) -> Any:
     return _reduce(values, shape, _max_edges, _max_n)
 
 
-def each(function: Callable[..., Any], *lists: Any) -> Any:
+def each(function: Callable[..., Any], *lists: Values) -> Value:
     """Apply a function to each element of a list, or to the elements at one position of several lists.
 
     Inside a cell that takes the lists as arguments, the result is a list of any length too, and the cell has one type
@@ -351,7 +354,7 @@ def each(function: Callable[..., Any], *lists: Any) -> Any:
 
 
 @of_values
-def softmax_n(scores: Any) -> Any:
+def softmax_n(scores: Values) -> Value:
     """Compute the softmax over the values of a list, element by element: a list of weights that sum to one.
 
     Shapes: any number of scores of one shape; the weights have the same shape.
@@ -367,7 +370,7 @@ def softmax_n(scores: Any) -> Any:
 
 
 @of_values
-def logsumexp_n(values: Any) -> Any:
+def logsumexp_n(values: Values) -> Value:
     """Compute the logarithm of the sum of exponentials over one or more values, element by element.
 
     The largest value is subtracted first, so nothing overflows. An empty list raises a ShapeError, because the result
@@ -386,7 +389,7 @@ def logsumexp_n(values: Any) -> Any:
 
 
 @of_values
-def dot_n(weights: Any, values: Any, shape: Any = None) -> Any:
+def dot_n(weights: Values, values: Values, shape: Shapes = None) -> Value:
     """Sum the values, each multiplied by its weight.
 
     Args:
@@ -407,7 +410,7 @@ def dot_n(weights: Any, values: Any, shape: Any = None) -> Any:
 
 
 @composite
-def attend(query: Any, keys: Any, values: Any, scale: float = 1.0, shape: Any = None) -> Any:
+def attend(query: Value, keys: Values, values: Values, scale: float = 1.0, shape: Shapes = None) -> Value:
     """Sum `values`, weighted by the softmax of scale * (query . key): dot-product attention without padding.
 
     Args:

@@ -17,7 +17,7 @@ from typing import Any
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, to_dag
 from autobatch.graph.graph import Graph
-from autobatch.keywords import nearest
+from autobatch.keywords import checked, nearest
 from autobatch.policies.fsm.machine import Fsm, Machine, TypeNames
 from autobatch.policies.fsm.qlearning import (
     DeviceName,
@@ -54,6 +54,7 @@ TERMS = ("direction", "seed", "device")
 """Options that are passed to `make_lessons`."""
 
 
+@checked(graphs=PolicyError, held_out=PolicyError)
 def learn(
     graphs: Sequence[Graph],
     *,

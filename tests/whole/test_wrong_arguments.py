@@ -73,7 +73,7 @@ ADMITTED = {
     "BucketBy": {"an empty list", "an array", "a class"},
     "Shape": {"an empty list"}, "IntArray": {"an array"}, "FloatArray": {"an array"}, "LongArray": {"an array"},
     "Array": {"an array"}, "Hashable": {"a text", "a dict"}, "Sized": {"an empty list"}, "T": {*WRONG}, "M": set(),
-    "Direction": set(),
+    "Direction": set(), "Function": {"a text", "a class"}, "Value": {*WRONG}, "Values": {*WRONG}, "Shapes": {*WRONG},
 }  # fmt: skip
 """By a word of an annotation, the wrong values that a function may take for all that the annotation says."""
 NO_CALLS = {
