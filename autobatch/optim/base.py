@@ -95,6 +95,11 @@ class Optimizer(ABC):
         self._updates: dict[Store, Updates] = {}
         self._check_last: Callable[[], None] | None = None
 
+    def __repr__(self) -> str:
+        options = ", ".join(f"{name}={value:g}" for name, value in self._options.items())
+        groups = f", {len(self._overrides)} parameters in groups" if self._overrides else ""
+        return f"{type(self).__name__}({options}; {len(self._parameters)} parameters of {self._model_name}{groups})"
+
     @property
     def lr(self) -> float:
         """Return the learning rate, which may be set between steps.

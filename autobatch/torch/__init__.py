@@ -13,3 +13,8 @@ from autobatch.torch.checking import check_batched
 from autobatch.torch.own import as_torch
 
 __all__ = ["as_torch", "batched", "cell", "check_batched"]
+
+
+def __dir__() -> list[str]:
+    """List the public names, for completion."""
+    return sorted(__all__)

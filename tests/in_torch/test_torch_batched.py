@@ -397,3 +397,7 @@ def test_bad_arguments_are_refused_in_a_sentence() -> None:
         mixed.loss(instances)
     with pytest.raises(GraphError, match=r"must be on the CPU, got one of shape \(3,\) on meta"):
         make()[0].loss([torch.ones(2, 3, device="meta")])
+
+
+def test_completion_offers_public_names_alone() -> None:
+    assert dir(abt) == sorted(abt.__all__)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from autobatch.errors import CheckpointError, DataError, GraphError, ShapeError
+from autobatch.nn.layers import Linear
 from autobatch.optim import SGD, Adam, AdamW, Group, Optimizer
 from autobatch.params.module import Module
 from autobatch.params.parameter import FloatArray, Parameter
@@ -453,3 +454,11 @@ def test_what_is_no_module_or_no_gradients_is_named() -> None:
         Adam(model.parameters())  # type: ignore[arg-type]
     with pytest.raises(GraphError, match="got a tuple; value_and_grad"):
         Adam(model).step((0.0, next(draw_grads(1))))  # type: ignore[arg-type]
+
+
+def test_an_optimizer_shows_its_options() -> None:
+    layer = Linear(2, 3, rng=np.random.default_rng(0))
+    groups = [Group("bias", lr_factor=0.5)]
+    shown = repr(SGD(layer, lr=0.01, momentum=0.9, groups=groups))
+    assert shown.startswith("SGD(lr=0.01, momentum=0.9, ")
+    assert shown.endswith("; 2 parameters of Linear, 1 parameters in groups)")
