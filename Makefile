@@ -33,10 +33,10 @@ native: $(VENV)/runtime
 test: lint
 	@$(BIN)/pytest -n $(WORKERS)
 
-test-all: lint $(VENV)/trainers $(VENV)/wheels
+test-all: lint $(VENV)/interop $(VENV)/wheels
 	@$(BIN)/pytest -n $(WORKERS) -m "not long and not gpu"
 
-test-long: $(VENV)/trainers
+test-long: $(VENV)/interop
 	@$(BIN)/pytest -n $(WORKERS) -m "long and not gpu"
 
 test-pythons:
@@ -77,9 +77,9 @@ $(VENV)/development: $(VENV)/runtime
 	@$(PIP) install 'autobatch-nn[dev]'
 	@touch $@
 
-$(VENV)/trainers: $(VENV)/development
-	@echo "Installing the trainers and servers of other libraries into $(VENV) ..."
-	@$(PIP) install 'autobatch-nn[trainers]'
+$(VENV)/interop: $(VENV)/development
+	@echo "Installing other libraries to work with into $(VENV) ..."
+	@$(PIP) install 'autobatch-nn[interop]'
 	@touch $@
 
 $(VENV)/wheels: $(VENV)/development

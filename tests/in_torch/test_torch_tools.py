@@ -79,7 +79,7 @@ def test_two_processes_train_what_one_trains(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tool", ["lightning", "transformers"])
 def test_trainers_train_it(tool: str, tmp_path: Path) -> None:
     if find_spec(tool) is None:
-        pytest.skip(f"{tool} is not installed: pip install '.[trainers]'")
+        pytest.skip(f"{tool} is not installed: pip install '.[interop]'")
     script = tmp_path / "script.py"
     trained = "trainer.model" if tool == "transformers" else "trainer.model.net"
     script.write_text(
