@@ -1,8 +1,8 @@
-"""Child-sum Tree-LSTM over dependency trees, whose words have any number of dependents: is a sentence true?
+"""Judge whether sentences are true, with a child-sum Tree-LSTM over dependency trees.
 
     python examples/dependency_trees.py
 
-It prints the loss, the share of new sentences that it judges rightly, and in how few batches their words ran:
+The script prints the loss, the accuracy on new sentences, and how many batches the nodes of these took:
 
     epoch 6: loss 0.01
     new sentences judged rightly: 98.5%
@@ -24,7 +24,7 @@ IDS = {word: number for number, word in enumerate((*LEAVES, *HEADS))}
 
 @dataclass
 class Word:
-    """A word, the words that depend on it, and whether what they say is true."""
+    """A word, its dependents, and the truth value of the phrase that it heads."""
 
     text: str
     truth: bool
@@ -32,7 +32,7 @@ class Word:
 
 
 def draw(rng: np.random.Generator, depth: int) -> Word:
-    """Draw a sentence: "not" has one dependent, other heads have two to five."""
+    """Draw a sentence; "not" has one dependent, the other heads have two to five."""
     if depth == 0 or rng.random() < 0.3:
         text = str(rng.choice(LEAVES))
         return Word(text, text == "true")
@@ -44,7 +44,7 @@ def draw(rng: np.random.Generator, depth: int) -> Word:
 
 
 class ChildSumLSTM(ab.Module):
-    """Child-sum Tree-LSTM (Tai, Socher, Manning 2015, section 3.1), which judges every word with its dependents."""
+    """Child-sum Tree-LSTM (Tai, Socher, Manning 2015, section 3.1) that judges every word from its subtree."""
 
     def __init__(self, dim: int, rng: np.random.Generator) -> None:
         self.words, self.dim = ab.Embedding(len(IDS), dim, rng=rng), dim
@@ -79,7 +79,7 @@ class ChildSumLSTM(ab.Module):
 
 
 def main() -> None:
-    """Train on 1000 sentences, and judge 200 others."""
+    """Train on 1000 sentences and judge 200 others."""
     rng = np.random.default_rng(0)
     model, new, sentences = ChildSumLSTM(16, rng), *([draw(rng, 3) for _ in range(n)] for n in (200, 1000))
     loss, optimizer = ab.batched(model.loss), ab.optim.Adam(model, lr=0.02)

@@ -1,9 +1,9 @@
-"""An agent that learns in the Gymnasium environment which nodes to run together, and is then used as a policy.
+"""Train an agent in the Gymnasium environment to choose which nodes run together, and use it as a policy.
 
     python examples/gym_agent.py        # needs the extra rl
 
-The agent scores each type that is ready by a weighted sum of its features, and learns the weights by REINFORCE. It
-prints what it needs above the lower bound while it learns, and then its mean batches beside those of others:
+The agent scores each ready type by a weighted sum of its features and learns the weights by REINFORCE. During training
+the script prints the number of batches above the lower bound, and then the mean number of batches of several policies:
 
     step 1: 17.8 batches above the lower bound
     ...
@@ -31,14 +31,14 @@ except (ImportError, ab.PolicyError):
 
 
 class LinearAgent:
-    """Chooses a type by the softmax of its scores; the form is that of agents of Stable-Baselines3."""
+    """Samples a type by the softmax of linear scores; has the interface of Stable-Baselines3 agents."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], rng: np.random.Generator) -> None:
         space: Any = env.observation_space
         self.observation_space, self.weights, self.rng = space, np.zeros(space["types"].shape[1]), rng
 
     def chances(self, observation: dict[str, Any]) -> Any:
-        """How likely each type is chosen: 0 for one that is not ready."""
+        """Return the probability of each type; 0 for types that are not ready."""
         scores = np.where(observation["mask"], observation["types"] @ self.weights, -np.inf)
         exps = np.exp(scores - scores.max())
         return exps / exps.sum()
@@ -48,7 +48,7 @@ class LinearAgent:
         return int(chances.argmax() if deterministic else self.rng.choice(len(chances), p=chances)), None
 
     def play(self, env: gymnasium.Env[Any, Any]) -> tuple[float, Any]:
-        """Play an episode: what it gained, and the gradient of the logarithm of its probability."""
+        """Play an episode; return its total reward and the gradient of the log-probability of its actions."""
         (seen, _), gained, gradient, done = env.reset(), 0.0, np.zeros_like(self.weights), False
         while not done:
             action, _ = self.predict(seen, deterministic=False, action_masks=seen["mask"])
@@ -59,7 +59,7 @@ class LinearAgent:
 
 
 def main() -> None:
-    """Train an agent on mini-batches of expressions, and count the batches of others."""
+    """Train an agent on mini-batches of expressions and compare it with other policies on new ones."""
     rng, spec = np.random.default_rng(0), find_model("tree-lstm-2type")
     data = spec.load(spec.default_data, rng)
     model: Any = spec.build(data, dim=4, rng=rng)

@@ -1,8 +1,8 @@
-"""A neural module network of PyTorch: a question is a tree of modules, and each question runs modules of its own.
+"""A neural module network in PyTorch: each question is a tree that combines modules in its own way.
 
     python examples/module_network.py        # needs the extra torch
 
-It prints the loss, the share of new questions about pictures that it answers rightly, and in how few batches it ran:
+The script prints the loss, the accuracy on new questions about pictures, and how many batches their nodes took:
 
     new questions: 100.0% right; 64.0% of the answers are yes
     1272 nodes ran in 12 batches
@@ -23,7 +23,7 @@ N_PARTS = {"and": 2, "or": 2, "not": 1}
 
 
 def draw_question(rng: np.random.Generator, depth: int, things: Any) -> tuple[Any, Any]:
-    """Draw a question, "red" or ("and", "red", ("not", "ball")), and say which of the things it means."""
+    """Draw a question, such as "red" or ("and", "red", ("not", "ball")), and a mask of the things that it matches."""
     if depth == 0 or rng.random() < 0.2:
         word = int(rng.integers(len(WORDS)))
         return WORDS[word], things[:, word] > 0
@@ -33,14 +33,14 @@ def draw_question(rng: np.random.Generator, depth: int, things: Any) -> tuple[An
 
 
 def draw_item(rng: np.random.Generator) -> tuple[Any, Tensor, float]:
-    """Draw a question, a picture of two things (2, 6), and whether one of them is meant."""
+    """Draw a question, a picture of two things (2, 6), and 1.0 if the question matches any of them, else 0.0."""
     things = np.eye(3, dtype=np.float32)[rng.integers(3, size=(2, 2))].reshape(2, 6)
     question, meant = draw_question(rng, 3, things)
     return question, torch.from_numpy(things), float(meant.any())
 
 
 class Find(nn.Module):
-    """Attends to the things that a word means: scores (2,)."""
+    """Scores how well each thing matches a word: (2,)."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Find(nn.Module):
 
 
 class Combine(nn.Module):
-    """Makes scores (2,) of those of one question or two."""
+    """Combines the scores (2,) of one or two questions into scores (2,)."""
 
     def __init__(self, n_parts: int, dim: int) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Combine(nn.Module):
 
 
 class ModuleNetwork(nn.Module):
-    """A module for words and one for each kind of question, put together as the question is."""
+    """One module for words and one for each kind of question, combined as the question requires."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class ModuleNetwork(nn.Module):
 
 
 def main() -> None:
-    """Train on 800 questions, and answer 200 others."""
+    """Train on 800 questions and answer 200 others."""
     torch.manual_seed(0)
     rng, model = np.random.default_rng(0), ModuleNetwork(16)
     items = [draw_item(rng) for _ in range(1000)]

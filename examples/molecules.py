@@ -1,8 +1,9 @@
-"""Messages between the atoms of a molecule, along its bonds, to predict a number: its heat of formation.
+"""Predict the heat of formation of molecules by passing messages between atoms along bonds.
 
     python examples/molecules.py
 
-It prints the mean error on new molecules in electronvolts, first that of a constant, and in how few batches they ran:
+The script prints the mean error on new molecules in electronvolts, first for a constant prediction, and how many
+batches their nodes took:
 
     the mean heat for all: error 1.48 eV
     ...
@@ -24,7 +25,7 @@ ATOMS, BONDS, N_STEPS = "CNOF", "-=#", 4
 
 
 class MessagePassing(ab.Module):
-    """Atoms send messages to their neighbours for some steps; then each adds its part to the number."""
+    """Atoms exchange messages with their neighbours for N_STEPS steps; the prediction is a sum over atoms."""
 
     def __init__(self, dim: int, rng: np.random.Generator) -> None:
         self.atoms, self.update = ab.Embedding(len(ATOMS), dim, rng=rng), ab.GRUCell(dim, dim, rng=rng)
@@ -52,7 +53,7 @@ class MessagePassing(ab.Module):
         return ab.squared_error(found, target)
 
     def number(self, molecule: Molecule[str]) -> Any:
-        """Predict the number of one molecule; an atom sees what is at most N_STEPS bonds away."""
+        """Predict the heat of a molecule; an atom sees atoms that are at most N_STEPS bonds away."""
         states, near = [self.embed(ATOMS.index(atom)) for atom in molecule.atoms], molecule.neighbours()
         for _ in range(N_STEPS):
             sent = [[self.send(self.bonds[bond], states[other]) for other, bond in bonds] for bonds in near]
@@ -64,7 +65,7 @@ class MessagePassing(ab.Module):
 
 
 def main() -> None:
-    """Train on 1000 molecules, and predict the heat of 200 others."""
+    """Train on 1000 molecules and predict the heat of 200 others."""
     rng = np.random.default_rng(0)
     molecules, new = (draw_compounds(n, rng, max_atoms=7) for n in (1000, 200))
     heats, model = np.array([molecule.target for molecule in new]), MessagePassing(16, rng)

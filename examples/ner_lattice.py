@@ -1,8 +1,9 @@
-"""Tagger of texts without spaces, which finds names: characters are a chain, words of a dictionary are extra edges.
+"""Find names in texts without spaces, with a tagger over lattices of characters and dictionary words.
 
     python examples/ner_lattice.py
 
-It prints the loss, how many of the names in new texts it finds, and tags: B and I for a name, O for what is none:
+The script prints the loss, how many names in new texts it finds, and the tags of a text: B and I for a name, O for
+anything else:
 
     epoch 6: loss 0.71
     new texts: 306 of 317 names are found, 15 times something else
@@ -24,14 +25,14 @@ WORDS = {word: number for number, word in enumerate(NAMES + OTHERS)}
 
 
 def draw(rng: np.random.Generator) -> tuple[str, str]:
-    """Draw a text and its tags: names, other words, and letters in between."""
+    """Draw a text of names, other words and letters, and its tags."""
     words = [str(rng.choice((NAMES, OTHERS, [*LETTERS])[rng.integers(3)])) for _ in range(rng.integers(2, 8))]
     tags = ["B" + "I" * (len(word) - 1) if word in NAMES else "O" * len(word) for word in words]
     return "".join(words), "".join(tags)
 
 
 class Reader(ab.Module):
-    """Reads a text in one direction; where words of the dictionary end, it reads them, too."""
+    """Reads a text in one direction: each letter, and each dictionary word that ends with it."""
 
     def __init__(self, dim: int, rng: np.random.Generator) -> None:
         self.letters, self.words = ab.Embedding(len(LETTERS), dim, rng=rng), ab.Embedding(len(WORDS), dim, rng=rng)
@@ -47,7 +48,7 @@ class Reader(ab.Module):
         return self.lstm(ab.concat((self.letters(letter), ab.sum_n(words, shape=self.zeros.shape))), state)
 
     def states(self, text: str, dictionary: dict[str, int]) -> list[Any]:
-        """The state after each letter; a word goes on from the state before its first one."""
+        """Return the state after each letter; a word continues from the state before its first letter."""
         states: list[Any] = [(self.zeros, self.zeros)]
         for end in range(1, len(text) + 1):
             found = [(start, dictionary.get(text[start:end])) for start in range(max(0, end - 4), end)]
@@ -57,7 +58,7 @@ class Reader(ab.Module):
 
 
 class Tagger(ab.Module):
-    """A reader in each direction, and a layer that scores tags by the states of both."""
+    """One reader per direction, and a layer that scores tags from the states of both."""
 
     def __init__(self, dim: int, rng: np.random.Generator) -> None:
         self.rightward, self.leftward = Reader(dim, rng), Reader(dim, rng)
@@ -77,7 +78,7 @@ class Tagger(ab.Module):
 
 
 def main() -> None:
-    """Train on 1200 texts, and find the names of 200 others."""
+    """Train on 1200 texts and find the names in 200 others."""
     rng = np.random.default_rng(1)
     model, items, new = Tagger(16, rng), *([draw(rng) for _ in range(n)] for n in (1200, 200))
     loss, optimizer = ab.batched(model.loss), ab.optim.Adam(model, lr=0.01)

@@ -1,8 +1,8 @@
-"""A scheduling policy of one's own, compared with two built-in ones by the number of batches.
+"""Compare a custom scheduling policy with two built-in ones by the number of batches.
 
     python examples/own_policy.py
 
-It prints below how many batches no schedule of 32 expressions can go, and how many each policy needs:
+The script prints the lower bound on the number of batches for 32 expressions, and the batches of each policy:
 
     lower bound  17
     depth        25
@@ -22,7 +22,7 @@ Expression = Any  # an int, or a tuple of "+" or "*" and two expressions
 
 
 class Evaluator(ab.Module):
-    """Evaluates an expression by one network for sums and one for products, and measures its error at each node."""
+    """Evaluates expressions with one network for sums and one for products; every node has a loss."""
 
     def __init__(self, dim: int, rng: np.random.Generator) -> None:
         self.digits = ab.Embedding(10, dim, rng=rng)
@@ -63,7 +63,7 @@ class Evaluator(ab.Module):
 
 
 class LargestShare(ab.policies.FrontierPolicy):
-    """Runs the type of which the largest share of what is left is ready; errors and sums wait for the others."""
+    """Runs the type of which the largest share of remaining nodes is ready; errors and sums run last."""
 
     name = "own"
 
@@ -71,20 +71,20 @@ class LargestShare(ab.policies.FrontierPolicy):
         self.late = np.array([name in ("error", "sum_n") for name in types])
 
     def choose(self, frontier: Any) -> int:
-        """Name the type to run; `ready` and `remaining` count the nodes of each type."""
+        """Return the type to run; `ready` and `remaining` count the nodes of each type."""
         share = frontier.ready / np.maximum(frontier.remaining, 1)
         return int(np.where(self.late & (frontier.ready > 0), 1e-9, share).argmax())
 
 
 def draw(rng: np.random.Generator, depth: int) -> Expression:
-    """Draw an expression."""
+    """Draw an expression with at most `depth` nested operations."""
     if depth == 0 or rng.random() < 0.15:
         return int(rng.integers(10))
     return ("+*"[rng.integers(2)], draw(rng, depth - 1), draw(rng, depth - 1))
 
 
 def main() -> None:
-    """Plan one mini-batch by three policies."""
+    """Plan one mini-batch with three policies."""
     rng = np.random.default_rng(0)
     loss = ab.batched(Evaluator(8, rng).loss)
     graphs = loss.record_all([draw(rng, 7) for _ in range(32)])

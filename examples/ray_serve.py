@@ -1,7 +1,7 @@
-"""A recursive network behind Ray Serve: replicas with a core each, in each of which requests share batches.
+"""Serve a recursive network with Ray Serve: each replica has a core and batches its concurrent requests.
 
-pip install 'autobatch-nn[serve]' 'ray[serve]'
-python examples/ray_serve.py --replicas 2 --requests 200
+    pip install 'autobatch-nn[serve]' 'ray[serve]'
+    python examples/ray_serve.py --replicas 2 --requests 200
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ WORDS = {word: number for number, word in enumerate(("the", "film", "plot", "is"
 
 
 class Phrases(ab.Module):
-    """Scores a phrase: a word, or a pair of phrases.
+    """Scores phrases: a phrase is a word, or a pair of phrases.
 
-    Ray sends the class to its replicas by value, as it would one with methods marked `@ab.cell`.
+    Ray sends the class to its replicas by value, as it also does for classes with methods marked `@ab.cell`.
     """
 
     def __init__(self, dim: int, rng: np.random.Generator) -> None:
@@ -33,32 +33,32 @@ class Phrases(ab.Module):
         self.join, self.out = ab.Linear(2 * dim, dim, rng=rng), ab.Linear(dim, 2, rng=rng)
 
     def encode(self, phrase: Any) -> Any:
-        """Read a phrase, given as JSON: a vector (dim,)."""
+        """Encode a phrase, given as JSON, as a vector (dim,)."""
         if isinstance(phrase, str):
             return self.words(WORDS[phrase])
         left, right = map(self.encode, phrase)
         return ab.tanh(self.join(ab.concat((left, right))))
 
     def scores(self, phrase: Any) -> Any:
-        """Score a phrase: (2,)."""
+        """Return the scores of a phrase (2,)."""
         return self.out(self.encode(phrase))
 
 
 @serve.deployment(ray_actor_options={"num_cpus": 1}, max_ongoing_requests=256)
 class Replica:
-    """A process with a server of its own; Ray spreads the requests among them."""
+    """A process with its own server; Ray distributes the requests among replicas."""
 
     def __init__(self, dim: int) -> None:
         self.server = ab.serve(Phrases(dim, np.random.default_rng(0)).scores, max_running=128)
 
     async def __call__(self, request: Any) -> list[float]:
-        """Answer a request: the phrase is its body."""
+        """Answer a request whose body is a phrase."""
         scores: list[float] = (await self.server(await request.json(), deadline=60.0)).tolist()
         return scores
 
 
 def draw(rng: np.random.Generator, n_words: int) -> Any:
-    """Draw a phrase of so many words."""
+    """Draw a phrase of `n_words` words."""
     if n_words == 1:
         return str(rng.choice([*WORDS]))
     left = int(rng.integers(1, n_words))
@@ -66,14 +66,14 @@ def draw(rng: np.random.Generator, n_words: int) -> Any:
 
 
 def ask(port: int, phrase: Any) -> list[float]:
-    """Send a request, and wait for the answer."""
+    """Send a phrase and wait for its scores."""
     with urlopen(Request(URL.format(port=port), json.dumps(phrase).encode(), method="POST"), timeout=60) as answer:
         scores: list[float] = json.loads(answer.read())
     return scores
 
 
 def main() -> None:
-    """Serve, send requests from 32 threads, compare the answers with the model's own, and end."""
+    """Serve the model, send requests from 32 threads, compare the answers with the model's own, and shut down."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name, number in (("replicas", 2), ("requests", 200), ("dim", 64), ("port", 8123)):
         parser.add_argument(f"--{name}", type=int, default=number)

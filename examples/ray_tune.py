@@ -1,7 +1,7 @@
-"""Ray Tune drives `learn_policy`: which encoding, how many episodes and which seed plan unseen trees in few batches.
+"""Tune the options of `learn_policy` with Ray Tune, to minimise the batches of unseen trees.
 
-pip install 'autobatch-nn[ray]' 'ray[tune]'
-python examples/ray_tune.py --trees 8
+    pip install 'autobatch-nn[ray]' 'ray[tune]'
+    python examples/ray_tune.py --trees 8
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import autobatch as ab
 
 
 class Phrases(ab.Module):
-    """A recursive network of three cells: for words, for pairs of phrases, and for triples.
+    """A recursive network with three cells: for words, for pairs of phrases, and for triples.
 
-    Ray sends the class to its workers by value, as it is a class of this script.
+    Ray sends the class to its workers by value, because this script defines it.
     """
 
     def __init__(self, dim: int, rng: np.random.Generator) -> None:
@@ -30,21 +30,21 @@ class Phrases(ab.Module):
 
     @ab.cell
     def word(self, number: int) -> Any:
-        """Read a word: (dim,)."""
+        """Return the vector of a word (dim,)."""
         return self.words(number)
 
     @ab.cell
     def join(self, left: Any, right: Any) -> Any:
-        """Join two phrases: (dim,)."""
+        """Join two phrases (dim,)."""
         return ab.tanh(self.pair(ab.concat((left, right))))
 
     @ab.cell
     def join_three(self, left: Any, middle: Any, right: Any) -> Any:
-        """Join three phrases: (dim,)."""
+        """Join three phrases (dim,)."""
         return ab.tanh(self.triple(ab.concat((left, middle, right))))
 
     def encode(self, phrase: Any) -> Any:
-        """Read a phrase: a number of a word, or a tuple of two or three phrases."""
+        """Encode a phrase (dim,): the number of a word, or a tuple of two or three phrases."""
         if isinstance(phrase, int):
             return self.word(phrase)
         parts = [self.encode(part) for part in phrase]
@@ -52,14 +52,14 @@ class Phrases(ab.Module):
 
 
 def draw(rng: np.random.Generator, depth: int) -> Any:
-    """Draw a phrase."""
+    """Draw a phrase with at most `depth` levels of nesting."""
     if depth == 0 or rng.random() < 0.1:
         return int(rng.integers(10))
     return tuple(draw(rng, depth - 1) for _ in range(int(rng.integers(2, 4))))
 
 
 def measure(options: dict[str, Any], n_trees: int) -> dict[str, float]:
-    """Learn the published machine on one mini-batch with some options; give the mean batches of four others."""
+    """Learn a policy on one mini-batch with these options; return its mean number of batches on four others."""
     rng = np.random.default_rng(0)
     encode = ab.batched(Phrases(4, rng).encode, backend="reference")
     seen, *unseen = [[draw(rng, 5) for _ in range(n_trees)] for _ in range(5)]
@@ -68,7 +68,7 @@ def measure(options: dict[str, Any], n_trees: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Try every combination of a few options, each in a worker, and print the best."""
+    """Try all combinations of a few options in parallel workers and print the best."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name, number in (("trees", 8), ("cpus", 2)):
         parser.add_argument(f"--{name}", type=int, default=number)

@@ -1,8 +1,8 @@
-"""Tree-LSTM over phrases of opinion, with a label at every node of a binary tree: 0 negative, 1 neutral, 2 positive.
+"""Label every node of a binary tree with a Tree-LSTM: 0 negative, 1 neutral, 2 positive.
 
     python examples/sentiment_trees.py
 
-It prints the loss, how many nodes of new trees get the right label, and in how few batches they ran:
+The script prints the loss, the accuracy on the nodes of new trees, and how many batches these nodes took:
 
     epoch 5: loss 0.06
     right labels of new data: 100.0% of nodes
@@ -23,7 +23,7 @@ IDS = {word: number for number, word in enumerate(WORDS)}
 
 
 def draw_tree(rng: np.random.Generator, n_words: int) -> Tree[str]:
-    """Draw a phrase: its label is the sign of its parts together, and "not" turns round the phrase after it."""
+    """Draw a phrase; its label is the sign of the sum of its parts, and "not" negates the phrase after it."""
     if n_words == 1:
         word = str(rng.choice([*WORDS]))
         return Tree.leaf(WORDS[word] + 1, word)
@@ -64,7 +64,7 @@ class TreeLSTM(ab.Module):
         return ab.argmax(self.output(state[0]))
 
     def states(self, tree: Tree[str]) -> list[Any]:
-        """The states of all nodes, children before their parent."""
+        """Return the states of all nodes, children before their parents."""
         if tree.is_leaf:
             return [self.leaf(IDS[tree.word])]
         left, right = self.states(tree.left), self.states(tree.right)
@@ -79,7 +79,7 @@ class TreeLSTM(ab.Module):
 
 
 def main() -> None:
-    """Train on 1000 trees, and label 200 others."""
+    """Train on 1000 trees and label 200 others."""
     rng = np.random.default_rng(0)
     trees = [draw_tree(rng, int(n)) for n in rng.integers(2, 16, 1200)]
     model, new = TreeLSTM(16, rng), trees[1000:]

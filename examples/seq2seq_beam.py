@@ -1,8 +1,8 @@
-"""Encoder and decoder with attention that learn to write a word backwards, and then search with a beam.
+"""Train an encoder and a decoder with attention to write words backwards, and decode with beam search.
 
     python examples/seq2seq_beam.py
 
-It prints the loss, and how many new words come out right with a beam of one and of four:
+The script prints the loss, and how many new words are right with beam widths 1 and 4:
 
     epoch 6: loss 0.22
     beam of 1: 179 of 200 words are right
@@ -23,7 +23,7 @@ END = len(LETTERS)
 
 
 class Reverser(ab.Module):
-    """Reads letters with an LSTM, and writes with another one, which attends to what was read."""
+    """Reads letters with an LSTM and writes with another one, which attends to the states of the first."""
 
     def __init__(self, dim: int, rng: np.random.Generator) -> None:
         self.letters, self.zeros = ab.Embedding(END + 1, dim, rng=rng), np.zeros(dim)
@@ -43,7 +43,7 @@ class Reverser(ab.Module):
         return ab.log_softmax(self.output(ab.concat((state[0], ab.attend(state[0], memory, memory)))))
 
     def read(self, word: list[int]) -> tuple[Any, list[Any]]:
-        """The first state of the decoder, and what it attends to."""
+        """Return the first state of the decoder, and the encoder states that it attends to."""
         state, memory = (self.zeros, self.zeros), []
         for letter in word:
             state = self.encode(letter, state)
@@ -58,7 +58,7 @@ class Reverser(ab.Module):
         return ab.sum_n(losses)
 
     async def search(self, word: list[int], width: int) -> list[int]:
-        """Write the likeliest word of those that a beam of so many finds; all of them ask in one round."""
+        """Return the likeliest word found by beam search; each round awaits the scores of all beams at once."""
         state, memory = self.read(word)
         beams: list[tuple[float, list[int], Any]] = [(0.0, [], state)]
         ended: list[tuple[float, list[int]]] = []
@@ -76,7 +76,7 @@ class Reverser(ab.Module):
 
 
 def main() -> None:
-    """Train on 1000 words, and write 200 others backwards."""
+    """Train on 1000 words and write 200 others backwards."""
     rng = np.random.default_rng(0)
     words = [rng.integers(0, END, n).tolist() for n in rng.integers(1, 8, 1200)]
     model, new = Reverser(24, rng), words[1000:]

@@ -1,7 +1,7 @@
-"""Child-sum Tree-LSTM over pairs of dependency trees, for how related two sentences are: PyTorch, one pair at a time.
+"""Rate how related two sentences are with a child-sum Tree-LSTM, in PyTorch, one pair at a time.
 
-The model is that of Tai, Socher and Manning 2015 (arXiv:1503.00075), sections 3.1 and 4.2, as people write it: modules
-with a batch axis of length one, a recursion over the tree, a loss for each pair. `torch_after.py` is the same, batched.
+The model is that of Tai, Socher and Manning 2015 (arXiv:1503.00075), sections 3.1 and 4.2, in the usual style: modules
+with a batch axis of length one, a recursion over the tree, a loss per pair. `torch_after.py` is the batched version.
 
     python examples/torch_before.py --pairs 256 --dim 64
 """
@@ -20,21 +20,21 @@ N_WORDS, N_SCORES = 200, 5
 
 
 class Node:
-    """A word of a sentence, and the words that depend on it."""
+    """A word and its dependents."""
 
     def __init__(self, word: int, children: list[Node]) -> None:
         self.word, self.children = word, children
 
 
 def draw_tree(rng: np.random.Generator, topic: int, size: int) -> Node:
-    """Draw a tree of words that mostly belong to a topic."""
+    """Draw a tree whose words mostly belong to one topic."""
     word = int(rng.integers(40) + 40 * (topic if rng.random() < 0.8 else rng.integers(5)))
     sizes = np.bincount(rng.integers(min(4, size), size=size - 1)) if size > 1 else []
     return Node(word, [draw_tree(rng, topic, int(n)) for n in sizes if n])
 
 
 def draw_pairs(n: int, seed: int = 0) -> list[tuple[Node, Node, float]]:
-    """Draw pairs of sentences, related by how near their topics are: 1 to 5."""
+    """Draw pairs of sentences with a score from 1 to 5: the closer their topics, the higher."""
     rng = np.random.default_rng(seed)
     topics = rng.integers(5, size=(n, 2))
     sizes = rng.integers(3, 20, size=(n, 2))
@@ -45,7 +45,7 @@ def draw_pairs(n: int, seed: int = 0) -> list[tuple[Node, Node, float]]:
 
 
 class ChildSumTreeLSTM(nn.Module):
-    """Reads a tree from its leaves to its root."""
+    """Encodes a tree from its leaves to its root."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class ChildSumTreeLSTM(nn.Module):
         self.forget_h = nn.Linear(dim, dim, bias=False)
 
     def node(self, word: Tensor, child_h: list[Tensor], child_c: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """The state of a node (1, H), of those of its children."""
+        """Return the state of a node (1, H) from those of its children."""
         x = self.words(word).unsqueeze(0)
         h = torch.cat(child_h, dim=0) if child_h else torch.zeros_like(x)
         c = torch.cat(child_c, dim=0) if child_c else torch.zeros_like(x)
@@ -66,13 +66,13 @@ class ChildSumTreeLSTM(nn.Module):
         return torch.sigmoid(o) * torch.tanh(new_c), new_c
 
     def forward(self, tree: Node) -> tuple[Tensor, Tensor]:
-        """The state of the root."""
+        """Return the state of the root."""
         states = [self(child) for child in tree.children]
         return self.node(torch.tensor(tree.word), [h for h, _ in states], [c for _, c in states])
 
 
 class Similarity(nn.Module):
-    """Scores two states by their product and their distance."""
+    """Scores how related two states are, by their product and their distance."""
 
     def __init__(self, dim: int, hidden: int = 50) -> None:
         super().__init__()
@@ -80,13 +80,13 @@ class Similarity(nn.Module):
         self.output = nn.Linear(hidden, N_SCORES)
 
     def forward(self, left: Tensor, right: Tensor) -> Tensor:
-        """The logarithms of the probabilities of all scores (1, 5)."""
+        """Return the log-probabilities of all scores (1, 5)."""
         both = torch.cat((left * right, torch.abs(left - right)), dim=1)
         return functional.log_softmax(self.output(torch.sigmoid(self.hidden(both))), dim=1)
 
 
 class Relatedness(nn.Module):
-    """Compares what the scores of a pair are with what they should be."""
+    """Compares the predicted scores of a pair with the given one."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Relatedness(nn.Module):
         self.similarity = Similarity(dim)
 
     def loss(self, pair: tuple[Node, Node, float]) -> Tensor:
-        """The Kullback-Leibler divergence of a pair."""
+        """Return the Kullback-Leibler divergence of a pair."""
         left, right, score = pair
         target = torch.zeros(1, N_SCORES)
         target[0, int(score) - 1] = 1.0
@@ -103,7 +103,7 @@ class Relatedness(nn.Module):
 
 
 def main() -> list[float]:
-    """Train for some epochs; the mean loss of each."""
+    """Train for some epochs; return the mean loss of each."""
     parser = argparse.ArgumentParser()
     for name, default in (("pairs", 256), ("dim", 64), ("epochs", 3), ("batch-size", 32)):
         parser.add_argument(f"--{name}", type=int, default=default)
