@@ -1,5 +1,5 @@
-"""The models again in PyTorch, written independently, to compare with."""
+"""The models reimplemented in PyTorch, independently, as references."""
 
 import torch
 
-torch.set_num_threads(1)  # waking threads for tensors this small takes most of the time otherwise
+torch.set_num_threads(1)  # otherwise, most of the time goes to waking threads for such small tensors

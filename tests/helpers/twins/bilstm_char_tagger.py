@@ -1,4 +1,4 @@
-"""The tagger that spells rare words of autobatch.models, written again with PyTorch's own LSTMs."""
+"""The tagger that spells rare words, reimplemented with PyTorch's LSTMs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from helpers.twins.bilstm_tagger import name_in_twin as name_of_tagger
 
 
 class BiLSTMCharTaggerTwin(BiLSTMTaggerTwin):
-    """The twin of the tagger, and an LSTM in both directions for characters."""
+    """The twin of the tagger, with a bidirectional LSTM for characters."""
 
     characters: nn.Parameter
 
@@ -27,7 +27,6 @@ class BiLSTMCharTaggerTwin(BiLSTMTaggerTwin):
 
     @classmethod
     def with_state(cls, state: Mapping[str, npt.NDArray[np.floating]]) -> Self:
-        """Build the twin of a model from the model's `state_dict()`, in its sizes and its dtype."""
         n_words, dim = state["embedding"].shape
         twin = cls(n_words, len(state["output.bias"]), dim, n_layers=1)
         twin.characters = nn.Parameter(torch.zeros(len(state["characters"]), dim))
@@ -42,7 +41,7 @@ class BiLSTMCharTaggerTwin(BiLSTMTaggerTwin):
         return logits
 
     def vector(self, word: int | list[int]) -> Tensor:
-        """The vector of a word, looked up or spelled."""
+        """Return the vector of a word, looked up or spelled."""
         if isinstance(word, int):
             return self.embedding[word]
         _, (last, _) = self.spelling(self.characters[torch.tensor(word)])

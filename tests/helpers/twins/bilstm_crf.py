@@ -1,4 +1,4 @@
-"""The tagger with a conditional random field of autobatch.models, written again with PyTorch's own LSTM."""
+"""The tagger with a conditional random field, reimplemented with PyTorch's LSTM."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from helpers.twins.crf import CRFTwin
 
 
 class BiLSTMCRFTwin(BiLSTMTaggerTwin):
-    """The twin of the tagger, and that of the random field."""
+    """The twin of the tagger, with the twin of the random field."""
 
     def __init__(self, n_words: int, n_tags: int, dim: int, n_layers: int) -> None:
         super().__init__(n_words, n_tags, dim, n_layers)
         self.crf = CRFTwin(n_tags)
 
     def loss(self, sentence: Sentence[int]) -> Tensor:
-        """Compute minus the logarithm of the probability of the tags: a scalar."""
+        """Return the negative log-probability of the tags: a scalar."""
         return self.crf.loss(self.scores(sentence), sentence.tags)
 
     @torch.no_grad()
     def tags(self, sentence: Sentence[int]) -> list[int]:
-        """Find the likeliest tags."""
         return self.crf.best(self.scores(sentence))

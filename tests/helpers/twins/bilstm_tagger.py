@@ -1,4 +1,4 @@
-"""The bidirectional tagger of autobatch.models, written again with PyTorch's own LSTM, one sentence at a time."""
+"""The bidirectional tagger, reimplemented with PyTorch's LSTM, one sentence at a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ class BiLSTMTaggerTwin(nn.Module):
 
     @classmethod
     def with_state(cls, state: Mapping[str, npt.NDArray[np.floating]]) -> Self:
-        """Build the twin of a model from the model's `state_dict()`, in its sizes and its dtype."""
         n_words, dim = state["embedding"].shape
         n_layers = sum(name.startswith("leftward.") and name.endswith("weight_hh") for name in state)
         twin = cls(n_words, len(state["output.bias"]), dim, n_layers).to(torch.from_numpy(state["embedding"]).dtype)

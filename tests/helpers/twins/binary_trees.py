@@ -1,4 +1,4 @@
-"""Losses of classifiers of binary trees, in PyTorch: recursion that collects the states of all nodes."""
+"""Losses of classifiers of binary trees, in PyTorch: a recursion that collects the states of all nodes."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from autobatch.models.data.tree import Tree
 
 
 class BinaryTreeTwin(nn.Module):
-    """A twin derives from it, and computes the states of leaves and of nodes with two children."""
+    """Base class of twins, which compute the states of leaves and of nodes with two children."""
 
     output: nn.Linear
 
     def read(self, word: int) -> Any:
-        """The state of a leaf."""
+        """Return the state of a leaf."""
         raise NotImplementedError
 
     def join(self, left: Any, right: Any) -> Any:
-        """The state of a node with two children."""
+        """Return the state of a node with two children."""
         raise NotImplementedError
 
     def hidden(self, state: Any) -> Tensor:
-        """The vector of a state by which the node is classified."""
+        """Return the vector of a state that classifies its node."""
         vector: Tensor = state
         return vector
 
     def visit(self, tree: Tree[int], states: list[Any]) -> Any:
-        """Compute the state of a node; append those of all nodes below it and its own."""
+        """Return the state of a node; append the states of all nodes below it, and its own."""
         if tree.is_leaf:
             state = self.read(tree.word)
         else:

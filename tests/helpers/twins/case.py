@@ -13,15 +13,15 @@ class Case:
 
     name: str
     draw: Callable[..., tuple[Any, list[Any]]]
-    """Draws by seed, n_instances and dim: a model in float64, and instances of different sizes."""
+    """Draws, by seed, n_instances and dim, a float64 model and instances of different sizes."""
     make_twin: Callable[[Mapping[str, Any]], Any]
-    """From the model's `state_dict()`."""
+    """Builds the twin from the model's `state_dict()`, with its sizes and dtype."""
     name_in_twin: Callable[[str], str] = str
     """Translates the name of a parameter."""
     place_scores: Callable[[Any], Any] = list
-    """From what batched `scores` gives to the logits of all places of each instance."""
+    """Maps the results of batched `scores` to the logits of all places of each instance."""
 
     @property
     def model(self) -> str:
-        """The name of the model, which may have several cases: "graph-network" of "graph-network, sum"."""
+        """Return the name of the model, which may have several cases: "graph-network" of "graph-network, sum"."""
         return self.name.partition(",")[0]

@@ -1,6 +1,6 @@
-"""The models, each with its PyTorch twin and instances to compare them on: a new model is a new case.
+"""The models, each with its PyTorch twin and instances; add a case for each new model.
 
-Models that await values are cases of their own: their losses are of kinds that backends are tested on elsewhere.
+Models that await values have separate cases: tests of backends cover the kinds of their losses elsewhere.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ draw_trees_case = partial(tree_cases.draw_listops_case, make=TreeLSTM)
 
 
 def draw_two_type_case(seed: int, n_instances: int, dim: int) -> tuple[TwoTypeTreeLSTM, list[TwoTypeTree]]:
-    """The same trees, each of their inner nodes of one of two kinds."""
+    """Draw trees whose inner nodes are each of one of two kinds."""
     sizes, trees = draw_trees_case(seed, n_instances, dim)
     model = TwoTypeTreeLSTM(len(sizes.embedding.data), dim, N_CLASSES, np.random.default_rng(seed))
     return model.astype("float64"), [TwoTypeTree(tree, draw_kinds(tree, seed)) for tree in trees]
@@ -85,7 +85,7 @@ def draw_two_type_case(seed: int, n_instances: int, dim: int) -> tuple[TwoTypeTr
 def draw_sentences_case(
     seed: int, n_instances: int, dim: int, n_layers: int = 1, model: type[BiLSTMTagger] = BiLSTMTagger
 ) -> tuple[BiLSTMTagger, list[Sentence[int]]]:
-    """One of the sentences is a single word."""
+    """Draw sentences, one of which is a single word."""
     rng = np.random.default_rng(seed)
     drawn = [Sentence(["song"], ["O"]), *draw_sentences(n_instances - 1, rng)]
     words = Vocabulary.count(word for sentence in drawn for word in sentence.words)
@@ -95,7 +95,7 @@ def draw_sentences_case(
 
 
 def draw_spelled_case(seed: int, n_instances: int, dim: int) -> tuple[BiLSTMCharTagger, list[SpelledSentence]]:
-    """Half of the words are spelled, one of them by a single character."""
+    """Draw words of which half are spelled, one of them by a single character."""
     rng = np.random.default_rng(seed)
     drawn = [Sentence(["a"], ["O"]), *draw_rare_names(n_instances - 1, rng, max_parts=3)]
     characters = Vocabulary.count("".join(word for sentence in drawn for word in sentence.words), min_count=3)
@@ -111,7 +111,7 @@ def draw_spelled_case(seed: int, n_instances: int, dim: int) -> tuple[BiLSTMChar
 def draw_lattices_case(
     seed: int, n_instances: int, dim: int, model: Callable[..., LatticeTagger] = LatticeLSTM
 ) -> tuple[LatticeTagger, list[Lattice[int]]]:
-    """Lattices of both kinds, the first without a position to tag; what is rare is an unknown word."""
+    """Draw lattices of both kinds, the first without a position to tag; rare words are unknown."""
     rng = np.random.default_rng(seed)
     half = n_instances // 2
     drawn = [Lattice(["0"], [[]]), *draw_lattices(half - 1, rng), *draw_dags(n_instances - half, rng, max_nodes=10)]
@@ -120,7 +120,7 @@ def draw_lattices_case(
 
 
 def draw_names_case(seed: int, n_instances: int, dim: int) -> tuple[LatticeLSTMNER, list[Lattice[int]]]:
-    """Texts with names in them, the first without a character."""
+    """Draw texts with names, the first of them empty."""
     rng = np.random.default_rng(seed)
     drawn = [Lattice(["0"], [[]]), *draw_named_lattices(n_instances - 1, rng, max_words=4)]
     encoded, sizes = encode_lattices(drawn)
@@ -128,7 +128,7 @@ def draw_names_case(seed: int, n_instances: int, dim: int) -> tuple[LatticeLSTMN
 
 
 def encode_lattices(drawn: list[Lattice[str]]) -> tuple[list[Lattice[int]], tuple[int, int, int]]:
-    """Give numbers to characters, words and tags, of each of which there are so many."""
+    """Replace characters, words and tags by ids; also return how many there are of each."""
     characters = Vocabulary.count(chain.from_iterable(x.characters() for x in drawn), min_count=2)
     words = Vocabulary.count(chain.from_iterable(x.words() for x in drawn), min_count=2)
     tags = Vocabulary.count(chain.from_iterable(x.tags[1:] for x in drawn))
@@ -146,7 +146,7 @@ def encode_lattices(drawn: list[Lattice[str]]) -> tuple[list[Lattice[int]], tupl
 
 
 def draw_texts_case(seed: int, n_instances: int, dim: int) -> tuple[LSTMLM, list[list[int]]]:
-    """One of the sentences has no word; what is rare is an unknown word."""
+    """Draw sentences, one of them empty; rare words are unknown."""
     rng = np.random.default_rng(seed)
     drawn = [list[str](), *draw_texts(n_instances - 1, rng)]
     words = Vocabulary.count(chain.from_iterable(drawn), min_count=2)
@@ -156,7 +156,7 @@ def draw_texts_case(seed: int, n_instances: int, dim: int) -> tuple[LSTMLM, list
 def draw_pairs_case(
     seed: int, n_instances: int, dim: int, model: Callable[..., Translator] = Seq2Seq
 ) -> tuple[Translator, list[Pair[int]]]:
-    """One of the pairs is empty; what is rare is an unknown word."""
+    """Draw pairs, one of them empty; rare words are unknown."""
     rng = np.random.default_rng(seed)
     drawn = [make_pair("", ""), *draw_pairs(n_instances - 1, rng)]
     source = Vocabulary.count(chain.from_iterable(pair.source for pair in drawn), min_count=2)
@@ -167,7 +167,7 @@ def draw_pairs_case(
 
 
 def draw_brackets_case(seed: int, n_instances: int, dim: int) -> tuple[StackLSTMParser, list[Tree[int]]]:
-    """One of the trees is a single leaf, which no action but a shift builds."""
+    """Draw trees, one of them a single leaf, which is built by shifts only."""
     rng = np.random.default_rng(seed)
     drawn = [Tree.leaf(brackets.WORD, "a"), *brackets.draw_brackets(n_instances - 1, rng, max_depth=3)]
     vocabulary = Vocabulary.count(word for tree in drawn for word in tree.words())
@@ -176,7 +176,7 @@ def draw_brackets_case(seed: int, n_instances: int, dim: int) -> tuple[StackLSTM
 
 
 def draw_commands_case(seed: int, n_instances: int, dim: int) -> tuple[DoublyRecurrent, list[DescribedTree[int]]]:
-    """One of the texts is empty, and its tree is a single node."""
+    """Draw texts and trees, one pair of them an empty text and a single node."""
     rng = np.random.default_rng(seed)
     drawn = [DescribedTree[str]([], OrderedTree("do")), *draw_commands(n_instances - 1, rng)]
     words = Vocabulary.count(word for one in drawn for word in one.words)
@@ -202,7 +202,7 @@ CASES = [
     Case("lattice-lstm", draw_lattices_case, LatticeLSTMTwin.with_state),
     *tree_cases.CASES,
 ]
-"""Models whose kinds of cells and graphs the tests of all stages and backends run through."""
+"""Models with all kinds of cells and graphs; the tests of all stages and backends run them."""
 
 MORE = [
     *tree_cases.MORE,
@@ -218,7 +218,7 @@ MORE = [
     Case("lstm-lm", draw_texts_case, LSTMLMTwin.with_state, lstm_lm.name_in_twin),
     *graph_cases.CASES,
 ]
-"""Models which have much in common with those, and are tested as wholes, on all backends."""
+"""Models similar to those of `CASES`, which are tested end to end on all backends."""
 
 AWAITING = [
     Case("seq2seq", draw_pairs_case, Seq2SeqTwin.with_state, seq2seq.name_in_twin),

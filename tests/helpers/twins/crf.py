@@ -1,4 +1,4 @@
-"""Conditional random fields again: sums and maxima over all sequences, from the last word to the first."""
+"""Conditional random fields: sums and maxima over all sequences, from the last word to the first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class CRFTwin(nn.Module):
-    """Transitions between tags; parameters named as in autobatch."""
+    """Transitions between tags; the parameters have the names of autobatch's."""
 
     def __init__(self, n_tags: int) -> None:
         super().__init__()
@@ -19,7 +19,7 @@ class CRFTwin(nn.Module):
         self.end = nn.Parameter(torch.zeros(n_tags))
 
     def loss(self, scores: Tensor, tags: Sequence[int]) -> Tensor:
-        """Compute minus the logarithm of the probability of tags, from the scores of words (N, C): a scalar."""
+        """Return the negative log-probability of tags, given the scores of words (N, C): a scalar."""
         if not tags:
             return torch.zeros((), dtype=scores.dtype)
         right = self.start[tags[0]] + self.end[tags[-1]] + scores[range(len(tags)), list(tags)].sum()
@@ -27,7 +27,7 @@ class CRFTwin(nn.Module):
         return self._reduce(scores, torch.logsumexp) - right
 
     def best(self, scores: Tensor) -> list[int]:
-        """Find the likeliest tags, 0 left out: in each place the tag of which the best sequence is the best of all."""
+        """Find the likeliest tags except 0: for each place, the tag whose best sequence is the best of all."""
         scores = torch.cat((torch.full_like(scores[:, :1], -torch.inf), scores[:, 1:]), dim=1)
         return [
             max(range(1, len(self.start)), key=lambda tag: float(self._best_with(scores, place, tag)))
@@ -35,7 +35,7 @@ class CRFTwin(nn.Module):
         ]
 
     def _best_with(self, scores: Tensor, place: int, tag: int) -> Tensor:
-        """Score the best sequence with a tag in a place."""
+        """Score the best sequence with this tag in this place."""
         others = torch.full_like(scores[0], -torch.inf)
         others[tag] = 0.0
         return self._reduce(

@@ -1,4 +1,4 @@
-"""The DAG-RNN of autobatch.models, written again in PyTorch: pictures are turned, in a frame of zeros."""
+"""The DAG-RNN, reimplemented in PyTorch: it flips pictures and pads them with zeros."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autobatch.models.data.picture import Picture
 
 
 class DagRNNTwin(nn.Module):
-    """Parameters named and shaped as in autobatch."""
+    """The twin; its parameters have the names and shapes of the model's."""
 
     def __init__(self, n_words: int, n_tags: int, dim: int) -> None:
         super().__init__()
@@ -24,7 +24,6 @@ class DagRNNTwin(nn.Module):
 
     @classmethod
     def with_state(cls, state: Mapping[str, npt.NDArray[np.floating]]) -> DagRNNTwin:
-        """Build the twin of a model from the model's `state_dict()`, in its sizes and its dtype."""
         n_words, dim = state["sweeps.0.words"].shape
         twin = cls(n_words, len(state["output.bias"]), dim).to(torch.from_numpy(state["output.bias"]).dtype)
         twin.load_state_dict({name_in_twin(name): torch.from_numpy(array) for name, array in state.items()})

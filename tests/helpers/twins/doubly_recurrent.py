@@ -1,4 +1,4 @@
-"""The network that grows trees of autobatch.models, written again in PyTorch: each node reads all before it anew."""
+"""The network that grows trees, reimplemented in PyTorch: each node reads everything before it again."""
 
 from __future__ import annotations
 
@@ -32,18 +32,17 @@ class DoublyRecurrentTwin(nn.Module):
 
     @classmethod
     def with_state(cls, state: Mapping[str, npt.NDArray[np.floating]]) -> DoublyRecurrentTwin:
-        """Build the twin of a model from the model's `state_dict()`, in its sizes and its dtype."""
         n_words, dim = state["words"].shape
         twin = cls(n_words, len(state["labels"]), dim).to(torch.from_numpy(state["words"]).dtype)
         twin.load_state_dict({name_in_twin(name): torch.from_numpy(array) for name, array in state.items()})
         return twin
 
     def read(self, lstm: nn.LSTM, table: Tensor, ids: Sequence[int], state: State) -> State:
-        """Read rows of a table in a state."""
+        """Read rows of a table, starting from a state."""
         return lstm(table[torch.tensor(ids)], state)[1] if len(ids) else state
 
     def hidden(self, words: Sequence[int], above: Sequence[int], before: Sequence[int]) -> Tensor:
-        """What is known of a node by the text, the labels above it and those of the siblings before it: (H,)."""
+        """Return what the text, the labels above a node and those of its earlier siblings tell about it: (H,)."""
         zeros = torch.zeros(1, self.join.out_features, dtype=self.words.dtype)
         state = self.read(self.encoder, self.words, words, (zeros, zeros))
         ancestral, _ = self.read(self.ancestral, self.labels, above, state)
@@ -51,7 +50,7 @@ class DoublyRecurrentTwin(nn.Module):
         return torch.tanh(self.join(torch.cat((ancestral[0], fraternal[0]))))
 
     def scores(self, hidden: Tensor, is_parent: float, goes_on: float) -> Tensor:
-        """Score the labels of a node: logits (C,)."""
+        """Return the logits of a node's label (C,)."""
         logits: Tensor = self.output(hidden) + is_parent * self.parent_scores + goes_on * self.sibling_scores
         return logits
 
@@ -73,13 +72,13 @@ class DoublyRecurrentTwin(nn.Module):
         return torch.stack(losses).sum()
 
     def grow(self, words: Sequence[int]) -> OrderedTree[int]:
-        """Grow a tree, up to ten steps down or aside."""
+        """Grow a tree, at most ten steps down or sideways."""
         return self.grow_from(words, [], [], 10)[0]
 
     def grow_from(
         self, words: Sequence[int], above: list[int], before: list[int], n_steps: int
     ) -> list[OrderedTree[int]]:
-        """Grow a node, what is below it and what follows it."""
+        """Grow a node, its descendants and its later siblings."""
         hidden = self.hidden(words, above, before)
         is_parent, goes_on = (self.topology(hidden) > 0.0).tolist()
         label = 1 + int(self.scores(hidden, is_parent, goes_on)[1:].argmax())

@@ -1,4 +1,4 @@
-"""The classifier that stops reading of autobatch.models, written again with PyTorch's LSTM, which reads to the end."""
+"""The classifier that stops reading early, reimplemented with PyTorch's LSTM, which reads to the end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ class EarlyExitTwin(nn.Module):
 
     @classmethod
     def with_state(cls, state: Mapping[str, npt.NDArray[np.floating]]) -> EarlyExitTwin:
-        """Build the twin of a model from the model's `state_dict()`, in its sizes and its dtype."""
         n_words, dim = state["embedding"].shape
         twin = cls(n_words, len(state["output.bias"]), dim).to(torch.from_numpy(state["embedding"]).dtype)
         twin.load_state_dict({name_in_twin(name): torch.from_numpy(array) for name, array in state.items()})

@@ -1,4 +1,4 @@
-"""Models over graphs, grids and nested loops, each with its PyTorch twin and instances to compare them on."""
+"""Models over graphs, grids and nested loops, each with its PyTorch twin and instances."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from helpers.twins.random_dag import RandomDagTwin
 def draw_molecules_case(
     seed: int, n_instances: int, dim: int, aggregate: str = "sum"
 ) -> tuple[GraphNetwork, list[Molecule[int]]]:
-    """One of the molecules is a single atom; bonds that are not single, and rare atoms, are of an unknown kind."""
+    """Draw molecules, one of them a single atom; bonds that are not single, and rare atoms, are unknown."""
     rng = np.random.default_rng(seed)
     drawn = [Molecule(["C"], [], -0.8), *draw_compounds(n_instances - 1, rng)]
     atoms = Vocabulary.count((atom for molecule in drawn for atom in molecule.atoms), min_count=3)
@@ -50,7 +50,7 @@ def draw_molecules_case(
 def draw_conformations_case(
     seed: int, n_instances: int, dim: int, n_blocks: int = 3
 ) -> tuple[MoleculeForces, list[Conformation[int]]]:
-    """One of the molecules is a single atom; oxygen is an unknown element."""
+    """Draw molecules, one of them a single atom; oxygen is unknown."""
     rng = np.random.default_rng(seed)
     alone = Conformation(["C"], np.zeros((1, 3)), -0.5, np.zeros((1, 3)))
     drawn = [alone, *draw_conformations(n_instances - 1, rng, max_atoms=12)]
@@ -60,7 +60,7 @@ def draw_conformations_case(
 
 
 def draw_comparisons_case(seed: int, n_instances: int, dim: int) -> tuple[GridLSTM, list[Comparison[int]]]:
-    """One of the grids is a single block."""
+    """Draw comparisons, one of them with a single block."""
     rng = np.random.default_rng(seed)
     drawn = [Comparison(["a"], ["b"], "1"), *draw_edits(n_instances - 1, rng)]
     words = Vocabulary.count(word for pair in drawn for word in (*pair.left, *pair.right))
@@ -73,7 +73,7 @@ def draw_comparisons_case(seed: int, n_instances: int, dim: int) -> tuple[GridLS
 
 
 def draw_repeats_case(seed: int, n_instances: int, dim: int) -> tuple[NestedRNN, list[Repeats[int]]]:
-    """One of the texts is a word that is not done at all."""
+    """Draw texts, one of which is a word with zero repeats."""
     rng = np.random.default_rng(seed)
     drawn = [Repeats(["left"], [0], ["A"]), *draw_moves(n_instances - 1, rng)]
     words = Vocabulary.count(word for text in drawn for word in text.words)
@@ -83,7 +83,7 @@ def draw_repeats_case(seed: int, n_instances: int, dim: int) -> tuple[NestedRNN,
 
 
 def draw_circuits_case(seed: int, n_instances: int, dim: int) -> tuple[RandomDag, list[Circuit[int]]]:
-    """One of the graphs is a single node; "and" and "or" are of an unknown kind."""
+    """Draw graphs, one of them a single node; "and" and "or" are unknown."""
     rng = np.random.default_rng(seed)
     drawn = [Circuit(["true"], [[]], ["1"]), *draw_circuits(n_instances - 1, rng, max_gates=10)]
     kinds, tags = Vocabulary([*INPUTS, "not", "xor"]), Vocabulary(["0", "1"])

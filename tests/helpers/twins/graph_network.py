@@ -1,4 +1,4 @@
-"""The graph network of autobatch.models, written again in PyTorch: all pairs of atoms at once, with a mask."""
+"""The graph network, reimplemented in PyTorch: all pairs of atoms at once, with a mask."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ class GraphNetworkTwin(nn.Module):
 
     @classmethod
     def with_state(cls, state: Mapping[str, npt.NDArray[np.floating]], aggregate: str = "sum") -> GraphNetworkTwin:
-        """Build the twin of a model from the model's `state_dict()`, in its sizes and its dtype."""
         n_atoms, dim = state["atoms"].shape
         twin = cls(n_atoms, sum(name.startswith("bonds.") for name in state), dim, aggregate)
         twin = twin.to(torch.from_numpy(state["atoms"]).dtype)
@@ -37,7 +36,7 @@ class GraphNetworkTwin(nn.Module):
         return twin
 
     def receive(self, messages: Tensor, bonded: Tensor) -> Tensor:
-        """Put the messages to each atom together (N, H); nothing is zero."""
+        """Combine the messages to each atom (N, H); without messages, the result is zero."""
         if self.aggregate == "max":
             return messages.masked_fill(~bonded[..., None], -torch.inf).amax(1).nan_to_num(neginf=0.0)
         total = (messages * bonded[..., None]).sum(1)

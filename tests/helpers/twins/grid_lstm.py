@@ -1,4 +1,4 @@
-"""The Grid LSTM of autobatch.models, written again in PyTorch: a diagonal of the grid at a time."""
+"""The Grid LSTM, reimplemented in PyTorch: one diagonal of the grid at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autobatch.models.data.comparison import Comparison
 
 
 class GridLSTMTwin(nn.Module):
-    """Rows and columns as arrays of states, of which those that meet on a diagonal go on together."""
+    """Keeps arrays of the states of rows and columns; the states that meet on a diagonal advance together."""
 
     def __init__(self, n_words: int, n_classes: int, dim: int) -> None:
         super().__init__()
@@ -25,7 +25,6 @@ class GridLSTMTwin(nn.Module):
 
     @classmethod
     def with_state(cls, state: Mapping[str, npt.NDArray[np.floating]]) -> GridLSTMTwin:
-        """Build the twin of a model from the model's `state_dict()`, in its sizes and its dtype."""
         n_words, width = state["left_words"].shape
         twin = cls(n_words, len(state["output.bias"]), width // 2).to(torch.from_numpy(state["left_words"]).dtype)
         twin.load_state_dict({name: torch.from_numpy(array) for name, array in state.items()})

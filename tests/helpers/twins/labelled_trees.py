@@ -9,19 +9,19 @@ from autobatch.models.data.labelled_tree import LabelledTree
 
 
 class LabelledTreeTwin(nn.Module):
-    """A twin derives from it, and computes the state of a node from its word and the stacked states of its children."""
+    """Base class of twins, which compute the state of a node from its word and its children's stacked states."""
 
     embedding: nn.Parameter
     output: nn.Linear
     n_parts = 2
-    """Vectors in a state."""
+    """Number of vectors in a state."""
 
     def node(self, word: int, children: Tensor) -> Tensor:
-        """The state of a node."""
+        """Return the state of a node."""
         raise NotImplementedError
 
     def hidden(self, state: Tensor) -> Tensor:
-        """The vector of a state by which the node is classified."""
+        """Return the vector of a state that classifies its node."""
         raise NotImplementedError
 
     def scores(self, tree: LabelledTree[int]) -> Tensor:
@@ -39,6 +39,6 @@ class LabelledTreeTwin(nn.Module):
         return logits
 
     def loss(self, tree: LabelledTree[int]) -> Tensor:
-        """Sum the cross-entropies of all nodes that have labels: a scalar."""
+        """Sum the cross-entropies of all labelled nodes: a scalar."""
         labels = torch.tensor([-100 if node.label is None else node.label for node in tree.postorder()])
         return nn.functional.cross_entropy(self.scores(tree), labels, reduction="sum")

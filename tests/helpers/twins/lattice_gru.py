@@ -1,4 +1,4 @@
-"""The Lattice-GRU of autobatch.models, written again in PyTorch: one lattice at a time, gradients by autograd."""
+"""The Lattice-GRU, reimplemented in PyTorch: one lattice at a time, with autograd."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autobatch.models.data.lattice import Lattice
 
 
 class LatticeGRUTwin(nn.Module):
-    """Means over arcs of GRU steps, those of characters and those of words each at once."""
+    """Averages GRU steps over arcs; all arcs of characters, and all arcs of words, run at once."""
 
     def __init__(self, n_characters: int, n_words: int, n_tags: int, dim: int) -> None:
         super().__init__()
@@ -26,7 +26,6 @@ class LatticeGRUTwin(nn.Module):
 
     @classmethod
     def with_state(cls, state: Mapping[str, npt.NDArray[np.floating]]) -> LatticeGRUTwin:
-        """Build the twin of a model from the model's `state_dict()`, in its sizes and its dtype."""
         n_characters, dim = state["characters"].shape
         twin = cls(n_characters, len(state["words"]), len(state["output.bias"]), dim)
         twin = twin.to(torch.from_numpy(state["words"]).dtype)

@@ -1,4 +1,4 @@
-"""The Lattice-LSTM of autobatch.models, written again in PyTorch: one lattice at a time, gradients by autograd."""
+"""The Lattice-LSTM, reimplemented in PyTorch: one lattice at a time, with autograd."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autobatch.models.data.lattice import Lattice
 
 
 class LatticeLSTMTwin(nn.Module):
-    """Sums over arcs of LSTM steps; parameters named and shaped as in autobatch."""
+    """Sums LSTM steps over arcs; the parameters have the names and shapes of the model's."""
 
     def __init__(self, n_characters: int, n_words: int, n_tags: int, dim: int) -> None:
         super().__init__()
@@ -27,7 +27,6 @@ class LatticeLSTMTwin(nn.Module):
 
     @classmethod
     def with_state(cls, state: Mapping[str, npt.NDArray[np.floating]]) -> LatticeLSTMTwin:
-        """Build the twin of a model from the model's `state_dict()`, in its sizes and its dtype."""
         n_characters, dim = state["characters"].shape
         twin = cls(n_characters, len(state["words"]), len(state["output.bias"]), dim)
         twin = twin.to(torch.from_numpy(state["words"]).dtype)

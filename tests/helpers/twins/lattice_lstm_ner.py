@@ -1,4 +1,4 @@
-"""The Lattice-LSTM for names of autobatch.models, written again in PyTorch, by spans of characters."""
+"""The Lattice-LSTM for names, reimplemented in PyTorch, by spans of characters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ReaderTwin(nn.Module):
 
 
 class LatticeLSTMNERTwin(nn.Module):
-    """Weights of words and characters are a softmax over their stacked gates; leftward, spans are mirrored."""
+    """Weighs words and characters by a softmax over their stacked gates; the leftward reader mirrors the spans."""
 
     def __init__(self, n_characters: int, n_words: int, n_tags: int, dim: int) -> None:
         super().__init__()
@@ -38,7 +38,6 @@ class LatticeLSTMNERTwin(nn.Module):
 
     @classmethod
     def with_state(cls, state: Mapping[str, npt.NDArray[np.floating]]) -> LatticeLSTMNERTwin:
-        """Build the twin of a model from the model's `state_dict()`, in its sizes and its dtype."""
         n_characters, dim = state["characters"].shape
         twin = cls(n_characters, len(state["words"]), len(state["output.bias"]), dim)
         twin = twin.to(torch.from_numpy(state["words"]).dtype)
@@ -56,7 +55,7 @@ class LatticeLSTMNERTwin(nn.Module):
         return logits
 
     def read(self, layers: ReaderTwin, text: list[int], spans: list[Span]) -> Tensor:
-        """Read a text: h after each character (N, H)."""
+        """Read a text: return h after each character (N, H)."""
         x = self.characters[torch.tensor(text, dtype=torch.long)]
         c, h = [torch.zeros_like(self.characters[0])], [torch.zeros_like(self.characters[0])]
         for place in range(len(text)):
@@ -75,10 +74,9 @@ class LatticeLSTMNERTwin(nn.Module):
         return torch.stack(h)[1:]
 
     def loss(self, lattice: Lattice[int]) -> Tensor:
-        """Compute minus the logarithm of the probability of the tags: a scalar."""
+        """Return the negative log-probability of the tags: a scalar."""
         return self.crf.loss(self.scores(lattice), lattice.tags[1:])
 
     @torch.no_grad()
     def tags(self, lattice: Lattice[int]) -> list[int]:
-        """Find the likeliest tags."""
         return self.crf.best(self.scores(lattice))

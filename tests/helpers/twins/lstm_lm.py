@@ -1,4 +1,4 @@
-"""The language model of autobatch.models, written again with PyTorch's own LSTM, one sentence at a time."""
+"""The language model, reimplemented with PyTorch's LSTM, one sentence at a time."""
 
 from __future__ import annotations
 
@@ -22,19 +22,18 @@ class LSTMLMTwin(nn.Module):
 
     @classmethod
     def with_state(cls, state: Mapping[str, npt.NDArray[np.floating]]) -> LSTMLMTwin:
-        """Build the twin of a model from the model's `state_dict()`, in its sizes and its dtype."""
         n_rows, dim = state["embedding"].shape
         twin = cls(n_rows - 1, dim).to(torch.from_numpy(state["embedding"]).dtype)
         twin.load_state_dict({name_in_twin(name): torch.from_numpy(array) for name, array in state.items()})
         return twin
 
     def scores(self, words: Sequence[int]) -> Tensor:
-        """Compute the logarithms of the probabilities of all words and of the end: (N + 1,)."""
+        """Return the log-probabilities of all words and of the end: (N + 1,)."""
         states, _ = self.lstm(self.embedding[torch.tensor([self.end, *words])])
         return -nn.functional.cross_entropy(self.output(states), torch.tensor([*words, self.end]), reduction="none")
 
     def loss(self, words: Sequence[int]) -> Tensor:
-        """Compute minus the logarithm of the probability of a sentence: a scalar."""
+        """Return the negative log-probability of a sentence: a scalar."""
         return -self.scores(words).sum()
 
 

@@ -1,4 +1,4 @@
-"""The translator without attention of autobatch.models, written again with PyTorch's LSTMs of several layers."""
+"""The translator without attention, reimplemented with PyTorch's multilayer LSTMs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ class LSTMNMTTwin(TranslatorTwin):
 
     @classmethod
     def with_state(cls, state: Mapping[str, npt.NDArray[np.floating]]) -> LSTMNMTTwin:
-        """Build the twin of a model from the model's `state_dict()`, in its sizes and its dtype."""
         n_source_words, dim = state["source_words"].shape
         n_layers = sum(name.startswith("encoder.") and name.endswith("weight_hh") for name in state)
         twin = cls(n_source_words, len(state["output.bias"]) - 1, dim, n_layers)

@@ -1,4 +1,4 @@
-"""The translator with additive attention of autobatch.models, written again with PyTorch."""
+"""The translator with additive attention, reimplemented in PyTorch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from helpers.twins.translator import TranslatorTwin
 
 
 class LSTMNMTAttentionTwin(TranslatorTwin):
-    """The encoder reads all words at once in both directions, and the decoder compares itself with all of them."""
+    """The encoder reads all words at once in both directions; the decoder attends to all of them."""
 
     def __init__(self, n_source_words: int, n_target_words: int, dim: int) -> None:
         super().__init__()
@@ -31,7 +31,6 @@ class LSTMNMTAttentionTwin(TranslatorTwin):
 
     @classmethod
     def with_state(cls, state: Mapping[str, npt.NDArray[np.floating]]) -> LSTMNMTAttentionTwin:
-        """Build the twin of a model from the model's `state_dict()`, in its sizes and its dtype."""
         n_source_words, dim = state["source_words"].shape
         twin = cls(n_source_words, len(state["output.bias"]) - 1, dim)
         twin = twin.to(torch.from_numpy(state["source_words"]).dtype)

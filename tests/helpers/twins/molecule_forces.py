@@ -1,4 +1,4 @@
-"""The energies and forces of molecules, written again in PyTorch: all pairs of atoms at once, with a mask."""
+"""The model of molecular energies and forces, reimplemented in PyTorch: all pairs of atoms at once, with a mask."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from autobatch.models.data.conformation import CUTOFF, Conformation
 
 
 class BlockTwin(nn.Module):
-    """The parameters of one block."""
-
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.filter = nn.Linear(dim, dim)
@@ -27,7 +25,7 @@ class BlockTwin(nn.Module):
 
 
 class MoleculeForcesTwin(nn.Module):
-    """Filters as an array (N, N, H), symmetric, zero where atoms are no pair."""
+    """Has symmetric filters in an array (N, N, H), which are zero for atoms that are not a pair."""
 
     def __init__(self, n_elements: int, dim: int, n_centres: int, n_blocks: int) -> None:
         super().__init__()
@@ -39,7 +37,6 @@ class MoleculeForcesTwin(nn.Module):
 
     @classmethod
     def with_state(cls, state: Mapping[str, npt.NDArray[np.floating]]) -> MoleculeForcesTwin:
-        """Build the twin of a model from the model's `state_dict()`, in its sizes and its dtype."""
         n_elements, dim = state["elements"].shape
         rows, n_centres = state["distances.weight"].shape
         twin = cls(n_elements, dim, n_centres, rows // dim).to(torch.from_numpy(state["elements"]).dtype)
@@ -47,7 +44,7 @@ class MoleculeForcesTwin(nn.Module):
         return twin
 
     def energy(self, molecule: Conformation[int], positions: Tensor) -> Tensor:
-        """The energy of a molecule whose atoms are elsewhere (N, 3): a scalar."""
+        """Return the energy of a molecule with its atoms at other positions (N, 3): a scalar."""
         n, n_centres = len(positions), self.distances.weight.shape[1]
         near = torch.zeros(n, n, 1, dtype=positions.dtype)
         for one, other in molecule.pairs:
@@ -65,14 +62,14 @@ class MoleculeForcesTwin(nn.Module):
         return energies.sum()
 
     def energy_and_forces(self, molecule: Conformation[int]) -> tuple[Tensor, Tensor]:
-        """Predict the energy of a molecule and the forces on its atoms (N, 3), which keep their graph."""
+        """Predict the energy of a molecule and the forces on its atoms (N, 3), with their autograd graph."""
         positions = torch.tensor(molecule.positions, dtype=self.elements.dtype, requires_grad=True)
         energy = self.energy(molecule, positions)
         (gradient,) = torch.autograd.grad(energy, positions, create_graph=True)
         return energy, -gradient
 
     def scores(self, molecule: Conformation[int]) -> Tensor:
-        """The energy and all numbers of the forces, one after the other (1 + 3 N,)."""
+        """Return the energy and all components of the forces in one vector (1 + 3 N,)."""
         energy, forces = self.energy_and_forces(molecule)
         return torch.cat((energy[None], forces.flatten()))
 
@@ -83,5 +80,5 @@ class MoleculeForcesTwin(nn.Module):
 
 
 def shifted(x: Tensor) -> Tensor:
-    """Shifted softplus."""
+    """Return the shifted softplus."""
     return F.softplus(x) - math.log(2.0)

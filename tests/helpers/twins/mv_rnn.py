@@ -1,4 +1,4 @@
-"""The MV-RNN of autobatch.models, written again in PyTorch: sums over indices, halves of the matrices that join."""
+"""The MV-RNN, reimplemented in PyTorch with einsum and halves of the joining matrices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ State = tuple[Tensor, Tensor]
 
 
 class MVRNNTwin(BinaryTreeTwin):
-    """Parameters named and shaped as in autobatch."""
+    """The twin; its parameters have the names and shapes of the model's."""
 
     def __init__(self, n_words: int, dim: int, rank: int, n_classes: int) -> None:
         super().__init__()
@@ -30,19 +30,18 @@ class MVRNNTwin(BinaryTreeTwin):
 
     @classmethod
     def with_state(cls, state: Mapping[str, npt.NDArray[np.floating]]) -> MVRNNTwin:
-        """Build the twin of a model from the model's `state_dict()`, in its sizes and its dtype."""
         n_words, dim, rank = state["lefts"].shape
         twin = cls(n_words, dim, rank, len(state["output.bias"])).to(torch.from_numpy(state["bias"]).dtype)
         twin.load_state_dict({name: torch.from_numpy(array) for name, array in state.items()})
         return twin
 
     def read(self, word: int) -> State:
-        """Vector and matrix of a word."""
+        """Return the vector and the matrix of a word."""
         low_rank = torch.einsum("ir,rj->ij", self.lefts[word], self.rights[word])
         return self.vectors[word], low_rank + torch.diag(self.diagonals[word])
 
     def join(self, left: State, right: State) -> State:
-        """Vector and matrix of a node."""
+        """Return the vector and the matrix of a node."""
         (a, A), (b, B) = left, right
         for_left, for_right = self.join_vectors.chunk(2, dim=1)
         vector = torch.tanh(for_left.mv(B.mv(a)) + for_right.mv(A.mv(b)) + self.bias)
@@ -50,5 +49,4 @@ class MVRNNTwin(BinaryTreeTwin):
         return vector, for_left.mm(A) + for_right.mm(B)
 
     def hidden(self, state: State) -> Tensor:
-        """The vector."""
         return state[0]

@@ -1,4 +1,4 @@
-"""The nested RNN of autobatch.models, written again in PyTorch: its inner RNN reads a row of equal words."""
+"""The nested RNN, reimplemented in PyTorch: its inner RNN reads a row of equal words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autobatch.models.data.repeats import Repeats
 
 
 class NestedRNNTwin(nn.Module):
-    """`torch.rnn_tanh` without its second bias, and a `torch.nn.GRUCell`; parameters named as in autobatch."""
+    """`torch.rnn_tanh` without its second bias, and `torch.nn.GRUCell`; parameters have the names of the model's."""
 
     def __init__(self, n_words: int, n_tags: int, dim: int) -> None:
         super().__init__()
@@ -26,7 +26,6 @@ class NestedRNNTwin(nn.Module):
 
     @classmethod
     def with_state(cls, state: Mapping[str, npt.NDArray[np.floating]]) -> NestedRNNTwin:
-        """Build the twin of a model from the model's `state_dict()`, in its sizes and its dtype."""
         n_words, dim = state["words"].shape
         twin = cls(n_words, len(state["output.bias"]), dim).to(torch.from_numpy(state["words"]).dtype)
         twin.load_state_dict({name: torch.from_numpy(array) for name, array in state.items()})

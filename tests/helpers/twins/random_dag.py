@@ -1,4 +1,4 @@
-"""The network over random graphs of autobatch.models, written again in PyTorch: inputs are chosen by a mask."""
+"""The network over random graphs, reimplemented in PyTorch: a mask selects the inputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autobatch.models.data.circuit import Circuit
 
 
 class RandomDagTwin(nn.Module):
-    """All kinds' weights in arrays (kinds, H, H), of which a node takes its own."""
+    """Stacks the weights of all kinds in arrays (kinds, H, H), from which a node takes its own."""
 
     def __init__(self, n_kinds: int, n_tags: int, dim: int) -> None:
         super().__init__()
@@ -24,7 +24,6 @@ class RandomDagTwin(nn.Module):
 
     @classmethod
     def with_state(cls, state: Mapping[str, npt.NDArray[np.floating]]) -> RandomDagTwin:
-        """Build the twin of a model from the model's `state_dict()`, in its sizes and its dtype."""
         n_tags, dim = state["output.weight"].shape
         twin = cls(sum(name.endswith("inner.bias") for name in state), n_tags, dim)
         twin = twin.to(torch.from_numpy(state["output.weight"]).dtype)

@@ -1,4 +1,4 @@
-"""The translator of autobatch.models, written again with PyTorch's LSTMs: one pair at a time, gradients by autograd."""
+"""The sequence-to-sequence model, reimplemented with PyTorch's LSTMs: one pair at a time, with autograd."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from helpers.twins.translator import TranslatorTwin
 
 
 class Seq2SeqTwin(TranslatorTwin):
-    """The decoder reads all words at once, and attends to all states of the encoder by products of matrices."""
+    """The decoder reads all words at once, and attends to all encoder states by matrix products."""
 
     def __init__(self, n_source_words: int, n_target_words: int, dim: int) -> None:
         super().__init__()
@@ -28,7 +28,6 @@ class Seq2SeqTwin(TranslatorTwin):
 
     @classmethod
     def with_state(cls, state: Mapping[str, npt.NDArray[np.floating]]) -> Seq2SeqTwin:
-        """Build the twin of a model from the model's `state_dict()`, in its sizes and its dtype."""
         n_source_words, dim = state["source_words"].shape
         twin = cls(n_source_words, len(state["output.bias"]) - 1, dim)
         twin = twin.to(torch.from_numpy(state["source_words"]).dtype)

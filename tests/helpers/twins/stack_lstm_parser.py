@@ -1,4 +1,4 @@
-"""The shift-reduce parser of autobatch.models, written again in PyTorch: stack and buffer are read anew each time."""
+"""The shift-reduce parser, reimplemented in PyTorch: it reads the whole stack and buffer for each action."""
 
 from __future__ import annotations
 
@@ -27,14 +27,13 @@ class StackLSTMParserTwin(nn.Module):
 
     @classmethod
     def with_state(cls, state: Mapping[str, npt.NDArray[np.floating]]) -> StackLSTMParserTwin:
-        """Build the twin of a model from the model's `state_dict()`, in its sizes and its dtype."""
         n_words, dim = state["embedding"].shape
         twin = cls(n_words, len(state["labels"]), dim).to(torch.from_numpy(state["embedding"]).dtype)
         twin.load_state_dict({name_in_twin(name): torch.from_numpy(array) for name, array in state.items()})
         return twin
 
     def scores(self, stack: Sequence[Tensor], words: Sequence[int]) -> Tensor:
-        """Score the actions with these elements on the stack and these words left: logits (C + 1,)."""
+        """Return the logits of the actions for these stack elements and remaining words: (C + 1,)."""
         top = self.stack(torch.stack(list(stack)))[0][-1]
         left = self.buffer(self.embedding[torch.tensor(words[::-1])])[0][-1] if words else torch.zeros_like(top)
         logits: Tensor = self.output(torch.relu(self.hidden(torch.cat((top, left)))))
@@ -43,14 +42,14 @@ class StackLSTMParserTwin(nn.Module):
         return logits
 
     def after(self, stack: list[Tensor], words: list[int], action: int) -> tuple[list[Tensor], list[int]]:
-        """The stack and the words left after an action: 0 shifts, 1 + label reduces."""
+        """Return the stack and the remaining words after an action: 0 shifts, 1 + label reduces."""
         if action == 0:
             return [*stack, self.embedding[words[0]]], words[1:]
         joined = torch.tanh(self.join(torch.cat((stack[-2], stack[-1]))) + self.labels[action - 1])
         return [*stack[:-2], joined], words
 
     def loss(self, tree: Tree[int]) -> Tensor:
-        """Sum the cross-entropies of the actions that build a tree, once there are two elements: a scalar."""
+        """Sum the cross-entropies of the actions that build a tree, once the stack has two elements: a scalar."""
         total = torch.zeros((), dtype=self.embedding.dtype)
         stack, words = list[Tensor](), tree.words()
         for node in tree.postorder():
@@ -61,7 +60,7 @@ class StackLSTMParserTwin(nn.Module):
         return total
 
     def parse(self, words: Sequence[int]) -> list[int]:
-        """Find the likeliest action after those before it."""
+        """Find the likeliest action after each prefix of actions."""
         stack, left, actions = list[Tensor](), list(words), list[int]()
         while left or len(stack) > 1:
             actions.append(int(self.scores(stack, left).argmax()) if len(stack) > 1 else 0)

@@ -1,4 +1,4 @@
-"""What the twins of translators share: the loss of a pair, and greedy translation."""
+"""Shared code of the twins of translators: the loss of a pair, and greedy translation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autobatch.models.data.pair import Pair
 
 
 class TranslatorTwin(nn.Module):
-    """A twin adds its parameters and `scores`."""
+    """Base class of twins, which add parameters and `scores`."""
 
     end: int
 
@@ -25,7 +25,7 @@ class TranslatorTwin(nn.Module):
         return nn.functional.cross_entropy(logits, torch.tensor([*pair.target, self.end]), reduction="sum")
 
     def translate(self, source: Sequence[int]) -> list[int]:
-        """Find the likeliest word by reading all words before it anew."""
+        """Translate greedily, reading all earlier words again for each word."""
         words: list[int] = []
         while len(words) < 10 + 2 * len(source):
             word = 1 + int(self.scores(source, [self.end, *words])[-1, 1:].argmax())  # 0 is the unknown word

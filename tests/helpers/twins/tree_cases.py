@@ -1,4 +1,4 @@
-"""Models of trees, each with its PyTorch twin and instances to compare them on."""
+"""Models of trees, each with its PyTorch twin and instances."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from helpers.twins.tree_transformer import TreeTransformerTwin
 
 
 def draw_reviews_case(seed: int, n_instances: int, dim: int, make: Callable[..., Any]) -> tuple[Any, list[Tree[int]]]:
-    """One of the reviews is a single word."""
+    """Draw reviews, one of them a single word."""
     rng = np.random.default_rng(seed)
     drawn = [Tree.leaf(reviews.GOOD, "moving"), *reviews.draw_reviews(n_instances - 1, rng, max_plain=3)]
     vocabulary = Vocabulary.count(word for tree in drawn for word in tree.words())
@@ -41,7 +41,7 @@ def draw_reviews_case(seed: int, n_instances: int, dim: int, make: Callable[...,
 
 
 def draw_listops_case(seed: int, n_instances: int, dim: int, make: Callable[..., Any]) -> tuple[Any, list[Tree[int]]]:
-    """One of the trees is a single leaf."""
+    """Draw trees, one of them a single leaf."""
     rng = np.random.default_rng(seed)
     drawn = [Tree.leaf(3, "3"), *listops.draw_trees(n_instances - 1, rng, max_depth=3)]
     vocabulary = Vocabulary.count(word for tree in drawn for word in tree.words())
@@ -52,7 +52,7 @@ def draw_listops_case(seed: int, n_instances: int, dim: int, make: Callable[...,
 def draw_operations_case(
     seed: int, n_instances: int, dim: int, make: Callable[..., Any]
 ) -> tuple[Any, list[LabelledTree[int]]]:
-    """One of the trees is a single node; what is rare is an unknown word."""
+    """Draw trees, one of them a single node; rare words are unknown."""
     rng = np.random.default_rng(seed)
     drawn = [LabelledTree("3", label="3"), *listops.draw_operations(n_instances - 1, rng, max_depth=3)]
     nodes = [node for tree in drawn for node in tree.postorder()]
@@ -63,7 +63,7 @@ def draw_operations_case(
 
 
 def draw_scenes_case(seed: int, n_instances: int, dim: int) -> tuple[DagRNN, list[Picture[int]]]:
-    """One of the pictures is a single pixel, another a single row."""
+    """Draw pictures, one of them a single pixel, another one a single row."""
     rng = np.random.default_rng(seed)
     small = Picture([Sentence(["red"], ["balloon"])]), Picture([Sentence(["blue", "white"], ["sky", "sky"])])
     drawn = [*small, *draw_scenes(n_instances - 2, rng, min_size=2, max_size=4)]
@@ -74,7 +74,7 @@ def draw_scenes_case(seed: int, n_instances: int, dim: int) -> tuple[DagRNN, lis
 
 
 def scores_of_nodes(outputs: Any) -> Any:
-    """The logits of all nodes, without those of roots."""
+    """Return the logits of all nodes, without those of roots."""
     return outputs[1]
 
 
@@ -82,7 +82,7 @@ CASES = [
     Case("mv-rnn", partial(draw_reviews_case, make=MVRNN), MVRNNTwin.with_state, place_scores=scores_of_nodes),
     Case("tree-lstm-childsum", partial(draw_operations_case, make=ChildSumTreeLSTM), ChildSumTreeLSTMTwin.with_state),
 ]
-"""Cells of kinds that no other model has: values that are matrices, and maps over any number of children."""
+"""Models with special cells: values that are matrices, and maps over any number of children."""
 
 MORE = [
     Case("tree-transformer", partial(draw_operations_case, make=TreeTransformer), TreeTransformerTwin.with_state),

@@ -1,4 +1,4 @@
-"""The fully connected layers along a tree of autobatch.models, written again in PyTorch: a matrix for each child."""
+"""Fully connected layers along a tree, reimplemented in PyTorch with a matrix for each child."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from helpers.twins.binary_trees import BinaryTreeTwin
 
 
 class TreeFCTwin(BinaryTreeTwin):
-    """Parameters named and shaped as in autobatch."""
+    """The twin; its parameters have the names and shapes of the model's."""
 
     def __init__(self, n_words: int, dim: int, n_classes: int) -> None:
         super().__init__()
@@ -23,17 +23,15 @@ class TreeFCTwin(BinaryTreeTwin):
 
     @classmethod
     def with_state(cls, state: Mapping[str, npt.NDArray[np.floating]]) -> TreeFCTwin:
-        """Build the twin of a model from the model's `state_dict()`, in its sizes and its dtype."""
         n_words, dim = state["embedding"].shape
         twin = cls(n_words, dim, len(state["output.bias"])).to(torch.from_numpy(state["embedding"]).dtype)
         twin.load_state_dict({name: torch.from_numpy(array) for name, array in state.items()})
         return twin
 
     def read(self, word: int) -> Tensor:
-        """The embedding."""
         return self.embedding[word]
 
     def join(self, left: Tensor, right: Tensor) -> Tensor:
-        """What is positive of the layer's two halves and its bias."""
+        """Apply the layer's two halves, its bias and ReLU."""
         for_left, for_right = self.layer.weight.chunk(2, dim=1)
         return (for_left @ left + for_right @ right + self.layer.bias).clamp(min=0.0)

@@ -1,4 +1,4 @@
-"""The tree-GRU of autobatch.models, written again in PyTorch: both children stacked."""
+"""The tree-GRU, reimplemented in PyTorch with both children stacked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from helpers.twins.binary_trees import BinaryTreeTwin
 
 
 class TreeGRUTwin(BinaryTreeTwin):
-    """Parameters named and shaped as in autobatch."""
+    """The twin; its parameters have the names and shapes of the model's."""
 
     def __init__(self, n_words: int, dim: int, n_classes: int) -> None:
         super().__init__()
@@ -26,20 +26,19 @@ class TreeGRUTwin(BinaryTreeTwin):
 
     @classmethod
     def with_state(cls, state: Mapping[str, npt.NDArray[np.floating]]) -> TreeGRUTwin:
-        """Build the twin of a model from the model's `state_dict()`, in its sizes and its dtype."""
         n_words, dim = state["embedding"].shape
         twin = cls(n_words, dim, len(state["output.bias"])).to(torch.from_numpy(state["embedding"]).dtype)
         twin.load_state_dict({name: torch.from_numpy(array) for name, array in state.items()})
         return twin
 
     def read(self, word: int) -> Tensor:
-        """One step from the embedding."""
+        """Make one step from the embedding."""
         x = self.embedding[word]
         reset, update = self.leaf_gates(x).sigmoid().chunk(2)
         return torch.lerp(torch.tanh(self.leaf_candidate(reset * x)), x, update)
 
     def join(self, left: Tensor, right: Tensor) -> Tensor:
-        """The mean of one step from each child."""
+        """Return the mean of one step from each child."""
         children = torch.stack((left, right))
         gates, candidates = (
             torch.stack([layer.get_parameter("weight") for layer in layers]) for layers in (self.gates, self.candidates)

@@ -1,4 +1,4 @@
-"""The Tree-LSTM of autobatch.models, written again in PyTorch: one tree at a time, gradients by autograd."""
+"""The Tree-LSTM, reimplemented in PyTorch: one tree at a time, with autograd."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ State = tuple[Tensor, Tensor]
 
 
 class TreeLSTMTwin(nn.Module):
-    """Binary Tree-LSTM of Tai, Socher and Manning (2015), parameters named and shaped as in autobatch."""
+    """Binary Tree-LSTM of Tai, Socher and Manning (2015); parameters have the names and shapes of the model's."""
 
     def __init__(self, n_words: int, dim: int, n_classes: int) -> None:
         super().__init__()
@@ -27,7 +27,6 @@ class TreeLSTMTwin(nn.Module):
 
     @classmethod
     def with_state(cls, state: Mapping[str, npt.NDArray[np.floating]]) -> TreeLSTMTwin:
-        """Build the twin of a model from the model's `state_dict()`, in its sizes and its dtype."""
         n_words, dim = state["embedding"].shape
         twin = cls(n_words, dim, len(state["output.bias"])).to(torch.from_numpy(state["embedding"]).dtype)
         twin.load_state_dict({name: torch.from_numpy(array) for name, array in state.items()})
@@ -48,13 +47,13 @@ class TreeLSTMTwin(nn.Module):
         return hidden
 
     def read(self, word: int) -> State:
-        """Equations 9 to 14 of the paper without children."""
+        """Compute equations 9 to 14 of the paper without children."""
         in_gate, out_gate, update = self.leaf_gates(self.embedding[word]).chunk(3)
         cell = torch.sigmoid(in_gate) * torch.tanh(update)
         return torch.sigmoid(out_gate) * torch.tanh(cell), cell
 
     def join(self, left: State, right: State) -> State:
-        """Equations 9 to 14 of the paper for two children and no input."""
+        """Compute equations 9 to 14 of the paper for two children and no input."""
         gates = self.left_gates(left[0]) + self.right_gates(right[0])
         in_gate, out_gate, update, forget_left, forget_right = gates.chunk(5)
         kept = torch.sigmoid(forget_left) * left[1] + torch.sigmoid(forget_right) * right[1]

@@ -1,4 +1,4 @@
-"""The Tree-LSTM with two sets of gates, written again in PyTorch: one tree at a time, gradients by autograd."""
+"""The Tree-LSTM with two sets of gates, reimplemented in PyTorch: one tree at a time, with autograd."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ State = tuple[Tensor, Tensor]
 
 
 class TwoTypeTreeLSTMTwin(nn.Module):
-    """Parameters named and shaped as in autobatch, but the gates of both sets computed at every inner node."""
+    """Computes the gates of both sets at every inner node; parameters have the names and shapes of the model's."""
 
     def __init__(self, n_words: int, dim: int, n_classes: int) -> None:
         super().__init__()
@@ -29,7 +29,6 @@ class TwoTypeTreeLSTMTwin(nn.Module):
 
     @classmethod
     def with_state(cls, state: Mapping[str, npt.NDArray[np.floating]]) -> TwoTypeTreeLSTMTwin:
-        """Build the twin of a model from the model's `state_dict()`, in its sizes and its dtype."""
         n_words, dim = state["embedding"].shape
         twin = cls(n_words, dim, len(state["output.bias"])).to(torch.from_numpy(state["embedding"]).dtype)
         twin.load_state_dict({name: torch.from_numpy(array) for name, array in state.items()})
@@ -52,13 +51,13 @@ class TwoTypeTreeLSTMTwin(nn.Module):
         return hidden
 
     def read(self, word: int) -> State:
-        """Equations 9 to 14 of Tai, Socher and Manning (2015) without children."""
+        """Compute equations 9 to 14 of Tai, Socher and Manning (2015) without children."""
         in_gate, out_gate, update = self.leaf_gates(self.embedding[word]).chunk(3)
         cell = torch.sigmoid(in_gate) * torch.tanh(update)
         return torch.sigmoid(out_gate) * torch.tanh(cell), cell
 
     def join(self, left: State, right: State, kind: int) -> State:
-        """Equations 9 to 14 for two children and no input, with the set of gates that `kind` numbers."""
+        """Compute equations 9 to 14 for two children and no input, with set `kind` of the gates."""
         both = torch.stack(
             [
                 self.left_gates(left[0]) + self.right_gates(right[0]),

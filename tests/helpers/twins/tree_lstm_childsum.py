@@ -1,4 +1,4 @@
-"""The child-sum Tree-LSTM of autobatch.models, written again in PyTorch: children stacked, gates apart."""
+"""The child-sum Tree-LSTM, reimplemented in PyTorch with stacked children and separate gates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from helpers.twins.labelled_trees import LabelledTreeTwin
 
 
 class ChildSumTreeLSTMTwin(LabelledTreeTwin):
-    """Parameters named and shaped as in autobatch."""
+    """The twin; its parameters have the names and shapes of the model's."""
 
     def __init__(self, n_words: int, dim: int, n_labels: int) -> None:
         super().__init__()
@@ -26,14 +26,13 @@ class ChildSumTreeLSTMTwin(LabelledTreeTwin):
 
     @classmethod
     def with_state(cls, state: Mapping[str, npt.NDArray[np.floating]]) -> ChildSumTreeLSTMTwin:
-        """Build the twin of a model from the model's `state_dict()`, in its sizes and its dtype."""
         n_words, dim = state["embedding"].shape
         twin = cls(n_words, dim, len(state["output.bias"])).to(torch.from_numpy(state["embedding"]).dtype)
         twin.load_state_dict({name: torch.from_numpy(array) for name, array in state.items()})
         return twin
 
     def node(self, word: int, children: Tensor) -> Tensor:
-        """Equations 2 to 8 of the paper; a state is h above c (2, H), children are (K, 2, H)."""
+        """Compute equations 2 to 8 of the paper; a state (2, H) is h above c, children are (K, 2, H)."""
         x = self.embedding[word]
         h_tilde = children[:, 0].sum(0)
         blocks = zip(
@@ -45,5 +44,4 @@ class ChildSumTreeLSTMTwin(LabelledTreeTwin):
         return torch.stack((torch.sigmoid(out_gate) * torch.tanh(cell), cell))
 
     def hidden(self, state: Tensor) -> Tensor:
-        """The upper half."""
         return state[0]

@@ -1,4 +1,4 @@
-"""The Tree Transformer of autobatch.models, written again in PyTorch: its attention, with all heads at once."""
+"""The Tree Transformer, reimplemented in PyTorch, with its attention and all heads at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ N_HEADS = 4
 
 
 class TreeTransformerTwin(LabelledTreeTwin):
-    """Parameters named and shaped as in autobatch."""
+    """The twin; its parameters have the names and shapes of the model's."""
 
     n_parts = 1
 
@@ -31,7 +31,6 @@ class TreeTransformerTwin(LabelledTreeTwin):
 
     @classmethod
     def with_state(cls, state: Mapping[str, npt.NDArray[np.floating]]) -> TreeTransformerTwin:
-        """Build the twin of a model from the model's `state_dict()`, in its sizes and its dtype."""
         n_words, dim = state["embedding"].shape
         twin = cls(n_words, dim, len(state["query.bias"]), len(state["output.bias"]))
         twin = twin.to(torch.from_numpy(state["embedding"]).dtype)
@@ -39,7 +38,7 @@ class TreeTransformerTwin(LabelledTreeTwin):
         return twin
 
     def node(self, word: int, children: Tensor) -> Tensor:
-        """One block over the word and its children (K, 1, H): a state (1, H)."""
+        """Apply one block to the word and its children (K, 1, H); return a state (1, H)."""
         x = self.embedding[word].unsqueeze(0)
         members = torch.cat((x, children.flatten(0, 1)))
         heads = (part.unflatten(1, (N_HEADS, -1)).transpose(0, 1) for part in (self.key(members), self.value(members)))
@@ -50,5 +49,4 @@ class TreeTransformerTwin(LabelledTreeTwin):
         return state
 
     def hidden(self, state: Tensor) -> Tensor:
-        """The only row."""
         return state[0]

@@ -1,1 +1,1 @@
-"""Models of all kinds, written from the README alone, each beside the same model in PyTorch."""
+"""Models of all kinds, written from the README alone, each with the same model in PyTorch."""

@@ -1,4 +1,4 @@
-"""What a model of the zoo is: a module, an instance drawn at random, and the loss of an instance again in PyTorch."""
+"""A case of the zoo: a module, random instances, and the loss of an instance in PyTorch."""
 
 from __future__ import annotations
 
@@ -24,20 +24,18 @@ class Case:
 
     name: str
     make: Callable[[Rng], Any]
-    """Draws the model."""
     draw: Callable[[Rng], Any]
-    """Draws an instance."""
     twin: Callable[[Weights, Any], Tensor]
-    """The loss of an instance, a scalar, written again in PyTorch."""
+    """Computes the loss of an instance, a scalar, in PyTorch."""
 
 
 def to_torch(model: ab.Module) -> dict[str, Tensor]:
-    """Copy the parameters of a model; PyTorch differentiates with respect to them."""
+    """Copy the parameters of a model to tensors that require gradients."""
     return {name: torch.tensor(array, requires_grad=True) for name, array in model.state_dict().items()}
 
 
 def array(rng: Rng, *shape: int, scale: float = 0.5) -> ab.Parameter:
-    """A parameter drawn from a normal distribution."""
+    """Draw a parameter from a normal distribution."""
     return ab.Parameter(scale * rng.standard_normal(shape))
 
 
@@ -47,12 +45,12 @@ def linear(w: Weights, name: str, x: Tensor) -> Tensor:
 
 
 def gru(w: Weights, name: str, x: Tensor, h: Tensor) -> Tensor:
-    """Do a step of the `GRUCell` of this name."""
+    """Make a step of the `GRUCell` of this name."""
     return torch.gru_cell(x[None], h[None], *_recurrent(w, name))[0]
 
 
 def lstm(w: Weights, name: str, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Do a step of the `LSTMCell` of this name."""
+    """Make a step of the `LSTMCell` of this name."""
     h, c = torch.lstm_cell(x[None], [part[None] for part in state], *_recurrent(w, name))
     return h[0], c[0]
 

@@ -1,4 +1,4 @@
-"""Dynamic programs: cells that fill tables whose size data decides, differentiated through every entry."""
+"""Dynamic programs: cells that fill tables of data-dependent size, differentiated through every entry."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SoftAlignment(ab.Module):
 
     @ab.cell
     def entry(self, a: Any, b: Any, before: Any) -> Any:
-        """The cost of a place, and the soft minimum of the places that lead there, none or up to three."""
+        """Return the cost of a place plus the soft minimum of its predecessors, of which there are at most three."""
         cost = ab.sum(ab.squared_error(a, b))
         if len(before) == 0:
             return cost
@@ -46,7 +46,7 @@ class SoftAlignment(ab.Module):
 
 
 def soft_alignment(w: Weights, instance: Any) -> Tensor:
-    """The soft minimum over all paths, listed one by one."""
+    """Return the soft minimum over all paths, enumerated one by one."""
     x, y = (torch.tanh(linear(w, "features", torch.tensor(part))) for part in instance)
     costs = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").square()
     paths = []
@@ -69,7 +69,7 @@ class Speech(NamedTuple):
 
 
 class CTC(ab.Module):
-    """Connectionist temporal classification (Graves et al. 2006): all ways to say the labels, blanks in between."""
+    """Connectionist temporal classification (Graves et al. 2006): all alignments of labels, with blanks in between."""
 
     def __init__(self, rng: Rng) -> None:
         self.output = ab.Linear(DIM, SYMBOLS, rng=rng)
@@ -114,7 +114,7 @@ def ctc(w: Weights, speech: Speech) -> Tensor:
 
 
 class InsideParser(ab.Module):
-    """The inside algorithm of a grammar over vectors of nonterminals: any number of places to split."""
+    """The inside algorithm for a grammar over vectors of nonterminals, with any number of split points."""
 
     def __init__(self, rng: Rng) -> None:
         self.words = array(rng, SYMBOLS, RULES)

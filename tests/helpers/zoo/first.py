@@ -1,4 +1,4 @@
-"""Small first programs: a perceptron and what one changes in it to see what happens."""
+"""Small first programs: a perceptron, and variants that a new user would try."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DIM, HIDDEN, CLASSES = 4, 6, 3
 
 
 class Perceptron(ab.Module):
-    """One hidden layer, and a class."""
+    """One hidden layer and a classifier."""
 
     def __init__(self, rng: Rng) -> None:
         self.hidden = ab.Linear(DIM, HIDDEN, rng=rng)
@@ -47,7 +47,7 @@ class Outside(ab.Module):
 
 
 class Highway(ab.Module):
-    """Layers that carry their input past themselves (Srivastava, Greff, Schmidhuber 2015)."""
+    """Layers with gated shortcuts (Srivastava, Greff, Schmidhuber 2015)."""
 
     def __init__(self, rng: Rng) -> None:
         self.layers = [(ab.Linear(DIM, DIM, rng=rng), ab.Linear(DIM, DIM, rng=rng)) for _ in range(3)]
@@ -75,7 +75,7 @@ def highway(w: Weights, instance: Any) -> Tensor:
 
 
 class LeastSquares(ab.Module):
-    """A line through points, by matrices: X @ w - y."""
+    """A line fitted to points with matrices: X @ w - y."""
 
     def __init__(self, rng: Rng) -> None:
         self.w, self.b = array(rng, 2), ab.Parameter(0.1)

@@ -1,4 +1,4 @@
-"""Graph networks: messages between the nodes of small random graphs; sums, means, maxima, attention."""
+"""Graph networks: messages between the nodes of small random graphs, with sums, means, maxima and attention."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DIM, ROUNDS = 4, 2
 
 
 class Graph(NamedTuple):
-    """`senders[i]` are the nodes that node i hears, none for some."""
+    """`senders[i]` are the nodes that send to node i, possibly none."""
 
     features: Any
     senders: list[list[int]]
@@ -33,7 +33,7 @@ def draw_graph(rng: Rng, loops: bool = False) -> Graph:
 
 
 def adjacency(graph: Graph) -> Tensor:
-    """1 where a node (row) hears another (column)."""
+    """Return 1 where a node (row) receives from another one (column)."""
     a = torch.zeros(len(graph.senders), len(graph.senders), dtype=torch.float64)
     for i, senders in enumerate(graph.senders):
         a[i, senders] = 1.0
@@ -41,7 +41,7 @@ def adjacency(graph: Graph) -> Tensor:
 
 
 class SumNetwork(ab.Module):
-    """A gated graph network (Li et al. 2016): sums of messages, a GRU step at each node, and a gated sum at the end."""
+    """A gated graph network (Li et al. 2016): sums of messages, a GRU step per node, and a gated sum at the end."""
 
     def __init__(self, rng: Rng) -> None:
         self.message = ab.Linear(DIM, DIM, rng=rng)
@@ -83,7 +83,7 @@ def sum_network(w: Weights, graph: Graph) -> Tensor:
 
 
 class MeanNetwork(ab.Module):
-    """GraphSAGE (Hamilton, Ying, Leskovec 2017): a node beside the mean of its neighbours, scaled to length 1."""
+    """GraphSAGE (Hamilton, Ying, Leskovec 2017): a node joined with the mean of its neighbours, scaled to length 1."""
 
     def __init__(self, rng: Rng) -> None:
         self.layers = [ab.Linear(2 * DIM, DIM, rng=rng) for _ in range(ROUNDS)]
@@ -116,7 +116,7 @@ def mean_network(w: Weights, graph: Graph) -> Tensor:
 
 
 class MaxNetwork(ab.Module):
-    """Maxima of messages that see both ends of an edge; the largest of all nodes at the end."""
+    """Maxima of messages that read both ends of an edge, and the maximum over all nodes at the end."""
 
     def __init__(self, rng: Rng) -> None:
         self.first = ab.Linear(2 * DIM, DIM, rng=rng)
@@ -160,7 +160,7 @@ def max_network(w: Weights, graph: Graph) -> Tensor:
 
 
 class AttentionNetwork(ab.Module):
-    """Two heads of attention over the neighbours, each node one of its own (Veličković et al. 2018)."""
+    """Two heads of attention over the neighbours and the node itself (Veličković et al. 2018)."""
 
     def __init__(self, rng: Rng) -> None:
         self.heads = [{part: ab.Linear(DIM, DIM, rng=rng, bias=False) for part in ("q", "k", "v")} for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Language models: the table of word vectors is the output layer too."""
+"""Language models whose table of word vectors is also their output layer."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def tied_lstm(w: Weights, words: list[int]) -> Tensor:
 
 
 class TiedTwice(ab.Module):
-    """E reads words, and E @ h + U @ c scores them: two products that may run side by side."""
+    """E reads words, and E @ h + U @ c scores them: two products that may run in parallel."""
 
     def __init__(self, rng: Rng) -> None:
         self.E, self.U = array(rng, WORDS, DIM), array(rng, WORDS, DIM)
@@ -77,7 +77,7 @@ def tied_twice(w: Weights, words: list[int]) -> Tensor:
 
 
 class Bigrams(ab.Module):
-    """A neural bigram model of whole windows at once: ids are an array, and so are rows."""
+    """A neural bigram model of whole windows at once: ids and rows are arrays."""
 
     def __init__(self, rng: Rng) -> None:
         self.E = array(rng, WORDS, DIM)

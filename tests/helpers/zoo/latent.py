@@ -1,4 +1,4 @@
-"""Latent variables, pairs and networks that make weights."""
+"""Latent variables, losses of pairs, and networks that generate weights."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def draw_noisy(rng: Rng) -> Any:
 
 
 class SequenceVAE(ab.Module):
-    """The same for sentences: a GRU reads, a GRU writes, and the latent vector is its first state."""
+    """A variational autoencoder of sentences: a GRU encoder, and a GRU decoder that starts from the latent vector."""
 
     def __init__(self, rng: Rng) -> None:
         self.embedding = ab.Embedding(WORDS, DIM, rng=rng)
@@ -107,7 +107,7 @@ def draw_noisy_words(rng: Rng) -> Any:
 
 
 class Siamese(ab.Module):
-    """One network for two inputs; pairs that belong together come near, others go away (Hadsell et al. 2006)."""
+    """One network for two inputs; it draws related pairs together and pushes others apart (Hadsell et al. 2006)."""
 
     def __init__(self, rng: Rng) -> None:
         self.layers = [ab.Linear(DIM, DIM, rng=rng) for _ in range(2)]
@@ -171,7 +171,7 @@ def draw_views(rng: Rng) -> Any:
 
 
 class HyperNetwork(ab.Module):
-    """A network makes the weights of another one (Ha, Dai, Le 2017), for each instance its own."""
+    """A network that generates the weights of another one for each instance (Ha, Dai, Le 2017)."""
 
     def __init__(self, rng: Rng) -> None:
         self.tasks = ab.Embedding(3, LATENT, rng=rng)
@@ -211,7 +211,7 @@ def draw_task(rng: Rng) -> Any:
 
 
 class HyperRNN(ab.Module):
-    """In one cell: the input chooses how a shared matrix is scaled and turned before it meets the state."""
+    """In one cell: the input determines how a shared matrix is scaled and rotated before it multiplies the state."""
 
     def __init__(self, rng: Rng) -> None:
         self.W, self.left, self.right = array(rng, DIM, DIM), array(rng, DIM, DIM), array(rng, DIM, DIM)

@@ -16,7 +16,7 @@ DIM, WORDS, CLASSES, SLOTS, SHIFTS = 3, 5, 3, 4, 3
 
 
 class Program(NamedTuple):
-    """Transitions: a word is shifted, None reduces the two topmost."""
+    """Transitions: a word is shifted, None reduces the two topmost elements."""
 
     transitions: list[int | None]
     label: int
@@ -36,7 +36,7 @@ def draw_program(rng: Rng) -> Program:
 
 
 class Spinn(ab.Module):
-    """SPINN (Bowman et al. 2016): a tracking LSTM sees the top of the stack and the buffer, and steers reductions."""
+    """SPINN (Bowman et al. 2016): a tracking LSTM reads the tops of stack and buffer, and controls reductions."""
 
     def __init__(self, rng: Rng) -> None:
         self.embedding = array(rng, WORDS, 2 * DIM)
@@ -112,7 +112,7 @@ def spinn(w: Weights, program: Program) -> Tensor:
 
 
 class StackLSTM(ab.Module):
-    """A stack LSTM (Dyer et al. 2015): popping goes back to an earlier state, reducing pushes another."""
+    """A stack LSTM (Dyer et al. 2015): popping returns to an earlier state, reducing pushes another one."""
 
     def __init__(self, rng: Rng) -> None:
         self.embedding = ab.Embedding(WORDS, DIM, rng=rng)
@@ -232,7 +232,7 @@ def turing(w: Weights, tape: Any) -> Tensor:
 
 
 class NeuralStack(ab.Module):
-    """A differentiable stack (Grefenstette et al. 2015): strengths of what was pushed, of any number."""
+    """A differentiable stack (Grefenstette et al. 2015) of any number of pushed vectors with strengths."""
 
     def __init__(self, rng: Rng) -> None:
         self.gru = ab.GRUCell(2 * DIM, DIM, rng=rng)
@@ -247,7 +247,7 @@ class NeuralStack(ab.Module):
 
     @ab.cell
     def take(self, strength: Any, wanted: Any) -> Any:
-        """Take as much as is wanted and there; say what is left, and what is still wanted."""
+        """Take as much as is wanted and available; return the remaining strength, and the remaining demand."""
         return ab.relu(strength - wanted), ab.relu(wanted - strength)
 
     @ab.cell

@@ -1,4 +1,4 @@
-"""Products beside sums, constants, broadcasts and strided views: what people write first to see what happens."""
+"""Products with sums, constants, broadcasts and strided views, as in a new user's first experiments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from helpers.zoo.first import DIM, HIDDEN, draw_vector, draw_vectors
 
 
 class SumOfLayer(ab.Module):
-    """The loss is the sum of what a layer gives."""
+    """The loss is the sum of a layer's outputs."""
 
     def __init__(self, rng: Rng) -> None:
         self.hidden = ab.Linear(DIM, DIM, rng=rng)
@@ -36,7 +36,7 @@ class SumOfLayer(ab.Module):
 
 
 class MeanOfLayer(SumOfLayer):
-    """The same with a mean."""
+    """The loss is the mean of a layer's outputs."""
 
     @ab.cell
     def total(self, h: Any) -> Any:
@@ -44,7 +44,7 @@ class MeanOfLayer(SumOfLayer):
 
 
 class NegativeSum(SumOfLayer):
-    """The same, to be made large."""
+    """The loss is the negative sum of a product."""
 
     @ab.cell
     def total(self, h: Any) -> Any:
@@ -59,7 +59,7 @@ def layer_after_steps(w: Weights, xs: Any) -> Tensor:
 
 
 class ConstantInput(ab.Module):
-    """A product with a vector that is constant, whatever x is."""
+    """A product with a constant vector that does not depend on x."""
 
     def __init__(self, rng: Rng) -> None:
         self.W = array(rng, HIDDEN, DIM)
@@ -70,7 +70,7 @@ class ConstantInput(ab.Module):
 
 
 class ReversedRows(ab.Module):
-    """Strided views of a weight: rows from the last to the first, every second column."""
+    """Strided views of a weight: reversed rows, every second column."""
 
     def __init__(self, rng: Rng) -> None:
         self.W = array(rng, DIM, 2 * DIM)

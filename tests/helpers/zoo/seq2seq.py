@@ -1,4 +1,4 @@
-"""Sequences to sequences: an encoder, attention over its states, and a decoder that is given the right words."""
+"""Sequence-to-sequence models: an encoder, attention over its states, and a decoder with teacher forcing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def draw_pair(rng: Rng) -> Pair:
 
 
 class DotAttention(ab.Module):
-    """A GRU reads, a GRU writes; attention by dot products (Luong et al. 2015); one embedding for everything."""
+    """GRU encoder and decoder, attention by dot products (Luong et al. 2015), and one shared embedding."""
 
     def __init__(self, rng: Rng) -> None:
         self.embedding = array(rng, WORDS, DIM)
@@ -77,7 +77,7 @@ def dot_attention(w: Weights, pair: Pair) -> Tensor:
 
 
 class AdditiveAttention(ab.Module):
-    """A bidirectional LSTM reads, an LSTM writes; attention by a small network (Bahdanau, Cho, Bengio 2015)."""
+    """Bidirectional LSTM encoder, LSTM decoder, additive attention (Bahdanau, Cho, Bengio 2015)."""
 
     def __init__(self, rng: Rng) -> None:
         self.source = ab.Embedding(WORDS, DIM, rng=rng)

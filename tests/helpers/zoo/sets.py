@@ -1,4 +1,4 @@
-"""Sets and memories: deep sets, pooling by attention, memory networks, pointer networks, mixtures of experts."""
+"""Sets and memories: deep sets, attention pooling, memory networks, pointer networks, mixtures of experts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DIM, HIDDEN, CLASSES, WORDS, EXPERTS = 3, 4, 3, 6, 3
 
 
 class DeepSets(ab.Module):
-    """Zaheer et al. 2017, in one cell: a network for each of any number of elements, their sum, another network."""
+    """Deep sets in one cell (Zaheer et al. 2017): a network per element, for any number of them; a sum; a network."""
 
     def __init__(self, rng: Rng) -> None:
         self.inner = [ab.Linear(DIM, HIDDEN, rng=rng), ab.Linear(HIDDEN, HIDDEN, rng=rng)]
@@ -42,7 +42,7 @@ def deep_sets(w: Weights, instance: Any) -> Tensor:
 
 
 class AttentionPooling(ab.Module):
-    """Attention of learned queries over the elements of a set (Lee et al. 2019), and the largest beside."""
+    """Attention of learned queries over the elements of a set (Lee et al. 2019), joined with their maximum."""
 
     def __init__(self, rng: Rng) -> None:
         self.queries = [array(rng, HIDDEN) for _ in range(2)]
@@ -80,7 +80,7 @@ class Story(NamedTuple):
 
 
 class MemoryNetwork(ab.Module):
-    """Sukhbaatar et al. 2015: sentences are bags of words; hops look at them; A of the next hop is C of the last."""
+    """A memory network (Sukhbaatar et al. 2015): sentences are bags of words; A of each hop is C of the one before."""
 
     def __init__(self, rng: Rng) -> None:
         self.tables = [array(rng, WORDS, DIM) for _ in range(3)]
@@ -125,7 +125,7 @@ def draw_story(rng: Rng) -> Story:
 
 
 class PointerNetwork(ab.Module):
-    """Vinyals, Fortunato, Jaitly 2015: an LSTM points at its inputs in order of size, by additive scores."""
+    """A pointer network (Vinyals, Fortunato, Jaitly 2015): an LSTM sorts its inputs by pointing at them."""
 
     def __init__(self, rng: Rng) -> None:
         self.encoder, self.decoder = ab.LSTMCell(1, DIM, rng=rng), ab.LSTMCell(1, DIM, rng=rng)
@@ -138,7 +138,7 @@ class PointerNetwork(ab.Module):
 
     @ab.cell
     def pick(self, scores: Any, chosen: Any) -> Any:
-        """The negative logarithm of the softmax at the chosen place."""
+        """Return the negative log-softmax at the chosen place."""
         most = ab.stop_gradient(ab.max_n(scores))
         return most + ab.log(ab.sum_n([ab.exp(s - most) for s in scores])) - chosen
 
@@ -172,7 +172,7 @@ def pointer_network(w: Weights, numbers: Any) -> Tensor:
 
 
 class Experts(ab.Module):
-    """A soft mixture of experts, of which those with less than the largest half of the weight are left out."""
+    """A soft mixture of experts without those that have less than half of the largest weight."""
 
     def __init__(self, rng: Rng) -> None:
         self.experts = [ab.Linear(DIM, CLASSES, rng=rng) for _ in range(EXPERTS)]
@@ -202,7 +202,7 @@ def experts(w: Weights, instance: Any) -> Tensor:
 
 
 class RoutedExperts(ab.Module):
-    """Each word has an expert of its own: data decides which cell runs, and a gate how much of it passes."""
+    """Each word has its own expert: data determines which cell runs, and a gate scales its output."""
 
     def __init__(self, rng: Rng) -> None:
         self.experts = [ab.Linear(DIM, DIM, rng=rng) for _ in range(EXPERTS)]

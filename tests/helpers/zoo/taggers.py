@@ -92,7 +92,7 @@ class CharWordCRF(ab.Module):
 
 
 def char_word_crf(w: Weights, s: Sentence) -> Tensor:
-    """The sum over all sequences of tags, listed one by one."""
+    """Sum over all sequences of tags, enumerated one by one."""
 
     def bilstm(name: str, n_in: int, x: Tensor) -> tuple[Tensor, Tensor]:
         net = torch.nn.LSTM(n_in, DIM, bidirectional=True).double()

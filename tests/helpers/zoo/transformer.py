@@ -1,4 +1,4 @@
-"""A transformer: attention of every word to every word, in several heads."""
+"""A transformer: multi-head attention of every word to every word."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DIM, WORDS, CLASSES, HEADS, LAYERS, MOST = 4, 6, 3, 2, 2, 5
 
 
 class Layer(ab.Module):
-    """Normalised first: attention, then a perceptron, each beside a shortcut (Vaswani et al. 2017)."""
+    """A pre-norm layer (Vaswani et al. 2017): attention and a perceptron, each with a shortcut."""
 
     def __init__(self, rng: Rng) -> None:
         self.project = ab.Linear(DIM, 3 * DIM, rng=rng)
@@ -40,7 +40,7 @@ class Layer(ab.Module):
 
 
 class Transformer(ab.Module):
-    """Words and their positions, a few layers, and a class for the mean of all words."""
+    """Words and their positions, a few layers, and a classifier of the mean of all words."""
 
     def __init__(self, rng: Rng) -> None:
         self.words, self.positions = array(rng, WORDS, DIM), array(rng, MOST, DIM)

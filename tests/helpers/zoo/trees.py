@@ -24,20 +24,20 @@ class Tree:
 
 
 def draw_tree(rng: Rng, most: int, depth: int = 3) -> Tree:
-    """A tree in which a node has up to `most` children."""
+    """Draw a tree whose nodes have up to `most` children."""
     n = int(rng.integers(1, most + 1)) if depth and rng.random() < 0.7 else 0
     children = [draw_tree(rng, most, depth - 1) for _ in range(n)]
     return Tree(int(rng.integers(WORDS)), children, int(rng.integers(CLASSES)))
 
 
 def draw_binary(rng: Rng, depth: int = 3) -> Tree:
-    """A tree in which a node has no child or two."""
+    """Draw a tree whose nodes have no children or two."""
     children = [draw_binary(rng, depth - 1) for _ in range(2)] if depth and rng.random() < 0.7 else []
     return Tree(int(rng.integers(WORDS)), children, int(rng.integers(CLASSES)))
 
 
 class ChildSumTreeLSTM(ab.Module):
-    """Tai, Socher, Manning 2015, section 3.1: a forget gate for each of any number of children."""
+    """Child-sum Tree-LSTM (Tai, Socher, Manning 2015, section 3.1): a forget gate per child, for any number of them."""
 
     def __init__(self, rng: Rng) -> None:
         self.embedding = ab.Embedding(WORDS, DIM, rng=rng)
@@ -93,7 +93,7 @@ def child_sum(w: Weights, tree: Tree) -> Tensor:
 
 
 class NaryTreeLSTM(ab.Module):
-    """The same, section 3.2: children have places, and each forget gate sees all of them."""
+    """N-ary Tree-LSTM (section 3.2): children have positions, and each forget gate reads all of them."""
 
     N = 3
 
@@ -151,7 +151,7 @@ def nary(w: Weights, tree: Tree) -> Tensor:
 
 
 class TreeGRU(ab.Module):
-    """A GRU step from each child, from left to right, and their mean; leaves read a word."""
+    """The mean of one GRU step per child, with the node's word as input; leaves are words."""
 
     def __init__(self, rng: Rng) -> None:
         self.embedding = array(rng, WORDS, DIM)
@@ -185,7 +185,7 @@ def tree_gru(w: Weights, tree: Tree) -> Tensor:
 
 
 class GatedTensorNetwork(ab.Module):
-    """A recursive neural tensor network (Socher et al. 2013) with a gate between it and the mean of its children."""
+    """A recursive neural tensor network (Socher et al. 2013), gated with the mean of its children."""
 
     def __init__(self, rng: Rng) -> None:
         self.embedding = array(rng, WORDS, DIM)
@@ -291,7 +291,7 @@ def mv_rnn(w: Weights, tree: Tree) -> Tensor:
 
 
 class RecursiveAutoencoder(ab.Module):
-    """Each inner node is made of its children, and they of it again (Socher et al. 2011); no label."""
+    """Encodes each inner node from its children and reconstructs them (Socher et al. 2011); unsupervised."""
 
     def __init__(self, rng: Rng) -> None:
         self.embedding = array(rng, WORDS, DIM)

@@ -1,4 +1,4 @@
-"""Cells that walk through a list: gates per child, additive attention, gated edges, paths through a lattice."""
+"""Cells that iterate over a list: gates per child, additive attention, gated edges, paths through a lattice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DIM = 3
 
 
 def child_sum(w: Weights, tree: maps.Tree) -> Tensor:
-    """All children of a node at once."""
+    """Compute a child-sum Tree-LSTM, with all children of a node at once."""
 
     def visit(t: maps.Tree) -> tuple[Tensor, Tensor]:
         x = w["embedding.weight"][t.word]
@@ -33,7 +33,7 @@ def child_sum(w: Weights, tree: maps.Tree) -> Tensor:
 
 
 def attention(w: Weights, pair: Any) -> Tensor:
-    """All words of the source at once."""
+    """Compute additive attention, with all words of the source at once."""
     values = w["source.weight"][pair[0]]
     keys, h, losses = linear(w, "keys", values), torch.zeros(DIM, dtype=torch.float64), []
     for word in pair[1]:
@@ -45,7 +45,7 @@ def attention(w: Weights, pair: Any) -> Tensor:
 
 
 def gated_graph(w: Weights, graph: Any) -> Tensor:
-    """All pairs of nodes, of which some are edges."""
+    """Compute a gated graph network over all pairs of nodes, masked by the edges."""
     h = w["start.weight"][[word for word, _ in graph]]
     edges = torch.zeros(len(graph), len(graph), 1, dtype=torch.float64)
     for i, (_, neighbours) in enumerate(graph):
@@ -58,7 +58,7 @@ def gated_graph(w: Weights, graph: Any) -> Tensor:
 
 
 def lattice_crf(w: Weights, lattice: Any) -> Tensor:
-    """The forward recursion, over all words before at once."""
+    """Compute the forward recursion, over all predecessors of a word at once."""
     alphas: list[Tensor] = []
     for word, before in lattice:
         emitted = linear(w, "emit", w["embedding.weight"][word])
