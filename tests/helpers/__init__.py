@@ -1,6 +1,6 @@
-"""What tests share, in folders by what it is.
+"""Shared code of the tests.
 
-`models`, `programs` and `data` are what tests run; `twins` and `zoo` have the same models in PyTorch to compare with.
-`checkers` say whether results are right, `counters` what they cost, `fakes` stand in for devices, backends and clocks,
-and `runs` has the ways in which tests run things.
+`models`, `programs` and `data` are the inputs of tests; `twins` and `zoo` have reference models in PyTorch. `checkers`
+check results, `counters` count costs, `fakes` stand in for devices, backends and clocks, and `runs` has the ways in
+which tests run things.
 """

@@ -1,5 +1,5 @@
-// Asks the search of a built site: node ask_search.js SITE < queries; prints a line of JSON for each query, the places
-// of the sections that are found, by page, the best first.
+// Query the search of a built site: node ask_search.js SITE < queries. It prints a line of JSON for each query: the
+// addresses of the sections found, grouped by page, best first.
 
 const fs = require("fs");
 const path = require("path");

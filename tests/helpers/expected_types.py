@@ -1,4 +1,4 @@
-"""What a type checker takes cells and `value_and_grad` for; a test compares the types with those beside them."""
+"""The static types of cells and of `value_and_grad`, checked by mypy."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from autobatch.params.gradients import Gradients
 
 
 class Net(ab.Module):
-    """A cell with arguments of several types, and one with options."""
-
     @ab.cell
     def leaf(self, word: int, scale: float = 1.0) -> tuple[str, int]:
         return "leaf", word
@@ -32,7 +30,7 @@ def free(x: str) -> int:
 
 
 def check(net: Net) -> None:
-    """Checked by mypy, and never called."""
+    """Assert types; mypy checks this, and nothing calls it."""
     assert_type(net.leaf(1), tuple[str, int])
     assert_type(net.leaf(1, scale=2.0), tuple[str, int])
     assert_type(net.repeat("x", times=2), list[str])

@@ -1,1 +1,1 @@
-"""What results are compared with: definitions, brute force, another precision, the reference backend."""
+"""References for results: definitions, brute force, higher precision, the reference backend."""

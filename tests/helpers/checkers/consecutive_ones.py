@@ -1,4 +1,4 @@
-"""What PQ-trees are checked against, written from the definitions: all permutations, and certificates."""
+"""Reference checks for PQ-trees, written from the definitions: all permutations, and certificates."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ MAX_ITEMS = 7
 
 @cache
 def all_orders(n: int) -> list[tuple[int, ...]]:
-    """Every order of 0 ... n-1."""
+    """Return all permutations of 0 ... n-1."""
     return list(permutations(range(n)))
 
 
 @cache
 def order_numbers(n: int) -> dict[tuple[Hashable, ...], int]:
-    """Where each order stands in `all_orders`."""
+    """Return the index of each order in `all_orders(n)`."""
     return {order: at for at, order in enumerate(all_orders(n))}
 
 
 @cache
 def orders_with(n: int) -> list[int]:
-    """For each subset, given as a mask of items, the orders in which it is consecutive, as a mask of `all_orders`."""
+    """For each subset (a mask of items), return a mask of the orders in `all_orders` that keep it consecutive."""
     orders = np.array(all_orders(n), np.int8).reshape(math.factorial(n), n)
     position = np.argsort(orders, axis=1)
     masks = []
@@ -38,29 +38,29 @@ def orders_with(n: int) -> list[int]:
 
 
 def members(subset: int) -> list[int]:
-    """The items of a mask."""
+    """Return the items of a bit mask."""
     return [item for item in range(subset.bit_length()) if subset >> item & 1]
 
 
 def mask_of(subset: Iterable[Hashable]) -> int:
-    """The mask of some items, which are numbers."""
+    """Return the bit mask of some items, which are ints."""
     return sum(1 << item for item in subset if isinstance(item, int))
 
 
 def are_consecutive(order: Sequence[Hashable], subsets: Iterable[Collection[Hashable]]) -> bool:
-    """Whether an order keeps each subset together."""
+    """Return whether an order keeps each subset together."""
     position = {item: at for at, item in enumerate(order)}
     places = ([position[item] for item in subset] for subset in subsets)
     return all(not at or max(at) - min(at) == len(at) - 1 for at in places)
 
 
 def is_refuted(subsets: Iterable[Collection[Hashable]]) -> bool:
-    """Whether no order keeps all subsets together, shown by forced comparisons that contradict each other.
+    """Return whether no order keeps all subsets together, proven by contradictory forced comparisons.
 
-    If a and b are in a subset and c is not, then c is not between them: a stands before c exactly if b does. So
-    comparisons are tied to each other, and if (x before y) is tied to (y before x), no order exists. The converse holds
-    as well (McConnell 2004, A certifying algorithm for the consecutive-ones property). Items that are in the same
-    subsets stand for each other: one of them is enough.
+    If a subset contains a and b but not c, then c is not between them: a stands before c exactly if b does. This ties
+    comparisons to each other, and if (x before y) is tied to (y before x), no order exists. The converse also holds
+    (McConnell 2004, A certifying algorithm for the consecutive-ones property). Items that are in the same subsets are
+    interchangeable, so one of them is enough.
     """
     groups = [frozenset(subset) for subset in subsets]
     kinds = {frozenset(at for at, group in enumerate(groups) if item in group): item for item in set().union(*groups)}
@@ -85,19 +85,19 @@ def is_refuted(subsets: Iterable[Collection[Hashable]]) -> bool:
 
 
 def random_subset(rng: np.random.Generator, n: int) -> list[int]:
-    """Two items or more, not all where there are more, in any order; small subsets as likely as large ones."""
+    """Draw a shuffled subset of two items or more, never all of three or more; all sizes are equally likely."""
     size = int(rng.integers(2, max(n, 3))) if n > 1 else n
     return [int(item) for item in rng.permutation(n)[:size]]
 
 
 def random_interval(rng: np.random.Generator, hidden: Sequence[int]) -> list[int]:
-    """Items that stand together in a hidden order, in any order."""
+    """Draw a shuffled interval of a hidden order."""
     start, stop = np.sort(rng.integers(0, len(hidden) + 1, 2))
     return [int(item) for item in rng.permutation(hidden[start:stop])]
 
 
 def random_system(rng: np.random.Generator, n: int, n_subsets: int, share_wrong: float) -> list[list[int]]:
-    """Intervals of a hidden order, among them a share of subsets that may be anything."""
+    """Draw intervals of a hidden order; with probability `share_wrong`, each is a random subset instead."""
     hidden = rng.permutation(n).tolist()
     return [
         random_subset(rng, n) if rng.random() < share_wrong else random_interval(rng, hidden) for _ in range(n_subsets)

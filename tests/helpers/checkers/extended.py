@@ -1,4 +1,4 @@
-"""Ops in extended precision, and how far a result is from that: in units of the last place, or of a given scale."""
+"""Ops in extended precision, and errors relative to them, in units in the last place or of a given scale."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GELU_SCALE = np.sqrt(2 / Wide(np.pi))
 
 
 def edges(dtype: Any) -> Array:
-    """Where numbers of a type end, or change their nature: zeros, denormals, the largest, and what is not finite."""
+    """Return special values of a float type: zeros, denormals, extremes, infinities, NaN, points where ops saturate."""
     info = np.finfo(dtype)
     ends = [0, info.smallest_subnormal, info.tiny / 4, info.tiny, info.eps, 1 - info.epsneg, 1, 1 + info.eps, info.max]
     bounds = [0.5, 1.5, 10, 20, 30, 88, 89, 103, 110, 700, 709, 745, 750, 1e4, 1e8, 1e19, 1e30]
@@ -24,7 +24,7 @@ def edges(dtype: Any) -> Array:
 
 
 def spread(dtype: Any, n: int, seed: int = 0) -> Array:
-    """Numbers of all sizes, and many where functions bend; with the edges."""
+    """Return `edges(dtype)`, n values of all magnitudes, and 4 n values in the ranges where functions bend."""
     rng = np.random.default_rng(seed)
     info = np.finfo(dtype)
     powers = 2 ** rng.uniform(info.minexp - 10, info.maxexp - 1, n) * rng.choice([-1, 1], n)
@@ -33,10 +33,10 @@ def spread(dtype: Any, n: int, seed: int = 0) -> Array:
 
 
 def distance(found: Array, exact: Array, scale: Array | float = 0.0, signed: bool = True) -> Array:
-    """Errors in units of the last place of the exact result, or of `scale` where that is larger.
+    """Return the errors in units in the last place of the exact result, or of `scale` where that is larger.
 
-    Infinite where NaN is missed or made, where an infinity is, and where a zero has the other sign unless
-    that is not `signed`.
+    An error is infinite if only one of the two is NaN, if they differ and one is infinite, and, if `signed`, if both
+    are zero with different signs.
     """
     dtype = found.dtype.type
     with np.errstate(all="ignore"):
@@ -61,7 +61,7 @@ def softplus(x: Array) -> Array:
 
 
 def erfc(z: Array) -> Array:
-    """Of numbers that are not negative: the series of erf, or the continued fraction of erfc."""
+    """Compute erfc of nonnegative numbers: by the series of erf below 2, else by the continued fraction of erfc."""
     small = np.minimum(z, 3)
     term = total = small
     for k in range(1, N_TERMS):

@@ -1,6 +1,6 @@
 """The fewest bytes that given batches of a cell copy, over all orders of items and members; from the definition.
 
-A view is an operand whose values are one and the same, or follow each other in memory in the order of the members.
+An operand is a view if all its values are the same one, or if they are adjacent in memory in the order of the members.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 
 
 def fewest_bytes(memory: ProgramMemory, batches: Mapping[int, Sequence[int]], rows: int) -> int:
-    """Try all sets of joins that are copied, and for each all orders of both areas."""
+    """Try all sets of copied joins, and for each all orders of both areas."""
     joins = sorted(memory.joins)
     subsets = chain.from_iterable(combinations(joins, size) for size in range(len(joins) + 1))
     found = [_fewest_with(memory, batches, rows, frozenset(apart)) for apart in subsets]
@@ -43,7 +43,7 @@ def _fewest_with(
 def _all_starts(
     memory: ProgramMemory, area: str, apart: frozenset[int], together: Sequence[tuple[Item, ...]]
 ) -> dict[Item, Ints]:
-    """Where each item of an area starts, in every order that has each value in one piece."""
+    """Return the start of each item of an area, for every order that keeps each value in one piece."""
     items = [i for i in memory.areas.get(area, ()) if i.value not in memory.joins or i.value in apart]
     pieces = [span for span in together if len(span) > 1 and span[0] in items]
     orders = [order for order in permutations(items) if all(_in_one_piece(order, span) for span in pieces)]
@@ -64,7 +64,7 @@ def _cost_of(
     rows: int,
     apart: frozenset[int],
 ) -> tuple[Ints, Ints]:
-    """Bytes copied in each order of the node's items, and in each order of the shared ones."""
+    """Return the copied bytes for each order of the node's items, and for each order of the shared items."""
     k = np.arange(len(members))
     patterns = (0 * k, k)
     cost = [np.zeros(len(next(iter(start.values()), (0,))), np.int64) for start in starts]

@@ -1,4 +1,4 @@
-"""What tables of state machines hold."""
+"""The states of state machines, computed from the definitions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def rows_of(table: Table) -> dict[tuple[int, ...], tuple[list[float], list[int]]
 
 
 def states_by_hand(dag: Dag, sequence: list[int], encoding: Encoding, critical: bool) -> list[list[int]]:
-    """The states before each batch, from the definitions: paths and ready nodes are looked at anew."""
+    """Return the state before each batch, finding paths and ready nodes from scratch each time."""
     sources = [dag.edge_src[dag.edge_ptr[n] : dag.edge_ptr[n + 1]].tolist() for n in range(dag.type_id.size)]
     done, states = set[int](), []
     for kind in sequence:
@@ -37,7 +37,7 @@ def states_by_hand(dag: Dag, sequence: list[int], encoding: Encoding, critical: 
 
 
 def is_critical_by_hand(dag: Dag, sources: list[list[int]], left: list[int], ready: list[int], kind: int) -> bool:
-    """Whether all ready nodes at which the longest chain of the type starts are of that type."""
+    """Return whether all ready nodes at which a longest chain of this type starts have this type."""
     ahead = dict.fromkeys(left, 0)
     for n in reversed(left):
         after = [reader for reader in left if n in sources[reader]]

@@ -1,4 +1,4 @@
-"""The cpu backend beside the reference backend: outputs and gradients."""
+"""Compare outputs and gradients of the cpu backend with those of the reference backend."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOLERANCES = {"float32": 2e-5, "float64": RELATIVE}
 
 
 def assert_equal(found: Any, expected: Any, relative: float = RELATIVE) -> None:
-    """Equal structures of arrays, within `relative` of the largest number of each."""
+    """Compare structures of arrays, with a tolerance of `relative` times the largest number of each array."""
     if isinstance(expected, dict):
         assert found.keys() == expected.keys()
         found, expected = list(found.values()), list(expected.values())
@@ -36,7 +36,7 @@ def assert_equal(found: Any, expected: Any, relative: float = RELATIVE) -> None:
 
 
 def compare(function: Any, instances: list[Any], relative: float = RELATIVE, **options: Any) -> Cpu:
-    """Run a function on both backends, in inference and, if it has a loss, in training; return the backend."""
+    """Compare a function on both backends, in inference and, if it has a loss, in training; return the cpu backend."""
     cpu = Cpu(poison=True)
     ours = ab.batched(function, backend=cpu, **options)
     theirs = ab.batched(function, backend=Reference(poison=True), **options)
@@ -47,7 +47,7 @@ def compare(function: Any, instances: list[Any], relative: float = RELATIVE, **o
 def compare_gradients(
     function: Any, instances: list[Any], cpu: Cpu, relative: float = RELATIVE, has_aux: bool = False, **options: Any
 ) -> None:
-    """Train a step on both backends."""
+    """Compare values and gradients of weighted losses on both backends."""
     weights = np.random.default_rng(0).uniform(0.5, 2.0, len(instances))
     ours = ab.batched(function, backend=cpu, **options)
     theirs = ab.batched(function, backend=Reference(poison=True), **options)

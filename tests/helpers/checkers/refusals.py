@@ -1,4 +1,4 @@
-"""A model to misuse, and how errors are asserted."""
+"""A model to misuse, and assertions about errors."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ DIM, N_WORDS, N_CLASSES = 3, 5, 2
 
 
 class Model(ab.Module):
-    """Cells to misuse."""
-
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
         self.table = ab.Parameter(rng.standard_normal((N_WORDS, DIM)))
@@ -61,7 +59,7 @@ class Model(ab.Module):
 
     @ab.cell
     def body(self, x: Any, run: Any) -> Any:
-        """Any body at all: `run` is static."""
+        """Call `run`, a static argument, as the body."""
         return run(x)
 
     def loss(self, word: int) -> Any:
@@ -70,7 +68,7 @@ class Model(ab.Module):
 
 @contextmanager
 def refused(error: type[Exception], *texts: str) -> Iterator[None]:
-    """Within, this error is raised; its message has all of these texts in it, and is one line that ends in a stop."""
+    """Expect this error, with all texts in its message; messages of autobatch are one line that ends in a stop."""
     with pytest.raises(error) as caught:
         yield
     message = str(caught.value)

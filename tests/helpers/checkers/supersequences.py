@@ -1,4 +1,4 @@
-"""What sequences of types do to a graph, from the definitions: paths, subsequences, executed sets. For small graphs."""
+"""What sequences of types do to small graphs, from the definitions: paths, subsequences, executed sets."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from autobatch.graph.dag import Dag
 
 
 def inputs_of(dag: Dag, node: int) -> list[int]:
-    """The nodes that a node reads."""
     nodes: list[int] = dag.edge_src[dag.edge_ptr[node] : dag.edge_ptr[node + 1]].tolist()
     return nodes
 
 
 def paths_from(dag: Dag, node: int) -> Iterator[list[int]]:
-    """The types along every path that starts at a node and ends at one without readers."""
+    """Yield the types along every path from a node to a node without readers."""
     readers = {n for n in range(dag.type_id.size) if node in inputs_of(dag, n)}
     kind = int(dag.type_id[node])
     if not readers:
@@ -28,18 +27,17 @@ def paths_from(dag: Dag, node: int) -> Iterator[list[int]]:
 
 
 def is_subsequence(part: Sequence[int], whole: Sequence[int]) -> bool:
-    """Whether `whole` with some entries left out is `part`."""
     rest = iter(whole)
     return all(entry in rest for entry in part)
 
 
 def finishes_paths(dag: Dag, sequence: Sequence[int]) -> bool:
-    """Whether the types of every path are a subsequence."""
+    """Return whether the types of every path are a subsequence of `sequence`."""
     return all(is_subsequence(path, sequence) for node in range(dag.type_id.size) for path in paths_from(dag, node))
 
 
 def run(dag: Dag, sequence: Sequence[int]) -> list[int]:
-    """Execute every ready node of each type in turn: the position at which each node ran, or -1."""
+    """Run all ready nodes of each type in turn; return the position at which each node ran, or -1."""
     ran: dict[int, int] = {}
     for k, kind in enumerate(sequence):
         ready = [n for n in range(dag.type_id.size) if n not in ran and all(s in ran for s in inputs_of(dag, n))]
@@ -48,7 +46,7 @@ def run(dag: Dag, sequence: Sequence[int]) -> list[int]:
 
 
 def fewest_batches(dag: Dag) -> int:
-    """The length of the shortest sequence that finishes, by breadth-first search over executed sets."""
+    """Return the length of the shortest sequence that finishes, by breadth-first search over executed sets."""
     everything = frozenset(range(dag.type_id.size))
     reached, length = {frozenset[int]()}, 0
     while everything not in reached:
@@ -62,7 +60,7 @@ def fewest_batches(dag: Dag) -> int:
 
 
 def random_sequence(dag: Dag, rng: np.random.Generator, spare: float) -> IntArray:
-    """Run random ready types until all nodes ran, with about `spare` superfluous types per batch strewn in."""
+    """Draw ready types until all nodes have run, interspersed with about `spare` superfluous types per batch."""
     sequence: list[int] = []
     while -1 in (ran := run(dag, sequence)):
         ready = [n for n in range(len(ran)) if ran[n] < 0 and all(ran[s] >= 0 for s in inputs_of(dag, n))]

@@ -1,4 +1,4 @@
-"""Which thread of a row touches which element, thread by thread and index by index as kernels run them."""
+"""Which thread of a row touches which element, found thread by thread and index by index, in the order of kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Touch = tuple[int, int]  # thread and element
 
 
 def runs(mapping: Mapping, team: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """The indices that each thread runs, in its order; those of no axis are run by all."""
+    """Yield the indices that each thread runs, in order; indices along no axis are run by all threads."""
     others = [axis for axis in range(len(mapping.axes)) if axis not in mapping.along]
     dealt = list(product(*(range(mapping.axes[axis]) for axis in mapping.along)))
     for lane in range(team):
@@ -26,7 +26,7 @@ def runs(mapping: Mapping, team: int) -> Iterator[tuple[int, tuple[int, ...]]]:
 
 
 def touches(mapping: Mapping, start: int, strides: tuple[int, ...], is_write: bool, team: int) -> set[Touch]:
-    """What a loop touches; of a single index, one thread writes."""
+    """Return what a loop touches; a single index is written by one thread."""
     return {
         (lane, start + sum(i * stride for i, stride in zip(index, strides, strict=True)))
         for lane, index in runs(mapping, team)
@@ -35,7 +35,7 @@ def touches(mapping: Mapping, start: int, strides: tuple[int, ...], is_write: bo
 
 
 def touches_of(access: Access, team: int) -> set[Touch]:
-    """What an access says is touched."""
+    """Return what an access declares to be touched."""
     axes = (*access.along, *access.inside)
     sizes, strides = tuple(size for size, _ in axes), tuple(stride for _, stride in axes)
     if access.who == "divided":
@@ -46,7 +46,7 @@ def touches_of(access: Access, team: int) -> set[Touch]:
 
 
 def meet(one: set[Touch], other: set[Touch]) -> bool:
-    """Whether two different threads touch one element."""
+    """Return whether two different threads touch one element."""
     lanes: dict[int, set[int]] = {}
     for lane, element in one:
         lanes.setdefault(element, set()).add(lane)

@@ -1,8 +1,8 @@
-"""What LLVM made of loops, read from its optimised code: the same question for every processor.
+"""Check whether LLVM vectorised loops, by reading its optimised code; this works alike for every processor.
 
-LLVM marks a loop that it vectorised, and the loop for the elements that are left over. An innermost loop that does
-arithmetic and has no such mark works on one element at a time; and so does part of a vectorised loop that still has
-arithmetic on single numbers, such as calls that were not inlined.
+LLVM marks a loop that it vectorised, and the loop for the remaining elements. An innermost loop with arithmetic and
+without such a mark works on one element at a time. So does any part of a vectorised loop that has arithmetic on single
+numbers, such as calls that were not inlined.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ ARITHMETIC = r"= (?:tail )?(?:f(?:add|sub|mul|div|neg)|call)\b[^(@]*?"
 SCALAR = re.compile(ARITHMETIC + r"\b(?:float|double) [%@-]")
 PACKED = re.compile(ARITHMETIC + r"<\d+ x (?:float|double)> [%@-]")
 MARKS = ("llvm.loop.isvectorized", "llvm.loop.unroll.disable")
-"""Of loops that are vectorised, or are what such a loop or an unrolled one, which is judged itself, leaves over."""
+"""Marks of vectorised loops, and of the remainder loops of vectorised or unrolled loops."""
 
 
 @dataclass(frozen=True)
 class InnerLoop:
-    """A loop that holds no other one."""
+    """A loop that contains no other loop."""
 
     body: str
     marked: bool
 
     @property
     def is_vectorised(self) -> bool:
-        """Whether its arithmetic, if it has any, is on whole vectors, or on the elements that those leave over."""
+        """Return whether all arithmetic, if any, is on whole vectors, or this is a remainder loop."""
         return not SCALAR.search(self.body) or (self.marked and not self.is_packed)
 
     @property
     def is_packed(self) -> bool:
-        """Whether it has arithmetic on whole vectors."""
+        """Return whether it has arithmetic on whole vectors."""
         return PACKED.search(self.body) is not None
 
 
 def inner_loops(code: str) -> Iterator[InnerLoop]:
-    """The innermost loops of every function of a module in LLVM's language."""
+    """Yield the innermost loops of every function of a module in LLVM IR."""
     metadata = dict(re.findall(r"^(!\d+) = (.*)$", code, re.MULTILINE))
     for function in re.findall(r"^define .*?^}", code, re.MULTILINE | re.DOTALL):
         found = _loops_of(function)
@@ -55,13 +55,13 @@ def inner_loops(code: str) -> Iterator[InnerLoop]:
 
 
 def _blocks(function: str) -> dict[str, str]:
-    """The blocks of a function, by label, in their order."""
+    """Return the blocks of a function by label, in order."""
     parts = re.split(r"^([-\w.$]+):.*$", function, flags=re.MULTILINE)
     return {"": parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}
 
 
 def _loops_of(function: str) -> list[tuple[str, str, set[str]]]:
-    """The header, the last block and all blocks of each loop."""
+    """Return the header, the last block and all blocks of each loop."""
     blocks = _blocks(function)
     place = {name: at for at, name in enumerate(blocks)}
     after = {name: set(re.findall(r"label %\"?([-\w.$]+)", text)) for name, text in blocks.items()}
@@ -83,9 +83,9 @@ def _loops_of(function: str) -> list[tuple[str, str, set[str]]]:
 
 
 def optimised(processor: str, text: str) -> str:
-    """What LLVM makes of a module for a processor that need not be this one.
+    """Return what LLVM makes of a module for a processor, which may differ from this one.
 
     Args:
-        processor: as LLVM names it, or "host".
+        processor: LLVM's name for it, or "host".
     """
     return str(optimise(text, find_processor() if processor == "host" else Processor(processor, "")))

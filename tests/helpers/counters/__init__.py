@@ -1,1 +1,1 @@
-"""Counts of calls, lines and arrays: costs are asserted by counts, not by the clock."""
+"""Counts of calls, lines and arrays, so that tests of costs do not depend on the clock."""

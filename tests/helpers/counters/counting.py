@@ -1,4 +1,4 @@
-"""Count what calls do: costs are asserted by counts, not by the clock."""
+"""Count the calls and lines of a function, so that tests of costs do not depend on the clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import autobatch
 
 
 def count_calls(function: Callable[..., Any], *args: Any) -> int:
-    """Count the functions, of Python and of C, that a call of this one calls, itself included."""
+    """Count the calls of Python and C functions during a call, itself included."""
     profile = Profile()
     profile.runcall(function, *args)
     return int(Stats(profile).total_calls)  # type: ignore[attr-defined]
@@ -42,12 +42,12 @@ def count_lines(function: Callable[..., Any], *args: Any) -> int:
 
 
 def files_entered(function: Callable[..., Any], *args: Any) -> Counter[str]:
-    """Count the calls of Python functions of autobatch, by their files."""
+    """Count the calls of Python functions of autobatch by file."""
     return Counter(files_in_order(function, *args))
 
 
 def files_in_order(function: Callable[..., Any], *args: Any) -> list[str]:
-    """The file of each Python function of autobatch that a call enters, in order."""
+    """Return the file of each call of a Python function of autobatch, in order."""
     entered, root = list[str](), str(Path(autobatch.__file__).parent)
 
     def hear(frame: FrameType, event: str, _: Any) -> None:

@@ -1,4 +1,4 @@
-"""Count the arrays that NumPy allocates, by a memory handler of our own (NEP 49)."""
+"""Count the arrays that NumPy allocates, with a custom memory handler (NEP 49)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 
-SET_HANDLER = 304  # in NumPy's table of C functions: PyDataMem_SetHandler
+SET_HANDLER = 304  # PyDataMem_SetHandler in NumPy's table of C functions
 ALLOCATE = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 ALLOCATE_ZEROS = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t)
 CHANGE = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -51,7 +51,7 @@ _handler = _Handler(b"counting", 1, _allocator)
 
 @contextmanager
 def counting() -> Iterator[list[int]]:
-    """Give the bytes of each array that is allocated inside; none of them may outlive the process's Python code."""
+    """Yield a list of the bytes of each array allocated inside; no such array may outlive the interpreter."""
     api = ctypes.pythonapi
     api.PyCapsule_GetPointer.restype = ctypes.c_void_p
     api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]

@@ -1,1 +1,1 @@
-"""Files of data sets, and what reads them."""
+"""Files of data sets, and their readers."""

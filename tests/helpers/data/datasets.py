@@ -1,6 +1,6 @@
-"""Where data lies: small files of this repository in the formats of the real ones, and the real ones, if they are here.
+"""Paths of data: small files of this repository in the formats of the real data sets, and the real ones if present.
 
-The generators that come with the models draw the small files: `python tests/helpers/data/datasets.py` draws them anew.
+The small files come from the models' generators; `python tests/helpers/data/datasets.py` draws them again.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ needs_real = pytest.mark.skipif(not REAL.exists(), reason="counts what is in ../
 
 
 def real(*values: Any) -> Any:
-    """A case on the real data, with what is to be found there."""
+    """Return a case on the real data, with the expected values."""
     return pytest.param(REAL, *values, marks=needs_real)
 
 
 def draw_files() -> dict[str, str]:
-    """Draw the small files: for each its place in the folder and its text."""
+    """Draw the small files: their texts by relative path."""
     rng = np.random.default_rng(0)
     trees = [_with_five_labels(tree) for tree in draw_trees(N_TRAIN + N_DEV, rng)]
     lattices = _with_numbers(draw_lattices(N_TRAIN + N_DEV, rng, max_words=8))
@@ -52,7 +52,7 @@ def _lines(parts: Iterable[str], separator: str) -> str:
 
 
 def _with_five_labels(tree: Tree[str]) -> Tree[str]:
-    """The same tree with labels of the treebank's range."""
+    """Map the labels of a tree to the five of the treebank."""
     done: list[Tree[str]] = []
     for node in tree.postorder():
         label = node.label % 5
@@ -65,7 +65,7 @@ def _with_five_labels(tree: Tree[str]) -> Tree[str]:
 
 
 def _with_numbers(lattices: list[Lattice[str]]) -> list[Lattice[int]]:
-    """The same lattices with numbers for tags, characters and words; tag 0 is the first position's."""
+    """Replace tags, characters and words by ids; the first position has tag 0."""
     tags = Vocabulary.count(tag for lattice in lattices for tag in lattice.tags[1:])
     characters = Vocabulary.count(word for lattice in lattices for word in lattice.characters())
     words = Vocabulary.count(word for lattice in lattices for word in lattice.words())

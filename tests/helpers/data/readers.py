@@ -1,4 +1,4 @@
-"""All readers of data, each with a file that it reads, and how what it read is written again."""
+"""All readers of data, each with a valid file and a function that writes instances in its format."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ TREES = "(3 (2 good) (2 film))\n(1 (2 bad) (1 (2 long) (2 film)))\n"
 
 @dataclass(frozen=True)
 class Reader:
-    """A reader, a file that it reads, and how what it read is written again."""
+    """A reader, a file that it reads, and the inverse of the reader."""
 
     read: Callable[[Path], list[Any]]
     valid: str
@@ -67,7 +67,7 @@ class Reader:
 
 
 def write_molecule(molecule: Molecule[str]) -> str:
-    """Write the atoms apart, and every bond as a ring that a number of its own closes."""
+    """Write all atoms apart from each other, and every bond as a ring closure with its own number."""
     ends = [""] * len(molecule.atoms)
     for number, (one, other, kind) in enumerate(molecule.bonds):
         ends[one] += f"{kind}%{number:02}"

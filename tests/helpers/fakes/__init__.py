@@ -1,1 +1,1 @@
-"""Stand-ins for devices, backends and clocks, which know what they were asked for."""
+"""Stand-ins for devices, backends and clocks that record requests."""

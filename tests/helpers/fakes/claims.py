@@ -11,7 +11,7 @@ from table import Table
 
 
 def make_claim(name: str, measured: list[str]) -> Claim[Settings]:
-    """A claim of two parts that notes what it measures."""
+    """Make a claim with two parts that appends each part it measures to `measured`."""
 
     def measure(settings: Settings, part: str) -> Findings:
         measured.append(part)

@@ -1,4 +1,4 @@
-"""A loss on a clock of its own: what is chosen by measuring is then known."""
+"""A loss on a fake clock, so that choices based on measurements are deterministic."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from helpers.fakes.noting_backend import NotedExecutable, NotingBackend
 
 
 class Clockwork:
-    """Time passes only while batches run: by nodes, faster with threads, and slower by what others take.
+    """A clock that advances only while batches run, in proportion to nodes and depending on the number of threads.
 
     Attributes:
-        asked: how many threads each run might use.
-        slower: times as long with more than one thread.
+        asked: the number of threads that each run may use.
+        slower: the factor on the time of runs with several threads.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Clockwork:
 
 
 def set_clock(monkeypatch: pytest.MonkeyPatch) -> Clockwork:
-    """Put this code on a machine of four cores whose time is known."""
+    """Pretend that this machine has four cores, and replace the clock."""
     found = Clockwork()
     monkeypatch.setattr(counts, "perf_counter", found)
     monkeypatch.setattr(threads, "usable_cores", lambda: 4)
@@ -45,8 +45,6 @@ def set_clock(monkeypatch: pytest.MonkeyPatch) -> Clockwork:
 
 
 class Chain(ab.Module):
-    """A chain of cells."""
-
     def __init__(self) -> None:
         self.matrix = ab.Parameter(np.random.default_rng(0).standard_normal((5, 5)))
 
@@ -62,12 +60,12 @@ class Chain(ab.Module):
 
 
 def train(loss: ab.Batched, n_calls: int, size: int = 4) -> list[Any]:
-    """Train on the same mini-batch of unequal instances."""
+    """Train repeatedly on one mini-batch of instances of different lengths; return the values."""
     return [loss.value_and_grad(list(range(2, 2 + size)))[0] for _ in range(n_calls)]
 
 
 def make(clock: Clockwork, **options: Any) -> tuple[ab.Batched, NotingBackend]:
-    """A loss on the reference backend and a clock, and its backend."""
+    """Return a loss on the reference backend and this clock, and its backend."""
     backend = NotingBackend(Reference(), on_run=clock.run)
     loss = ab.batched(Chain().astype("float64").loss, policy="depth", backend=backend, **options)
     return loss, backend

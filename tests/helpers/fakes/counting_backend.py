@@ -1,9 +1,9 @@
-"""A device that is none, to prove that a backend can run anywhere: its arrays refuse to meet NumPy's.
+"""A fake device, which proves that backends are independent of NumPy: its arrays cannot be mixed with NumPy's.
 
-A `DeviceArray` is memory of the host that NumPy does not get to see: no function of NumPy takes one, and neither
-arithmetic nor indexing mixes it with arrays of NumPy. Kernels get the functions in `CountingStore.xp`, which are those
-that CuPy has, and take device arrays and Python's numbers only. What crosses the border goes through `put` and `get`,
-which are counted. It is no subclass of ndarray, for NumPy turns one of those into a plain array without asking it.
+A `DeviceArray` is host memory that NumPy cannot see: no function of NumPy accepts one, and neither arithmetic nor
+indexing mixes it with arrays of NumPy. Kernels use the functions in `CountingStore.xp`, which are those that CuPy has,
+and which take only device arrays and Python numbers. Transfers go through `put` and `get`, which count bytes. The class
+is not derived from ndarray, because NumPy silently converts subclasses to plain arrays.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ NUMBERS = (bool, int, float, np.generic, type(None), slice, type(Ellipsis), str,
 
 
 class BorderError(TypeError):
-    """Something of the device met something of the host."""
+    """Raised when an object of the device meets an array of the host."""
 
 
 class DeviceArray:
-    """An array of the device. `_host` is its memory, for this module alone."""
+    """An array of the device. `_host` is its memory, private to this module."""
 
-    __array_ufunc__ = None  # NumPy's arrays refuse to be the other operand
+    __array_ufunc__ = None  # makes NumPy's arrays refuse it as the other operand
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, host: np.ndarray) -> None:
@@ -70,7 +70,7 @@ class DeviceArray:
 
 
 def enter(value: Any) -> Any:
-    """Numbers of Python as they are, device arrays as their memory; an array of NumPy has no business here."""
+    """Return the memory of device arrays and Python numbers as they are; raise a BorderError for NumPy arrays."""
     if isinstance(value, DeviceArray):
         return value._host
     if isinstance(value, (tuple, list)):
@@ -81,12 +81,12 @@ def enter(value: Any) -> Any:
 
 
 def leave(value: Any) -> Any:
-    """Arrays as device arrays."""
+    """Wrap arrays as device arrays."""
     return DeviceArray(value) if isinstance(value, np.ndarray) else value
 
 
 def on_device(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of arrays as one of device arrays; its `out` is given back as it came."""
+    """Turn a function of arrays into one of device arrays; a given `out` is returned as it is."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         found = function(*map(enter, args), **{name: enter(value) for name, value in kwargs.items()})
@@ -99,7 +99,7 @@ def on_device(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _give_operators() -> None:
-    """Arithmetic, comparisons and methods that need no module of functions."""
+    """Add arithmetic, comparisons and methods that need no module of functions."""
     for name in ("add", "sub", "mul", "truediv", "floordiv", "pow", "and_", "or_", "xor", "rshift", "lshift"):
         plain = getattr(operator, name)
         own = name.rstrip("_")
@@ -129,8 +129,8 @@ class CountingStore:
     """The memory of the device.
 
     Attributes:
-        xp: what CuPy has.
-        put_bytes, got_bytes: that crossed the border.
+        xp: the functions that CuPy has.
+        put_bytes, got_bytes: bytes transferred to and from the device.
     """
 
     kind = "counting"
@@ -170,7 +170,7 @@ class CountingStore:
 
 
 class Counting:
-    """Runs plans on the device, by the interpreter."""
+    """Runs plans on the device with the interpreter."""
 
     name = "counting"
 

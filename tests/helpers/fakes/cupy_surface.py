@@ -1,4 +1,4 @@
-"""NumPy under CuPy's name, with no more than CuPy has: what kernels use beyond that fails here, without a GPU.
+"""NumPy restricted to CuPy's functions, so that kernels which use more fail here, without a GPU.
 
 Source: CuPy's reference (docs.cupy.dev, "Comparison Table") and its `_kernel.pyx`, version 13.
 """
@@ -24,7 +24,7 @@ CONSTANTS = ("inf", "int64", "uint64")
 
 
 class Ufunc:
-    """A ufunc with CuPy's methods: `at`, and for `add` alone `reduceat`; only `out` and `dtype` by name."""
+    """A ufunc with CuPy's methods, `at` and (for `add`) `reduceat`, and only `out` and `dtype` as keywords."""
 
     def __init__(self, ufunc: np.ufunc) -> None:
         self.ufunc, self.at = ufunc, ufunc.at
@@ -39,12 +39,12 @@ class Ufunc:
 
 
 def take(array: Any, indices: Any, axis: int, out: Any) -> Any:
-    """Without a mode."""
+    """Take without a `mode` argument."""
     return np.take(array, indices, axis, out, mode="clip")
 
 
 def matmul(x: Any, y: Any, out: Any = None) -> Any:
-    """Without other arguments."""
+    """Multiply without other keywords."""
     return np.matmul(x, y, out=out)
 
 

@@ -1,4 +1,4 @@
-"""A backend that runs on another one, and notes what it is asked for."""
+"""A backend that wraps another one and records its runs."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from autobatch.plan.plan import Plan, PlannedTypes
 
 
 class NotingBackend:
-    """Runs on another backend.
+    """Wraps another backend.
 
     Args:
-        inner: the other one.
-        on_run: is given each executable that is run, before it is.
-        extra_bytes: of scratch memory that a plan is said to take beside what the other one takes.
+        inner: the wrapped backend.
+        on_run: called with each executable before it runs.
+        extra_bytes: bytes of scratch memory to add to the wrapped backend's for a plan.
 
     Attributes:
-        ran: the executables that were run, in order.
+        ran: the executables that ran, in order.
     """
 
     def __init__(
@@ -41,8 +41,6 @@ class NotingBackend:
 
 
 class NotedExecutable:
-    """An executable of the other backend."""
-
     def __init__(self, backend: NotingBackend, plan: Plan, options: Options, inner: Executable) -> None:
         self.backend, self.plan, self.options, self.inner = backend, plan, options, inner
         self.n_bytes = inner.n_bytes + backend.extra_bytes(plan, options)
@@ -54,6 +52,6 @@ class NotedExecutable:
 
 
 def count_live(kind: type) -> int:
-    """How many objects of a class there are."""
+    """Count the live objects of a class."""
     gc.collect()
     return sum(type(one) is kind for one in gc.get_objects())

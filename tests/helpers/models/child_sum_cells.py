@@ -1,4 +1,4 @@
-"""A child-sum Tree-LSTM whose children are a tuple, so a type of cell for each number of children."""
+"""A child-sum Tree-LSTM whose children are a tuple, so that the cell has a type for each number of children."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autobatch.trace.record import Recorder
 
 
 class ChildSum(ab.Module):
-    """Gates of one product (`joint`), or each with a product of its own."""
+    """Computes its gates with one product (`joint`), or with one product each."""
 
     iou_x: ab.Linear
     iou_h: ab.Linear
@@ -47,14 +47,14 @@ class ChildSum(ab.Module):
         return [getattr(self, f"{gate}_x")(x) + getattr(self, f"{gate}_h")(total) for gate in "iou"]
 
     def loss(self, arity: int) -> Any:
-        """A tree of two levels, `arity` children each."""
+        """Return the loss of a tree of two levels with `arity` children each."""
         inner = self.node(0, tuple(self.leaf(k % 5) for k in range(arity)))
         h, c = self.node(1, (inner, *(self.leaf(k % 5) for k in range(1, arity))))
         return ab.sum(h * h) + ab.sum(c)
 
 
 def node_program(arity: int, joint: bool = True) -> CellProgram:
-    """The program of a node with this many children, as traced."""
+    """Return the traced program of a node with this many children."""
     model = ChildSum(joint=joint)
     recorder = Recorder(model.loss, model)
     recorder.record([arity])

@@ -1,4 +1,4 @@
-"""Modules with a few parameters, in every place where one can stand."""
+"""Modules with a few parameters, in every place where a parameter may be."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autobatch.params.parameter import Parameter
 
 
 class Head(Module):
-    """One parameter of shape (3,) under the name `scale`."""
+    """One parameter of shape (3,), named `scale`."""
 
     def __init__(self, value: float = 0.0) -> None:
         self.scale = Parameter(np.full(3, value))
@@ -24,7 +24,7 @@ class Pair(NamedTuple):
 
 
 class Model(Module):
-    """Parameters in every place that is walked, and values that are none."""
+    """Parameters in every place that is searched, and other values."""
 
     def __init__(self) -> None:
         self.table = Parameter(np.arange(6.0).reshape(3, 2))

@@ -1,4 +1,4 @@
-"""Models as people write them in PyTorch, one instance at a time, whose modules are cells of autobatch."""
+"""Typical PyTorch models, written for one instance at a time, whose modules are cells."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ State = tuple[Tensor, Tensor]
 
 
 class Leaf(nn.Module):
-    """The state of a word."""
+    """Computes the state of a word."""
 
     def __init__(self, n_words: int, dim: int) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Leaf(nn.Module):
 
 
 class Merge(nn.Module):
-    """The state above two others, of Tai, Socher and Manning 2015."""
+    """Computes the state of an inner node (Tai, Socher and Manning 2015)."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Merge(nn.Module):
 
 
 class Classify(nn.Module):
-    """The cross-entropy of the class of a state."""
+    """Computes the cross-entropy of the class of a state."""
 
     def __init__(self, dim: int, n_classes: int) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Classify(nn.Module):
 
 
 class TreeLSTM(nn.Module):
-    """A loss at every node of a binary tree."""
+    """A binary Tree-LSTM with a loss at every node."""
 
     def __init__(self, n_words: int, dim: int, n_classes: int, runs: str = "auto") -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class TreeLSTM(nn.Module):
 
 
 class Tagger(nn.Module):
-    """PyTorch's own cells in both directions, and dropout."""
+    """PyTorch's own cells in both directions, with dropout."""
 
     def __init__(self, n_words: int, n_tags: int, dim: int, runs: str = "auto") -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Tagger(nn.Module):
 
 
 class Read(nn.Module):
-    """Reads a word that leads from one position to another."""
+    """Reads a word that spans from one position to another."""
 
     def __init__(self, n_words: int, dim: int) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class Read(nn.Module):
 
 
 class LatticeLSTM(nn.Module):
-    """States of positions are sums over the words that end there; the first state is learned."""
+    """Sums, at each position, the states of the words that end there; the first state is learned."""
 
     def __init__(self, n_characters: int, n_words: int, n_tags: int, dim: int, runs: str = "auto") -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class LatticeLSTM(nn.Module):
 
 
 class Attend(nn.Module):
-    """A step of the decoder, which looks at all words of the source, however many they are."""
+    """A decoder step that attends to all words of the source."""
 
     def __init__(self, n_words: int, dim: int) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ class Attend(nn.Module):
 
 
 class Seq2Seq(nn.Module):
-    """A GRU that reads, and one that writes."""
+    """A GRU encoder and a GRU decoder."""
 
     def __init__(self, n_source: int, n_target: int, dim: int, runs: str = "auto") -> None:
         super().__init__()

@@ -1,1 +1,1 @@
-"""Cells, programs and graphs to run: drawn at random, of the literature, and a case for every op and guard."""
+"""Cells, programs and graphs to run: random ones, published ones, and a case for every op and guard."""

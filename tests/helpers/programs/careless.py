@@ -1,4 +1,4 @@
-"""Programs written carelessly: a program with superfluous instructions that change none of its bits."""
+"""Add superfluous instructions to programs, which change no bit of the results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autobatch.ops.shaping import concat, reshape, slice_, transpose
 
 
 def make_careless(program: CellProgram, rng: np.random.Generator) -> CellProgram:
-    """The same cell, with values computed twice and arguments behind identities, drawn at random."""
+    """Copy a cell with random recomputed values, and with arguments behind identities."""
     names = {id(w.parameter): w.name for w in program.weights}
     builder = Builder(program.name, weight_names=names)
     copies: dict[int, list[Traced]] = {}
@@ -40,7 +40,7 @@ def make_careless(program: CellProgram, rng: np.random.Generator) -> CellProgram
 
 
 def _wrap(x: Traced, rng: np.random.Generator) -> Traced:
-    """A value behind an identity, or as it is; data and constants, which may be ints, stay."""
+    """Put a computed value behind a random identity, or leave it; data and constants, which may be ints, stay."""
     source = x.var.source
     plain = isinstance(source, Constant) or x.var.domain == SHARED or not x.var.size
     if plain or rng.random() < 0.5 or not _is_computed(x):

@@ -1,4 +1,4 @@
-"""Cases of ops that only others are made of, and of ops along rows of any number; cells that differentiate a case."""
+"""Cases of ops that other ops are made of, and of ops along any number of rows; cells that differentiate a case."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ WIDTH = 3  # of the rows
 
 
 def places_of(shape: tuple[int, ...], index: Any) -> Any:
-    """The numbers of the elements at an index."""
+    """Return the flat positions of the elements at an index."""
     return torch.tensor(np.arange(np.prod(shape)).reshape(shape)[index].tolist(), dtype=torch.int64)
 
 
 def taken(x: Any, index: Any) -> Any:
-    """The elements at an index of NumPy's, whose steps may be negative."""
+    """Return the elements at a NumPy index, which may have negative steps."""
     places = places_of(tuple(x.shape), index)
     return x.reshape(-1)[places.reshape(-1)].reshape(places.shape)
 
 
 def joined(*parts: Any, indices: Any, shape: tuple[int, ...]) -> Any:
-    """Zeros, with each part at its index."""
+    """Return zeros with each part at its index."""
     whole = torch.zeros(math.prod(shape), dtype=torch.float64)
     for part, index in zip(parts, indices, strict=True):
         whole = whole.index_put((places_of(shape, index).reshape(-1),), part.reshape(-1))
@@ -42,12 +42,12 @@ def joined(*parts: Any, indices: Any, shape: tuple[int, ...]) -> Any:
 
 
 def indexed(index: Any) -> Case:
-    """A case of a slice, of which the gradient is an assembly."""
+    """Return the case of a slice, whose gradient is an `assemble`."""
     return Case(f"slice {index}", lambda x: x[index] ** 3, lambda x: taken(x, index) ** 3, ((4, 5),))
 
 
 def assembled(*indices: Any) -> Case:
-    """A case of an assembly of parts at these indices."""
+    """Return the case of an `assemble` of parts at these indices."""
     shapes = tuple(np.zeros((4, 5))[index].shape for index in indices)
     how = {"indices": indices, "shape": (4, 5)}
     return Case(
@@ -59,33 +59,32 @@ def assembled(*indices: Any) -> Case:
 
 
 def picked(x: Any, label: Any) -> Any:
-    """The elements at the labels, 0 where a label is 2."""
+    """Return the elements at the labels, 0 for label 2."""
     return torch.where(label == 2, 0.0, x.gather(-1, label[..., None])[..., 0])
 
 
 def norm(x: Any) -> Any:
-    """The length of a vector."""
     return ops.sqrt(ops.sum(x * x))
 
 
 def normalised(x: Any, gain: Any, bias: Any) -> Any:
-    """What layer_norm is: the third derivative of torch's own is not that of its central differences."""
+    """Compute layer_norm from its definition: torch's own third derivatives differ from central differences."""
     centred = x - x.mean(-1, keepdim=True)
     return centred * ((centred * centred).mean(-1, keepdim=True) + 1e-5) ** -0.5 * gain + bias
 
 
 def attended(x: Any, q: Any) -> Any:
-    """The sum of what all rows attend to."""
+    """Return the sum of the results of self-attention."""
     return ops.sum(ops.softmax((x @ (x * q).T).T) @ x, axis=0)
 
 
 def paired(x: Any, q: Any) -> Any:
-    """The sum, over rows, of the largest of what is computed from pairs."""
+    """Return the sum over rows of the maxima of functions of pairs of rows."""
     return ops.sum(ops.max(ops.tanh(x[:, None] * q - x) @ q, axis=0))
 
 
 def pointed(x: Any, q: Any) -> Any:
-    """The losses of the most probable rows as labels."""
+    """Return the sum of the cross-entropies with the most probable classes as labels."""
     scores = x * q @ x.T
     return ops.sum(ops.cross_entropy(scores, ops.argmax(scores, axis=1)))
 
@@ -112,10 +111,10 @@ INTERNAL = (
 
 @dataclass(frozen=True)
 class RowsCase:
-    """A function of an array x (n, 3), where n differs between nodes, and of a vector q (3,).
+    """A function of an array x (n, 3), where n differs between nodes, and a vector q (3,).
 
     Attributes:
-        compute, expect: the function of autobatch's values, and the same of torch's tensors.
+        compute, expect: the function on autobatch's values, and the same on torch's tensors.
         draw: "grid" for many equal numbers.
     """
 
@@ -129,7 +128,7 @@ class RowsCase:
 
 
 def sliced(*index: int | None) -> RowsCase:
-    """A case of a slice of the rows."""
+    """Return the case of a slice of rows."""
     cut = slice(*index)
 
     def expect(x: Any, q: Any) -> Any:
@@ -139,24 +138,23 @@ def sliced(*index: int | None) -> RowsCase:
 
 
 def rotated(x: Any, q: Any) -> Any:
-    """Rows, of which the first comes last, times those in their old order."""
+    """Multiply the rows, rotated by one, with the squares of the rows."""
     return ops.sum(ops.concat([x[1:], x[:1]], axis=0) * x * x, axis=0)
 
 
 def padded(x: Any, q: Any) -> Any:
-    """Rows between a constant one and two of the node."""
+    """Join constant rows, x and rows of the node."""
     given = ops.reshape(ops.concat((q, q * q)), (2, WIDTH))
     return ops.sum(ops.concat([np.ones((1, WIDTH)), x, given], axis=0)[:-1] ** 2 * ops.concat([given, x], axis=0))
 
 
 def torch_padded(x: Any, q: Any) -> Any:
-    """The same in torch."""
     given = torch.stack([q, q * q])
     return (torch.cat([torch.ones(1, WIDTH), x, given])[:-1] ** 2 * torch.cat([given, x])).sum()
 
 
 def looked_up(x: Any, q: Any) -> Any:
-    """For each row one of two rows of the node, by the largest of two elements."""
+    """Look up for each row one of two rows of the node, by the argmax of its first two elements."""
     return ops.sum(
         ops.lookup(ops.reshape(ops.concat((q, q * q)), (2, WIDTH)), ops.argmax(x[:, :2], axis=1)) * x, axis=0
     )
@@ -188,7 +186,7 @@ EVERY: tuple[Case | RowsCase, ...] = (*CASES, *INTERNAL, *ROWS)
 
 
 def instances_of(case: Case | RowsCase) -> list[tuple[tuple[Any, ...], Any, tuple[Any, ...]]]:
-    """Values, the gradient of the result, and ints, for a few instances."""
+    """Draw values, the gradient of the result and ints, for a few instances."""
     rng, instances = np.random.default_rng(0), []
     for n in (2, 1, 5):
         shapes = ((n, WIDTH), (WIDTH,)) if isinstance(case, RowsCase) else case.shapes
@@ -202,10 +200,10 @@ def instances_of(case: Case | RowsCase) -> list[tuple[tuple[Any, ...], Any, tupl
 def slope_cell(
     case: Case | RowsCase, order: int, note: Callable[[Sequence[Any]], None] | None = None
 ) -> Callable[..., Any]:
-    """A function of an instance whose own gradients have the derivatives of a case up to an order, see `slope`.
+    """Return a function of an instance whose gradients contain the derivatives of a case up to an order, see `slope`.
 
     Args:
-        note: is called with the traced values, once the cell is traced.
+        note: called with the traced values, once the cell is traced.
     """
 
     def differentiated(values: Sequence[Any], g: Any, ints: Sequence[Any]) -> Any:

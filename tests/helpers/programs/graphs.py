@@ -1,4 +1,4 @@
-"""Abstract graphs to try things on: chains, trees, random DAGs, and a table of types with all that a type can have."""
+"""Abstract graphs for tests: chains, trees, random DAGs, and a table with all features of types."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ TREE = NamedTypes(("leaf", "inner_a", "inner_b", "output", "loss"))
 
 @dataclass(frozen=True)
 class ToyType:
-    """One type: `passes` maps outputs to the port they pass through, `sum_type` names the variadic sum it equals.
+    """One type: `passes` maps outputs to the port they pass through, `sum_type` names the equivalent variadic sum.
 
-    `ports` has a letter for each port: p if it is plain, v if it is variadic. `work` is that of its products.
+    `ports` has a letter for each port: p for plain, v for variadic. `work` is that of its products.
     """
 
     name: str
@@ -36,8 +36,6 @@ class ToyType:
 
 @dataclass(frozen=True)
 class ToyTypes:
-    """A table of toy types."""
-
     types: tuple[ToyType, ...]
 
     @property
@@ -112,14 +110,14 @@ WORD, CELL, SWAP, ADD, SUM_N, ADD_WIDE, SUM_N_WIDE, IDENTITY = range(8)
 
 
 def chain(*names: str) -> Graph:
-    """Nodes of the named types, each reading the one before; the last is the output."""
+    """Return a chain of nodes of the named types; the last one is the output."""
     types = NamedTypes(tuple(dict.fromkeys(names)))
     edges = [(node, node + 1) for node in range(len(names) - 1)]
     return make_graph(types, [types.names.index(name) for name in names], edges, [len(names) - 1] if names else [])
 
 
 def random_dag(seed: int, n_nodes: int | None = None, types: NamedTypes = LETTERS) -> Graph:
-    """Nodes of random types that read up to three earlier ones, near ones rather, some of them twice."""
+    """Draw nodes of random types that read up to three earlier, mostly recent nodes, some of them twice."""
     rng = np.random.default_rng(seed)
     n = int(rng.integers(1, 30)) if n_nodes is None else n_nodes
     edges = [
@@ -133,7 +131,7 @@ def random_dag(seed: int, n_nodes: int | None = None, types: NamedTypes = LETTER
 
 @st.composite
 def dags(draw: st.DrawFn, max_nodes: int = 12, types: NamedTypes = LETTERS) -> Graph:
-    """Like `random_dag`, drawn by Hypothesis, which makes a graph that fails as small as it can."""
+    """Draw a graph like `random_dag` with Hypothesis, which shrinks failing graphs."""
     type_id = draw(st.lists(st.integers(0, len(types.names) - 1), max_size=max_nodes))
     edges = [
         (source, node, 0, port)
@@ -144,7 +142,7 @@ def dags(draw: st.DrawFn, max_nodes: int = 12, types: NamedTypes = LETTERS) -> G
 
 
 def random_tree(seed: int, n_leaves: int | None = None) -> Graph:
-    """A binary tree with two kinds of inner nodes and an output and a loss at its root."""
+    """Draw a binary tree with two types of inner nodes, and an output and a loss at its root."""
     rng = np.random.default_rng(seed)
     type_id: list[int] = []
     edges: list[tuple[int, int, int, int]] = []
@@ -165,14 +163,14 @@ def random_tree(seed: int, n_leaves: int | None = None) -> Graph:
 
 
 def random_batch(seed: int) -> Graph:
-    """Up to six random DAGs, one of them without nodes."""
+    """Draw up to six random DAGs, one of them empty."""
     rng = np.random.default_rng(seed)
     dags = [random_dag(int(s)) for s in rng.integers(0, 1000, size=rng.integers(0, 6))]
     return merge_graphs([*dags, random_dag(0, n_nodes=0)])
 
 
 def random_toys(seed: int, n_nodes: int | None = None) -> Graph:
-    """Nodes of every toy type with attributes, reading random outputs of earlier ones."""
+    """Draw nodes of all toy types, with attributes, which read random outputs of earlier nodes."""
     rng = np.random.default_rng(seed)
     n = int(rng.integers(1, 40)) if n_nodes is None else n_nodes
     type_id = [0, *rng.choice(len(TOYS.types), size=n - 1, p=[0.1, 0.1, 0.1, 0.3, 0.1, 0.1, 0.1, 0.1]).tolist()]
@@ -193,14 +191,13 @@ def random_toys(seed: int, n_nodes: int | None = None) -> Graph:
 
 
 def _port_sizes(kind: int, rng: np.random.Generator) -> list[int]:
-    """How many values each port of a node of this type reads."""
+    """Draw the number of values that each port of a node reads."""
     if kind in (SUM_N, SUM_N_WIDE):
         return [int(rng.integers(0, 5))]
     return {WORD: [], CELL: [1, int(rng.integers(0, 4))], IDENTITY: [1]}.get(kind, [1, 1])
 
 
 def same_graph(first: Graph, second: Graph) -> bool:
-    """Whether two graphs agree in everything."""
     return (
         first.words.tolist() == second.words.tolist()
         and first.floats.tolist() == second.floats.tolist()

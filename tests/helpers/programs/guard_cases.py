@@ -1,4 +1,4 @@
-"""Models whose cells read something from Python, each in another way, and how that changes."""
+"""Models whose cells read Python state in various ways, and changes of that state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ activation = ab.tanh
 
 @dataclass
 class Config:
-    """An object that holds numbers."""
+    """A mutable object that holds numbers."""
 
     beta: float = 2.0
     shift: float = 0.5
@@ -30,13 +30,13 @@ class Config:
 
 @dataclass(frozen=True)
 class Frozen:
-    """One that is replaced and not changed."""
+    """An immutable object, which is replaced instead of changed."""
 
     beta: float = 2.0
 
 
 class Slotted:
-    """One without a dict."""
+    """An object without a `__dict__`."""
 
     __slots__ = ("beta",)
 
@@ -48,17 +48,17 @@ Pair = namedtuple("Pair", "beta shift")
 
 
 def scaled(x: Any, by: float = 2.0) -> Any:
-    """A function that a cell calls, with a default argument."""
+    """Scale x by a default argument."""
     return x * by
 
 
 def with_global(x: Any) -> Any:
-    """A function that reads a global."""
+    """Scale x by a global."""
     return x * BETA
 
 
 class Base(ab.Module):
-    """A loss of one cell; `body` says what it computes."""
+    """A loss with one cell; `body` is its computation."""
 
     gain = 2.0
 
@@ -84,34 +84,30 @@ class Base(ab.Module):
 
     @property
     def beta_of_property(self) -> float:
-        """A property."""
         return self._hidden
 
     def helper(self, x: Any) -> Any:
-        """A method."""
         return x * self.beta
 
     def body(self, x: Any) -> Any:
-        """What the cell computes."""
+        """Compute the input of the cell's layer."""
         raise NotImplementedError
 
     @ab.cell
     def cell(self, x: Any) -> Any:
-        """The cell."""
         return ab.sum(ab.tanh(self.lin(self.body(x) + self.W @ x)))
 
     def loss(self, x: Any) -> Any:
-        """The cell's result."""
         return self.cell(x)
 
 
 class Case(NamedTuple):
-    """A way to read, and a change of what is read.
+    """A way to read state, and a change of that state.
 
     Attributes:
-        body: of the model and x.
-        change: of the model.
-        live: whether further changes of a number trace nothing.
+        body: a function of the model and x.
+        change: a function of the model and the new number.
+        live: whether further changes of the number need no new trace.
     """
 
     body: Callable[[Any, Any], Any]
@@ -230,6 +226,6 @@ def _swallowing(m: Any) -> float:
 
 
 def model_of(case: Case) -> Any:
-    """A model with the body of a case."""
+    """Return a model with the body of a case."""
     kind: Any = type("Model", (Base,), {"body": lambda self, x: case.body(self, x)})
     return kind().astype("float64")

@@ -1,4 +1,4 @@
-"""A model that is served over HTTP, and a client that asks it; needs the extra `serve`."""
+"""A model served over HTTP, and a client; needs the extra `serve`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NDJSON = "application/x-ndjson"
 
 
 class Served(Model):
-    """Turns a vector as often as is asked for."""
+    """Turns a vector as many times as requested."""
 
     async def run(self, given: tuple[Any, int]) -> Any:
         x, n = given
@@ -47,7 +47,7 @@ def read(given: Any) -> tuple[Any, int]:
 
 
 class Client:
-    """Asks a server that runs in a thread."""
+    """Runs a server in a thread and sends requests to it."""
 
     def __init__(self, server: Any, **options: Any) -> None:
         app = ab.serving.app(server, **{"read": read, **options})

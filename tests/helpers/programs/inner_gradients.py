@@ -1,4 +1,4 @@
-"""Gradients inside of a cell that is being traced, made of the pullbacks of ops, and the same of torch's tensors."""
+"""Gradients inside of a cell that is being traced, from the pullbacks of ops, and the same on torch's tensors."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from autobatch.trace.ragged import Ragged
 
 
 def pull_back(compute: Callable[..., Any], values: Sequence[Any], g: Any) -> list[Any]:
-    """The gradient of <g, compute(*values)> for each value; None where there is none.
+    """Return the gradient of <g, compute(*values)> for each value; None where there is none.
 
     Args:
-        compute: gives a value of the cell.
+        compute: returns a value of the cell.
         values: of the cell, with a row per node or per edge.
         g: of the shape and the rows of the result.
     """
@@ -32,7 +32,7 @@ def pull_back(compute: Callable[..., Any], values: Sequence[Any], g: Any) -> lis
 
 
 def differentiable(vars: Sequence[Var], given: set[int]) -> set[int]:
-    """The given values, and those whose gradient flows to one of them."""
+    """Return the given values, and the values that depend on one of them differentiably."""
     found = set(given)
     for index, var in enumerate(vars):
         source = var.source
@@ -46,7 +46,7 @@ def _of_kind(value: Any, gradient: Traced | None) -> Any:
 
 
 def slope(compute: Callable[..., Any], values: Sequence[Any], g: Any, order: int) -> Any:
-    """A number made of the derivatives of `compute` of `order` - 1: its own gradients are made of those of `order`."""
+    """Return a number that depends on the derivatives of order - 1, so that its gradients contain those of `order`."""
 
     def weighed(*values: Any) -> Any:
         return _sum_of_sines(pull_back(compute, values, g))
@@ -60,7 +60,7 @@ def _sum_of_sines(parts: Sequence[Any]) -> Any:
 
 
 def torch_slope(compute: Callable[..., Any], values: Sequence[Any], g: Any, order: int) -> Any:
-    """The same number of torch's tensors."""
+    """Compute the same number as `slope`, on torch's tensors."""
 
     def weighed(*values: Any) -> Any:
         result = compute(*values)

@@ -1,4 +1,4 @@
-"""The seven cells of the literature, each parameter by itself as its equations have it, and how to trace them.
+"""The seven published cells, with separate parameters as in their equations, and a function that traces them.
 
 GRU: Cho et al. 2014, with the reset before the product; LSTM: Hochreiter and Schmidhuber 1997, with forget gates;
 MV-RNN: Socher et al. 2012; Tree-LSTM: Tai et al. 2015; a tree-GRU runs a GRU per child and takes the mean.
@@ -20,7 +20,7 @@ WIDTH, INSTANCES = 128, 32
 
 
 class Weights:
-    """Parameters by name, made when they are asked for: matrices, and vectors where the name begins with b."""
+    """Parameters by name, created on first use: vectors for names that begin with b, else matrices."""
 
     def __init__(self, width: int) -> None:
         self.width = width
@@ -31,7 +31,6 @@ class Weights:
         return self.shaped(name, shape)
 
     def shaped(self, name: str, shape: tuple[int, ...]) -> ab.Parameter:
-        """The parameter of this name and shape."""
         return self.made.setdefault(name, ab.Parameter(np.zeros(shape, np.float32)))
 
 
@@ -66,7 +65,7 @@ def tree_gru_leaf(w: Weights, x: Any) -> Any:
 
 
 def tree_gru_shared(w: Weights, h_l: Any, h_r: Any) -> Any:
-    """The same with one set of parameters for both children; not among the seven."""
+    """Compute a tree-GRU with one set of parameters for both children; not one of the seven."""
     return 0.5 * (_reset_and_mix(w, "", h_l) + _reset_and_mix(w, "", h_r))
 
 
@@ -92,7 +91,7 @@ def tree_lstm_leaf(w: Weights, x: Any) -> Any:
 
 
 class Published(NamedTuple):
-    """A cell, and what the published planner as designed copies at width 128 for 32 instances."""
+    """A cell, and the copies of the published planner, as designed, at width 128 for 32 instances."""
 
     body: Callable[..., Any]
     copies: int
@@ -111,7 +110,7 @@ SEVEN = {
 
 
 def trace_cell(body: Callable[..., Any], width: int = WIDTH) -> CellProgram:
-    """Trace a cell: arguments whose names begin with m are matrices, the others vectors."""
+    """Trace a cell; arguments whose names begin with m are matrices, the others vectors."""
     weights = Weights(width)
     names = body.__code__.co_varnames[1 : body.__code__.co_argcount]
     body(weights, *(np.zeros((width, width) if name.startswith("m") else width, np.float32) for name in names))

@@ -1,4 +1,4 @@
-"""Every op as a table: how it is called, what torch says it is, and shapes to try; and a model that calls one case."""
+"""A table of calls of every op, with torch's equivalents and argument shapes; and a model that calls one case."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 import autobatch as ab
 from autobatch import ops
 
-torch.set_num_threads(1)  # waking threads for tensors this small takes most of the time otherwise
+torch.set_num_threads(1)  # otherwise, most of the time goes to waking threads for such small tensors
 
 Shape = tuple[int, ...]
 ROW, TABLE = np.array([0.5, -1.5, 2.0]), np.arange(12.0).reshape(4, 3) / 7
@@ -28,8 +28,8 @@ class Case:
     Attributes:
         compute, expect: the op on autobatch's values, and the same on torch's tensors.
         shapes: of the float arguments.
-        ids: shape, and the size that they stay below, of the int arguments, which follow.
-        draw: how the floats are drawn: "normal", "positive", or "grid", which has many equal numbers.
+        ids: shape and exclusive upper bound of each int argument; these follow the float arguments.
+        draw: how to draw floats: "normal", "positive", or "grid", which has many equal numbers.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Case:
         return f"{self.name}{self.shapes}".replace(" ", "")
 
     def floats(self, rng: np.random.Generator, shape: Shape) -> Any:
-        """Draw an argument, away from the edges of the op's domain."""
+        """Draw a float argument, away from the edges of the op's domain."""
         match self.draw:
             case "grid":
                 return rng.integers(-1, 2, shape).astype(np.float64)
@@ -52,23 +52,23 @@ class Case:
         return rng.standard_normal(shape)
 
     def arguments(self, rng: np.random.Generator) -> tuple[list[Any], list[Any]]:
-        """Draw float arguments, and int arguments."""
+        """Draw float arguments and int arguments."""
         ints = [rng.integers(size, size=shape) if shape else int(rng.integers(size)) for shape, size in self.ids]
         return [self.floats(rng, shape) for shape in self.shapes], ints
 
     @property
     def smooth(self) -> bool:
-        """Whether central differences make sense."""
+        """Return whether central differences are meaningful."""
         return self.draw != "grid"
 
 
 def number(condition: Any) -> Any:
-    """Torch's truth values as floats, which autobatch's comparisons give."""
+    """Convert torch's truth values to floats, as in autobatch's comparisons."""
     return condition.to(torch.float64)
 
 
 def with_array(name: str, array: Any, compute: Callable[..., Any]) -> Case:
-    """A case of an operator between a constant array and a value."""
+    """Return the case of an operator between a constant array and a value."""
     tensor = torch.from_numpy(array)
     return Case(name, lambda x: compute(array, x), lambda x: compute(tensor, x), ((3,),), draw="positive")
 
@@ -305,11 +305,11 @@ OPERATORS = (
 
 
 class CaseModel(ab.Module):
-    """Calls one case over and over; each float argument is a parameter, or a value that another node made from one.
+    """Calls one case repeatedly; each float argument is a parameter, or a value that another node made from one.
 
     Args:
         roles: for each float argument, "parameter" or "value".
-        in_cell: whether the op is called in a cell, or by the recorded function itself.
+        in_cell: whether the op is called in a cell, or directly by the recorded function.
     """
 
     def __init__(self, case: Case, roles: Sequence[str], rng: np.random.Generator, in_cell: bool = True) -> None:
@@ -329,7 +329,7 @@ class CaseModel(ab.Module):
         return self.weigh(floats, ints)
 
     def weigh(self, floats: Any, ints: Any) -> Any:
-        """A number that depends on every element of the result, and on every argument."""
+        """Return a number that depends on every element of the result and on every argument."""
         arguments = [
             p if role == "parameter" else x for p, x, role in zip(self.factors, floats, self.roles, strict=True)
         ]
@@ -349,7 +349,7 @@ class CaseModel(ab.Module):
         return ab.sum_n(losses, shape=())
 
     def torch_loss(self, instances: list[Any]) -> tuple[Any, list[Any]]:
-        """The same in torch, with its gradients."""
+        """Compute the loss in torch, with its gradients."""
         factors = [torch.tensor(p.data, requires_grad=True) for p in self.factors]
         total = torch.zeros((), dtype=torch.float64)
         for instance in instances:

@@ -1,4 +1,4 @@
-"""Random cells: what they take and return, and straight-line bodies, drawn from a generator."""
+"""Random cells: signatures, results, and straight-line bodies, drawn from a generator."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from fuzzing.specs import Data, Each, Several, Shape, Spec, Value, shape_tree
 
 SHAPES: tuple[Shape, ...] = ((), (2,), (3,), (3, 2))
 STRUCTURES = ("tuple", "list", "dict", "State", "Pair")
-N_WORDS, DIM = 5, 3  # of the table that ids look up
+N_WORDS, DIM = 5, 3  # of the table for lookups
 
 
 KEY = Value((DIM,))
 
 
 def memory(shape: Shape) -> Several:
-    """An argument: a list of keys, and one of as many values of this shape."""
+    """Return the spec of a pair of lists of one length: keys, and values of this shape."""
     return Several("tuple", (Each(KEY), Each(Value(shape))))
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A cell, what it takes by name (`keywords` by name only), and what it returns."""
+    """A cell, its arguments by name (`keywords` by name only), and its result."""
 
     cell: Any
     takes: dict[str, Spec]
@@ -38,7 +38,7 @@ class Drawn:
 
 
 class Weights:
-    """The parameters of a model, drawn as bodies ask for them; some are shared."""
+    """The parameters of a model, drawn when bodies ask for them; some are shared."""
 
     def __init__(self, rng: Rng, table: ab.Parameter, parameters: list[ab.Parameter]) -> None:
         self.rng, self.table, self.parameters = rng, table, parameters
@@ -52,19 +52,19 @@ class Weights:
 
 
 def regrouped(x: Any, y: Any) -> Any:
-    """A part of two vectors that are joined and seen in other groups: every other element, first of all."""
+    """Return every other element of two joined vectors, via views with other shapes."""
     n = 2 * math.prod(np.shape(x))
     return ab.reshape(ab.transpose(ab.reshape(ab.concat((x, y)), (n // 2, 2))), (2, n // 2))[0]
 
 
 def read_across(x: Any, weight: Any, other: Any) -> Any:
-    """A product in a join, and parts of it that a further product and element-wise ops read."""
+    """Compute a product within a join, whose parts are read by another product and by element-wise ops."""
     joined = ab.concat((weight @ x, x[1:], x[:1]))
     part = regrouped(x, joined[: x.shape[0]])
     return ab.tanh(other @ part + 0.3 * joined[x.shape[0] :] * part) * ab.stack([part, x])[1]
 
 
-# What bodies do: with any value; with two of one shape; with vectors and matrices and the weights that they ask for.
+# Steps of bodies: with any value; with two of one shape; with vectors or matrices and weights.
 
 ANY: tuple[Callable[[Any], Any], ...] = (
     ab.tanh, ab.sigmoid, ab.softplus, ab.gelu,
@@ -105,7 +105,7 @@ MATRIX: tuple[Asking, ...] = (
 def draw_cell(
     rng: Rng, name: str, weights: Weights, inner: Callable[[Any], Any], smooth: bool, is_method: bool
 ) -> Drawn:
-    """Draw a cell; `inner` is one that others call, on a value like `KEY`."""
+    """Draw a cell; `inner` is a cell that bodies may call with a value like `KEY`."""
     takes = {f"arg_{k}": draw_spec(rng) for k in range(rng.integers(1, 4))}
     keywords = frozenset(argument for argument in takes if rng.random() < 0.2)
     value, parts = Value(pick(rng, SHAPES)), list[Spec]((KEY, draw_state(rng)))
@@ -118,7 +118,7 @@ def draw_cell(
 def with_signature(
     name: str, takes: dict[str, Spec], keywords: frozenset[str], body: Callable[..., Any], is_method: bool
 ) -> Callable[..., Any]:
-    """A function that calls `body` with its arguments in order."""
+    """Return a function with this signature that calls `body` with its arguments in order."""
     kind = inspect.Parameter
     parameters = [kind("self", kind.POSITIONAL_OR_KEYWORD)] if is_method else []
     parameters += [kind(a, kind.POSITIONAL_OR_KEYWORD) for a in takes if a not in keywords]
@@ -135,7 +135,7 @@ def with_signature(
 
 
 def draw_spec(rng: Rng) -> Spec:
-    """Draw what an argument may be."""
+    """Draw the spec of an argument."""
     value = Value(pick(rng, SHAPES))
     parts = list[Spec]((KEY, Data("float"), Each(KEY), draw_state(rng)))
     several = Several(pick(rng, STRUCTURES), (value, pick(rng, parts)))
@@ -145,12 +145,12 @@ def draw_spec(rng: Rng) -> Spec:
 
 
 def draw_state(rng: Rng) -> Several:
-    """Draw a plain tuple of values, so that some cells take what others return."""
+    """Draw a plain tuple of values, so that some cells accept the results of others."""
     return Several("tuple", (KEY, Value(pick(rng, SHAPES[:2]))))
 
 
 def draw_body(body: _Body, takes: list[Spec], returns: Spec) -> Callable[..., Any]:
-    """Draw what a cell computes: a function from its arguments to its result."""
+    """Draw the body of a cell: a function from its arguments to its result."""
     readers = [body.reader(spec) for spec in takes]
     for spec, read in zip(takes, readers, strict=True):
         body.samples += read(sample(spec))
@@ -169,7 +169,7 @@ def draw_body(body: _Body, takes: list[Spec], returns: Spec) -> Callable[..., An
 
 
 def sample(spec: Spec) -> Any:
-    """An example of an argument."""
+    """Return an example of an argument."""
     match spec:
         case Value(shape):
             return np.full(shape, 0.4)
@@ -182,7 +182,7 @@ def sample(spec: Spec) -> Any:
 
 
 def shapes_in(spec: Spec) -> list[Shape]:
-    """The shapes of the values in a structure."""
+    """Return the shapes of the values in a structure."""
     if isinstance(spec, Several):
         return [shape for part in spec.parts for shape in shapes_in(part)]
     assert isinstance(spec, Value)
@@ -190,12 +190,12 @@ def shapes_in(spec: Spec) -> list[Shape]:
 
 
 def assemble(spec: Spec, values: Iterator[Any]) -> Any:
-    """A structure of these values."""
+    """Return a structure with these values."""
     return spec.build([assemble(part, values) for part in spec.parts]) if isinstance(spec, Several) else next(values)
 
 
 class _Body:
-    """The steps drawn so far, and what they give for an example."""
+    """The steps drawn so far, and their results for sample arguments."""
 
     def __init__(self, rng: Rng, weights: Weights, inner: Callable[[Any], Any], smooth: bool) -> None:
         self.rng, self.weights, self.inner, self.smooth = rng, weights, inner, smooth
@@ -203,7 +203,7 @@ class _Body:
         self.samples: list[Any] = []
 
     def reader(self, spec: Spec) -> Callable[[Any], list[Any]]:
-        """Draw how the values that a body works with come out of an argument."""
+        """Draw a function that extracts values from an argument."""
         table = self.weights.table
         match spec:
             case Data("id"):
@@ -234,7 +234,7 @@ class _Body:
         return len(self.samples) - 1
 
     def draw_step(self) -> None:
-        """Add a random step, on random values."""
+        """Add a random step on random values."""
         i = int(self.rng.integers(len(self.samples)))
         shape = np.shape(self.samples[i])
         same = [k for k, x in enumerate(self.samples) if np.shape(x) == shape]
@@ -252,7 +252,7 @@ class _Body:
             self.step(pick(self.rng, ANY if self.smooth else ANY + BENT_ANY), i)
 
     def leaf(self, shape: Shape) -> int:
-        """The number of a value of this shape to return: mostly computed, sometimes an argument as it is."""
+        """Return the number of a value of this shape to return: mostly computed, sometimes an unchanged argument."""
         same = [k for k, x in enumerate(self.samples) if np.shape(x) == shape]
         choice = self.rng.random()
         if choice < 0.2 and same:
@@ -264,12 +264,12 @@ class _Body:
         return self.step(lambda x, y: ab.tanh(x + y), self.project(i, shape), self.project(k, shape))
 
     def project(self, i: int, shape: Shape) -> int:
-        """Multiply the elements of a value with a matrix, to another shape."""
+        """Map a value to another shape by a matrix on its elements."""
         size = math.prod(np.shape(self.samples[i]))
         weight = self.weights((math.prod(shape), size))
         return self.step(lambda x: ab.reshape(weight @ ab.reshape(x, (size,)), shape), i)
 
 
 def flat(tree: Any) -> list[Any]:
-    """The values in a structure of tuples."""
+    """Return the values in nested tuples."""
     return [value for part in tree for value in flat(part)] if type(tree) is tuple else [tree]

@@ -1,4 +1,4 @@
-"""Random gates: sums of products of inputs, biases and activations, as gated cells have them."""
+"""Random gates, as in gated cells: sums of products of inputs, with biases and activations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from helpers.programs.literature_cells import Weights
 
 
 def draw_gates(rng: np.random.Generator) -> CellProgram:
-    """Gates of two inputs and their products, by parameters of which some are shared, some rows of a larger one."""
+    """Draw gates of two inputs and their products; some parameters are shared, some are rows of a larger one."""
     weights, width = Weights(3), 3
 
     def pick(*choices: Any) -> Any:
@@ -47,9 +47,9 @@ def draw_gates(rng: np.random.Generator) -> CellProgram:
 
 
 def draw_sums(rng: np.random.Generator) -> CellProgram:
-    """Gates of up to three of some inputs each, of two widths, then gates of these and of some of the inputs.
+    """Draw gates with up to three of some inputs of two widths, then gates of these and of some of the inputs.
 
-    Most have a matrix per gate and input; some share one, are of data alone, or read the same input twice.
+    Most have a matrix per gate and input; some share one, some read only data, and some read the same input twice.
     """
     weights = Weights(0)
     widths = {"x": 3, "h": 3, "k": 2}

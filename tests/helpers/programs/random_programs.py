@@ -1,4 +1,4 @@
-"""Random models, and instances that call their cells over random DAGs; the same seed draws the same.
+"""Random models, and instances that call their cells over random DAGs; deterministic for a seed.
 
 An instance is data: a sequence of `Call`s of cells and operators, whose arguments refer to the results of earlier
 calls. `RandomModel` replays it, so that one draw can be computed eagerly, and recorded and batched in every way.
@@ -24,7 +24,7 @@ SIZES = (0, 1, 2, 5, 12, 40)  # calls in an instance
 
 @dataclass(frozen=True)
 class Ref:
-    """What an earlier call returned, or a part of it."""
+    """The result of an earlier call, or a part of it."""
 
     call: int
     path: tuple[Any, ...] = ()
@@ -32,7 +32,7 @@ class Ref:
 
 @dataclass(frozen=True)
 class Call:
-    """A call of the cell or operator of this name; the arguments are structures of `Ref`s and data."""
+    """A call of the named cell or operator; the arguments are structures of `Ref`s and data."""
 
     name: str
     args: tuple[Any, ...]
@@ -41,7 +41,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Instance:
-    """Calls, what the loss is made of and in which form, and what is returned beside it."""
+    """Calls, the terms of the loss and the form of their sum, and further results."""
 
     calls: tuple[Call, ...]
     terms: tuple[Any, ...]
@@ -49,7 +49,7 @@ class Instance:
     aux: Any
 
 
-OPERATORS: dict[str, tuple[int, Callable[..., Any]]] = {  # how many values of one shape, and what they give
+OPERATORS: dict[str, tuple[int, Callable[..., Any]]] = {  # number of arguments, all of one shape, and function
     "add": (2, lambda model, x, y: x + y),
     "chain": (3, lambda model, x, y, z: x + y + z),
     "tree": (4, lambda model, x, y, z, u: (x + y) + (z + u)),
@@ -62,7 +62,7 @@ OPERATORS: dict[str, tuple[int, Callable[..., Any]]] = {  # how many values of o
 
 
 class RandomModel(ab.Module):
-    """The parameters of drawn cells, two cells by hand, and the interpreter of instances."""
+    """The parameters of drawn cells, two handwritten cells, and the interpreter of instances."""
 
     def __init__(self, rng: Rng) -> None:
         self.table = ab.Parameter(rng.standard_normal((N_WORDS, DIM)))
@@ -73,25 +73,24 @@ class RandomModel(ab.Module):
 
     @ab.cell
     def refine(self, x: Any) -> Any:
-        """What other cells call."""
+        """Refine a value; other cells call this cell."""
         return ab.tanh(x * self.fixed + self.gain)
 
     @ab.cell
     def answer(self, word: int) -> Any:
-        """An instance in one node."""
+        """Compute the loss of an instance that is a single node."""
         return ab.cross_entropy(ab.lookup(self.table, word), 1)
 
     def loss(self, instance: Instance) -> Any:
-        """A scalar."""
         return self.total(instance, self.run(instance))
 
     def everything(self, instance: Instance) -> Any:
-        """The loss, and values of other shapes in structures."""
+        """Return the loss, and values of other shapes in structures."""
         results = self.run(instance)
         return self.total(instance, results), resolve(instance.aux, results)
 
     def run(self, instance: Instance) -> list[Any]:
-        """The results of all calls."""
+        """Return the results of all calls."""
         results: list[Any] = []
         for call in instance.calls:
             args = [resolve(a, results) for a in call.args]
@@ -105,7 +104,7 @@ class RandomModel(ab.Module):
         return results
 
     def total(self, instance: Instance, results: list[Any]) -> Any:
-        """The loss made of the terms."""
+        """Combine the terms into the loss."""
         values = [resolve(ref, results) for ref in instance.terms]
         if instance.form == "bare":
             return values[0]
@@ -121,7 +120,7 @@ class RandomModel(ab.Module):
 
 
 def resolve(tree: Any, results: list[Any]) -> Any:
-    """A structure, with results in the place of references."""
+    """Replace references in a structure by results."""
     match tree:
         case Ref(call, path):
             found = results[call]
@@ -140,7 +139,7 @@ def resolve(tree: Any, results: list[Any]) -> Any:
 
 
 def draw_model(rng: Rng, smooth: bool, n_cells: int = 6) -> RandomModel:
-    """Draw a model in float64, whose loss has a derivative everywhere if it is to be smooth."""
+    """Draw a float64 model; if `smooth`, its loss is differentiable everywhere."""
     kind = type("Drawn", (RandomModel,), {})
     model: RandomModel = kind(rng)
     weights = Weights(rng, model.table, model.weights)
@@ -153,12 +152,12 @@ def draw_model(rng: Rng, smooth: bool, n_cells: int = 6) -> RandomModel:
 
 
 def draw_instances(rng: Rng, model: RandomModel, n: int) -> list[Instance]:
-    """Draw instances of very different sizes, the first one a single node."""
+    """Draw instances of very different sizes; the first one is a single node."""
     return [draw_instance(rng, model, n_calls) for n_calls in (1, *rng.choice(SIZES, size=n - 1))]
 
 
 def draw_instance(rng: Rng, model: RandomModel, n_calls: int) -> Instance:
-    """Draw calls whose arguments are mostly results of earlier ones: some used often, some never."""
+    """Draw calls whose arguments are mostly results of earlier ones, some used often, some never."""
     drawing = _Drawing(rng, model)
     if n_calls == 1:
         drawing.calls = [Call("answer", (int(rng.integers(N_WORDS)),))]
@@ -175,7 +174,7 @@ def draw_instance(rng: Rng, model: RandomModel, n_calls: int) -> Instance:
 
 
 class _Drawing:
-    """The calls of an instance so far, and the places of the values that they made, by what they are."""
+    """The calls of an instance so far, and references to their values by spec."""
 
     def __init__(self, rng: Rng, model: RandomModel) -> None:
         self.rng, self.model = rng, model
@@ -183,7 +182,7 @@ class _Drawing:
         self.made: defaultdict[Spec, list[Ref]] = defaultdict(list)
 
     def draw_call(self) -> None:
-        """Draw one more call: of an operator, or of a cell."""
+        """Draw one more call of an operator or a cell."""
         if self.rng.random() < 0.25:
             name, returns = pick(self.rng, tuple(OPERATORS)), Value(pick(self.rng, SHAPES))
             self.calls.append(Call(name, tuple(self.argument(returns) for _ in range(OPERATORS[name][0]))))
@@ -197,21 +196,20 @@ class _Drawing:
         self.note(drawn.returns, Ref(len(self.calls) - 1))
 
     def note(self, spec: Spec, ref: Ref) -> None:
-        """Remember what is at `ref`, and all its parts."""
+        """Register the value at `ref` and all its parts."""
         self.made[spec].append(ref)
         if isinstance(spec, Several):
             for part, label in zip(spec.parts, spec.labels, strict=True):
                 self.note(part, Ref(ref.call, (*ref.path, label)))
 
     def value(self, shape: tuple[int, ...]) -> Any:
-        """Draw a value: an earlier result, rather a late one, or an array."""
+        """Draw a value: an earlier result, mostly a recent one, or an array."""
         made = self.made[Value(shape)]
         if made and self.rng.random() < 0.9:
             return made[-min(len(made), int(self.rng.geometric(0.3)))]
         return np.asarray(self.rng.standard_normal(shape))
 
     def argument(self, spec: Spec) -> Any:
-        """Draw an argument."""
         rng = self.rng
         match spec:
             case Value(shape):

@@ -1,8 +1,8 @@
-"""Random async programs, which look at their own values; the same drawn program runs eagerly and in mini-batches.
+"""Random async programs that await their own values, to run eagerly and in mini-batches.
 
-A program is a list of statements. They call cells on values that earlier ones made, wait for values, branch and loop on
-them, gather branches, raise and catch. A program keeps each value that it waited for under a name that depends on its
-place in the program alone, so that it can run again with the same decisions.
+A program is a list of statements. They call cells on earlier values, await values, branch and loop on them, gather
+branches, raise and catch. A program stores each awaited value under a key that depends only on its place in the
+program, so that it can run again with the same decisions.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WAITING = ("wait", "wait for word", "wait for vector", "wait twice", "wait for a
 
 
 class Boom(Exception):
-    """What programs raise."""
+    """Raised by programs."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Do:
-    """A statement: its kind, numbers that choose what it reads, and the statements in it."""
+    """A statement: its kind, numbers that choose its inputs, and nested statements."""
 
     kind: str
     picks: tuple[int, ...] = (0, 0)
@@ -61,7 +61,7 @@ class Do:
 
 @dataclass(frozen=True)
 class Instance:
-    """The program of an instance: its number in the mini-batch, data, and what it does."""
+    """The program of an instance: its number in the mini-batch, data, and statements."""
 
     number: int
     data: tuple[float, ...]
@@ -70,11 +70,11 @@ class Instance:
 
 @dataclass
 class Known:
-    """What a program, or a branch of it, has at hand.
+    """The values available to a program or to a branch of it.
 
     Attributes:
-        path, n_told: its place in the program, and how often it was told something.
-        depth: how many waits lie behind it, one after the other.
+        path, n_told: its place in the program, and the number of values awaited there.
+        depth: the number of sequential waits before it.
     """
 
     states: list[Any]
@@ -89,31 +89,31 @@ class Known:
     depth: int = 0
 
     def vector(self, k: int) -> Any:
-        """A vector, or that of a state."""
+        """Return a vector, or that of a state."""
         found = [*self.vectors, *(h for h, _ in self.states)]
         return found[k % len(found)]
 
     def word(self, k: int) -> Any:
-        """An int, of Python or computed."""
+        """Return an int, either Python's or computed."""
         return self.words[k % len(self.words)]
 
     def table(self, k: int) -> Any:
-        """Any number of rows."""
+        """Return a table with any number of rows."""
         return self.tables[k % len(self.tables)]
 
     def branch(self, place: int) -> Known:
-        """What a branch begins with."""
+        """Return the values for the start of a branch."""
         states, vectors, scalars, words, tables, numbers = map(list, self.lists())
         path = *self.path, self.n_gathers, place
         return Known(states, vectors, scalars, words, tables, numbers, path, depth=self.depth)
 
     def join(self, other: Known) -> None:
-        """Take the last of each kind from a branch."""
+        """Add the last value of each kind from a branch."""
         for mine, its in zip(self.lists(), other.lists(), strict=True):
             mine.extend(its[-1:])
 
     def lists(self) -> tuple[list[Any], ...]:
-        """Everything, by kind."""
+        """Return all values by kind."""
         return self.states, self.vectors, self.scalars, self.words, self.tables, self.numbers
 
 
@@ -121,8 +121,9 @@ class RoundModel(ab.Module):
     """Cells of several shapes, and the interpreter of programs.
 
     Attributes:
-        told: the values that programs waited for, by instance, path, count; depths: of the instances that have ended.
-        holds: whether programs get the values in `told`, instead of waiting.
+        told: the awaited values by instance, path and count.
+        depths: the depth of each finished instance.
+        holds: whether programs read values from `told` instead of awaiting them.
     """
 
     def __init__(self) -> None:
@@ -200,7 +201,7 @@ class RoundModel(ab.Module):
         return (await self.everything(instance))[0]
 
     async def everything(self, instance: Instance) -> Any:
-        """A scalar, and what was made last of each kind."""
+        """Return a scalar, and the last values of each kind."""
         known = Known([self.start(np.array(instance.data))], words=[1], tables=[np.eye(DIM)], numbers=[0.3])
         try:
             await self.run(instance, known, instance.does)
@@ -210,7 +211,7 @@ class RoundModel(ab.Module):
         return total, [made[-2:] for made in known.lists()]
 
     async def tell(self, instance: Instance, known: Known, asked: Any) -> Any:
-        """The numbers of values."""
+        """Await values and store them, or return the stored ones."""
         known.depth += 1
         known.n_told += 1
         key = instance.number, known.path, known.n_told
@@ -223,7 +224,7 @@ class RoundModel(ab.Module):
             await self.do(instance, known, do)
 
     async def do(self, instance: Instance, known: Known, do: Do) -> None:
-        """One statement."""
+        """Run one statement."""
         if do.kind in PLAIN:
             self.make(known, do)
         elif do.kind in WAITING:
@@ -274,7 +275,6 @@ class RoundModel(ab.Module):
                     del made[:-1]
 
     async def wait(self, instance: Instance, known: Known, do: Do) -> None:
-        """Wait for a value."""
         a, b = do.picks
         match do.kind:
             case "wait":
@@ -297,7 +297,7 @@ class RoundModel(ab.Module):
                 await self.wait_for_all(instance, known, known.vector(a), known.word(b))
 
     async def control(self, instance: Instance, known: Known, do: Do) -> None:
-        """Run other statements, or raise."""
+        """Run nested statements, or raise."""
         a, b = do.picks
         match do.kind:
             case "if":
@@ -333,11 +333,11 @@ class RoundModel(ab.Module):
                     raise Boom("told so")
 
     def scalar(self, known: Known, k: int) -> Any:
-        """A scalar that is there, or a new one."""
+        """Return an existing scalar or a new one."""
         return known.scalars[k % len(known.scalars)] if known.scalars else self.score(known.vector(k))[0]
 
     async def wait_for_all(self, instance: Instance, known: Known, x: Any, word: Any) -> None:
-        """Ask for a structure of values and data."""
+        """Await a structure of values and data."""
         asked = {
             "rows": known.table(0),
             "x": (x, 2.5),
@@ -358,7 +358,7 @@ picks = st.tuples(st.integers(0, 5), st.integers(0, 5))
 
 @st.composite
 def blocks(draw: Any, depth: int, raises: bool) -> tuple[Do, ...]:
-    """Draw statements, with others in them down to a depth."""
+    """Draw statements, nested up to a depth."""
     kinds = [*PLAIN, *WAITING, *(["raise"] if raises else [])]
     nested = ["if", "loop", "gather", "finally", *(["try"] if raises else [])] if depth else []
     does = list[Do]()
@@ -371,7 +371,7 @@ def blocks(draw: Any, depth: int, raises: bool) -> tuple[Do, ...]:
 
 @st.composite
 def minibatches(draw: Any, depth: int = 2, most: int = 4, raises: bool = False) -> list[Instance]:
-    """Draw instances; some run the same program on other data."""
+    """Draw instances, some of which run the same program on other data."""
     programs = draw(st.lists(blocks(depth, raises), min_size=1, max_size=3))
     numbers = st.tuples(*[st.integers(-20, 20).map(lambda x: 0.1 * x + 0.013)] * DIM)
     n = draw(st.integers(1, most))

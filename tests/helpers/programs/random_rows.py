@@ -1,4 +1,4 @@
-"""What random programs over rows of any number are made of."""
+"""Building blocks of random programs over any number of rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DIM = 2
 
 
 class Weights(ab.Module):
-    """What the programs multiply by."""
+    """The weights of the programs."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(1)
@@ -24,18 +24,18 @@ class Weights(ab.Module):
 
 @ab.cell
 def attend(w: Weights, x: Any) -> Any:
-    """Self-attention."""
+    """Apply self-attention."""
     return ab.softmax((x @ w.W) @ x.T / 2.0) @ x
 
 
 @ab.cell
 def compare(w: Weights, x: Any) -> Any:
-    """Each row with each other one."""
+    """Compare each row with each other row."""
     return x + ab.mean(ab.tanh(x[:, None] * w.v - x), axis=1)
 
 
 Step = Callable[[Weights, Any], Any]
-STEPS: tuple[Step, ...] = (  # all of them take one row or more, and give as many, or more
+STEPS: tuple[Step, ...] = (  # each takes one row or more, and returns at least as many
     lambda w, x: ab.tanh(x @ w.W),
     lambda w, x: x * w.v + ab.sum(x, axis=1, keepdims=True),
     lambda w, x: x[::-1] * x,

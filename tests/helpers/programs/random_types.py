@@ -1,4 +1,4 @@
-"""Random types that use all that types can have, and random graphs of them: with data, groups, parts and ranges."""
+"""Random types with all features of types, and random graphs of them: with data, groups, parts and ranges."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STEPS = (None, 1, 2, -1, -2)
 
 @dataclass(frozen=True)
 class Data:
-    """Data of any length: the group that tells how many elements there are, and the numbers of each."""
+    """Data of any length: the group with the number of elements, and the numbers per element."""
 
     group: int
     n_ints: int
@@ -28,7 +28,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Part:
-    """Rows that a derived group is joined from: a slice of a group, or of a number of rows, each perhaps paired."""
+    """Rows of a derived group: a slice of another group or of a fixed number of rows, each possibly paired."""
 
     group: int
     of: int
@@ -39,7 +39,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Limit:
-    """The range of an int: of the node (data -1) or of each element of some data; to a size, or to a group's rows."""
+    """The range of an int of the node (data -1) or of each element of some data: a size, or the rows of a group."""
 
     data: int
     column: int
@@ -63,8 +63,6 @@ class Kind:
 
 @dataclass(frozen=True)
 class Kinds:
-    """A table of types."""
-
     kinds: tuple[Kind, ...]
 
     @property
@@ -126,7 +124,7 @@ def _ptr(sizes: Sequence[int]) -> np.ndarray:
 
 
 def draw_kinds(rng: Rng) -> Kinds:
-    """Draw some types; the first reads nothing."""
+    """Draw up to five types, of which the first reads nothing."""
     return Kinds(tuple(_draw_kind(rng, reads=number > 0) for number in range(rng.integers(1, 6))))
 
 
@@ -166,7 +164,7 @@ def _draw_kind(rng: Rng, reads: bool) -> Kind:
 
 
 def draw_instance(rng: Rng, types: Kinds, wrong: float = 0.02) -> Graph:
-    """Draw a graph of one instance; an int is outside of small ranges with a chance of `wrong`."""
+    """Draw a graph of one instance; each int is out of range with probability `wrong`."""
     n_nodes = int(rng.integers(0, 12))
     type_id = [0, *rng.integers(0, len(types), max(n_nodes - 1, 0)).tolist()][:n_nodes]
     edges, attr, n_floats = list[tuple[int, int, int, int]](), list[int](), 0

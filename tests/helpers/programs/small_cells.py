@@ -1,4 +1,4 @@
-"""Small random cells for the memory planner: few items, so that all their orders can be tried."""
+"""Small random cells for the memory planner, with so few items that all their orders can be tried."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WIDTH = 2
 
 
 def draw_matmuls(rng: np.random.Generator, max_node_items: int = 6, max_weights: int = 4) -> CellProgram:
-    """Products of ports, and of earlier products, by few weights; some of joins, some of matrices per node."""
+    """Draw products of ports and earlier products with few weights; some of joins, some with matrices per node."""
     weights = [ab.Parameter(np.zeros((WIDTH, WIDTH))) for _ in range(int(rng.integers(1, max_weights + 1)))]
     wide = ab.Parameter(np.zeros((WIDTH, 2 * WIDTH)))
     n_vectors, n_matrices = int(rng.integers(1, 4)), int(rng.random() < 0.3)
@@ -42,7 +42,7 @@ def draw_matmuls(rng: np.random.Generator, max_node_items: int = 6, max_weights:
 
 
 def draw_ops(rng: np.random.Generator, n_ops: int) -> CellProgram:
-    """Products, sums and hyperbolic tangents of one width, each of what was there before."""
+    """Draw products, sums and hyperbolic tangents of one width, each of earlier values."""
     weights = [ab.Parameter(np.zeros((WIDTH, WIDTH))) for _ in range(3)]
 
     def body(x: Any, y: Any) -> tuple[Any, ...]:

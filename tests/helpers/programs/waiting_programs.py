@@ -1,4 +1,4 @@
-"""Small async programs and what runs them on memory that is counted, for tests of rounds."""
+"""Small async programs, and functions that run them on counted memory, for tests of rounds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if shutil.which("g++") is not None:
 
 
 class Model(ab.Module):
-    """A state that turns until it is done."""
+    """Cells that turn a state until it is done."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
@@ -48,7 +48,7 @@ class Model(ab.Module):
         return x + ab.lookup(self.turning, number)
 
     async def loop(self, item: tuple[Any, int]) -> Any:
-        """As many turns as the item says, each of which it waits for."""
+        """Turn as many times as the item says, and await a value after each turn."""
         x, n = item
         for _ in range(n):
             x = self.turn(x)
@@ -66,7 +66,7 @@ def data(n: int = 4) -> list[Any]:
 
 
 class CountingPool(MemoryPool[Memory]):
-    """Counts the memory that runs have, and what they had when each run began."""
+    """Counts the memories in use, and records the count at the start of each run."""
 
     def __init__(self) -> None:
         super().__init__(lambda: Memory(HOST))
@@ -83,14 +83,14 @@ class CountingPool(MemoryPool[Memory]):
 
 
 def batched(function: Callable[..., Any], **options: Any) -> ab.Batched:
-    """The function on a backend whose `pool` counts."""
+    """Return the batched function, on a backend whose `pool` counts."""
     backend = Reference(poison=True)
     backend.pool = CountingPool()
     return ab.batched(function, **{"backend": backend, **options})
 
 
 def taken(run: ab.Batched) -> int:
-    """How much memory was not given back."""
+    """Return the number of memories that were not returned."""
     found: int = run.backend.pool.n_taken  # type: ignore[attr-defined]
     return found
 
@@ -101,11 +101,11 @@ def last(run: ab.Batched) -> Any:
 
 
 class Boom(Exception):
-    """What programs raise."""
+    """Raised by programs."""
 
 
 async def fail(model: Model, x: Any) -> Any:
-    """Raise if what it waits for is positive."""
+    """Raise if the awaited value is positive."""
     if await ab.value(model.total(x)) > 0.0:
         raise Boom("positive")
     return model.total(x)

@@ -1,1 +1,1 @@
-"""How tests run things: in several ways, as commands, as programs, planned only, compiled for GPUs."""
+"""Ways to run things in tests: as commands, as programs, planned only, compiled for GPUs."""

@@ -1,4 +1,4 @@
-"""Commands run in the process of a test."""
+"""Run commands in the process of a test."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from autobatch.cli.ending import run_to_the_end
 from autobatch.cli.main import dispatch
 
 Command = Callable[..., tuple[int, str, str]]
-"""Takes the words of a command; gives its exit status and what it printed."""
+"""A function of the words of a command that returns its exit status, its output and its errors."""
 
 
 def make_command(capfd: pytest.CaptureFixture[str]) -> Command:
-    """What runs a command; that scripts say how long they compile depends on the machine, and is left out."""
+    """Make a `Command`; it drops progress lines about compilation, which depend on the machine."""
 
     def call(*arguments: object) -> tuple[int, str, str]:
         capfd.readouterr()

@@ -1,4 +1,4 @@
-"""Copies of the checkout, in folders that nobody else writes to."""
+"""Copies of the checkout in private folders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NATIVE = ROOT / "native"
 
 
 def copy_checkout(place: Path, *more: str) -> Path:
-    """Copy what the archives are made of, and more files or folders, to `place/autobatch`; this folder."""
+    """Copy the contents of the archives, and more files or folders, to `place/autobatch`; return this folder."""
     tree = place / "autobatch"
     tree.mkdir(parents=True)
     for path in (PACKAGE, NATIVE, *(ROOT / name for name in (*BESIDE_THE_PACKAGE, *more))):

@@ -1,4 +1,4 @@
-"""Kernels written by hand that the tests of devices run, and what compiles them."""
+"""Handwritten kernels for the tests of devices, and functions that compile them."""
 
 from __future__ import annotations
 
@@ -127,18 +127,18 @@ APPLIED = (
 
 
 class Module(NamedTuple):
-    """Kernels, and their names."""
+    """The source of some kernels, and their names."""
 
     text: str
     names: tuple[str, ...]
 
     def source(self, dtype: Any = np.float32) -> str:
-        """What a device compiles."""
+        """Return the source that a device compiles."""
         real = {"float32": "float", "float64": "double"}[np.dtype(dtype).name]
         return f"typedef {real} real;\ntypedef int index_type;\n{SUPPORT.read_text()}\n{self.text}"
 
     def load(self, device: Device, dtype: Any = np.float32) -> Any:
-        """The only kernel, or all by name."""
+        """Return the only kernel, or all kernels by name."""
         kernels = device.load(self.source(dtype), self.names, "cell 'tested' (forward)")
         return kernels[self.names[0]] if len(self.names) == 1 else kernels
 
@@ -152,7 +152,7 @@ MODULES = {
 
 
 def apply(device: Device, kernel: Any, name: str, x: NDArray[Any]) -> NDArray[Any]:
-    """A function of `FUNCTIONS` of each element."""
+    """Apply one of `FUNCTIONS` to each element."""
     held, out = device.put(x), device.empty(x.size, x.dtype)
     args = device.address(held), device.address(out), APPLIED.index(name)
     device.launch(kernel, Launch(x.size, 1, 0, args))

@@ -1,10 +1,10 @@
-"""Calls of the native core's functions with wrong arguments, which give a result or an exception, and never a crash.
+"""Call the native core's functions with wrong arguments; the calls may return or raise, but must never crash.
 
-`examples` runs a small workload and notes what each function is given. `call_wrongly` copies such arguments, spoils
-some and calls: a number says all that is drawn. A process of its own runs a range of numbers, and writes each before
-its call, so that the last one of a process that died is the number to run again:
+`examples` runs a small workload and records the arguments of each function. `call_wrongly` copies such arguments,
+corrupts some of them and makes the call; everything random follows from a seed. A separate process runs a range of
+seeds and prints each one before its call, so that after a crash the last one is the seed to run again:
 
-PYTHONPATH=tests:tools:experiments python -m helpers.runs.entries 4711:4712
+    PYTHONPATH=tests:tools:experiments python -m helpers.runs.entries 4711:4712
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ from helpers.runs.planned import place_batch
 Rng = np.random.Generator
 TYPES = Path(autobatch.__file__).parent / "_native.pyi"
 REFUSALS = (TypeError, ValueError, OverflowError, MemoryError, autobatch.DataError)
-N_EXAMPLES = 6  # workloads
+N_EXAMPLES = 6  # number of workloads
 IS_SANITIZED = "asan" in os.environ.get("LD_PRELOAD", "")
-MEMORY = 4 << 30  # of a process: what asks for more is told that there is none
-LONG = ("local_search", "search_layers", "multiply_packed", "add_outer_bf16")  # their arguments may ask for years
-SECONDS = 0.3  # after which they are interrupted
+MEMORY = 4 << 30  # of a process; larger requests fail
+LONG = ("local_search", "search_layers", "multiply_packed", "add_outer_bf16")  # may run for years
+SECONDS = 0.3  # time limit of these
 
 
 def functions() -> dict[str, Callable[..., Any]]:
-    """The public functions of the core, by name."""
+    """Return the public functions of the core by name."""
     found = {name: value for name, value in vars(_native).items() if callable(value) and not name.startswith("_")}
     return {name: value for name, value in found.items() if not isinstance(value, type)}
 
@@ -89,7 +89,6 @@ def play(of_dag: Any, *args: Any) -> None:
 
 
 def simulate(of_dag: Any, node_ptr: Any, kind: Any, types: Any) -> None:
-    """Run types one after the other."""
     simulation = _native.Simulation(of_dag, node_ptr)
     for type_id in types:
         simulation.reward(kind, type_id)
@@ -127,15 +126,15 @@ def fold(n: Any, edges: Any, names: Any, values: Any, parents: Any, columns: Any
 METHODS: dict[str, Callable[..., Any]] = {"Course": play, "Forest": fold, "Simulation": simulate, "Sweep": sweep}
 """Functions that use each class of the core."""
 GRAPH_PARTS = ("words", "floats", "types", "structures", "keys", "in_range")
-"""What the core reads of a graph."""
+"""The parts of a graph that the core reads."""
 NEEDS = {"pack": 0, "multiply_packed": 0, "add_outer_bf16": 1}
-"""Functions that need instructions which not all processors have: the position of these in `find_features`."""
+"""Functions that need special instructions: the position of these in `find_features`."""
 UNCHECKED = {"repeat_product"}
-"""Functions that call what lies at an address, whatever that is."""
+"""Functions that call any address that they are given."""
 
 
 def parameters() -> dict[str, dict[str, str]]:
-    """The parameters of each function of the types' file, with their annotations."""
+    """Return the annotated parameters of each function in `_native.pyi`."""
     found = dict[str, dict[str, str]]()
     for node in ast.parse(TYPES.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef):
@@ -145,7 +144,7 @@ def parameters() -> dict[str, dict[str, str]]:
 
 @cache
 def examples(seed: int) -> dict[str, list[tuple[Any, ...]]]:
-    """Collect the arguments that a workload gives each function; those that it writes to are copied before."""
+    """Collect copies of the arguments that a workload passes to each function, made before the calls."""
     noted = defaultdict[str, list[tuple[Any, ...]]](list)
 
     def noting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -207,7 +206,7 @@ def forests(rng: Rng) -> list[tuple[Any, ...]]:
 
 
 def schedule(rng: Rng, of_dag: dag.Dag) -> dict[str, list[tuple[Any, ...]]]:
-    """Schedule a DAG by every means, and search for shorter schedules; give arguments for `METHODS`."""
+    """Schedule a DAG in all ways and search for shorter schedules; return arguments for `METHODS`."""
     for rule in range(5):
         directions, compacts = int(rng.integers(1, 4)), bool(rng.random() < 0.5)
         order = _native.plan_by_rule(of_dag, (rule, directions, compacts, LEARNED))[0]
@@ -242,7 +241,6 @@ def schedule(rng: Rng, of_dag: dag.Dag) -> dict[str, list[tuple[Any, ...]]]:
 
 
 def place(rng: Rng) -> None:
-    """Place the values of small mini-batches."""
     model = draw_model(rng, smooth=True)
     for is_training in (False, True):
         plan, types = place_batch(model.everything, draw_instances(rng, model, 2), is_training, rewrites=())
@@ -259,7 +257,7 @@ def place(rng: Rng) -> None:
 
 
 def multiply(rng: Rng) -> None:
-    """Multiply matrices by our own products, as far as the processor has them."""
+    """Multiply matrices with the core's own products, as far as the processor supports them."""
     m, n, inner = rng.integers(1, 99, 3).tolist()
     x, y = (rng.random(shape).astype(np.float32) for shape in ((m, inner), (inner, n)))
     out = np.zeros((m, n), np.float32)
@@ -277,7 +275,7 @@ def multiply(rng: Rng) -> None:
 
 
 def update(rng: Rng) -> None:
-    """Add up rows by their ids, and change parameters by gradients of all or some rows."""
+    """Sum rows by their ids, and update parameters with gradients of all or some rows."""
     n_rows, width, n = rng.integers(1, 9, 3).tolist()
     dtype = (np.float32, np.float64)[int(rng.integers(2))]
     work, ids, more = np.zeros((4, n), np.int64), np.zeros(2 * n, np.int64), np.zeros(n, np.int64)
@@ -309,7 +307,7 @@ def call_nothing(rng: Rng) -> list[tuple[Any, ...]]:
 
 
 def grow(rng: Rng, phase: Graph) -> None:
-    """Grow a graph by the same phase again and again: half of the edges come from the nodes of the first one."""
+    """Grow a graph by the same phase repeatedly; half of the edges start at nodes of the first phase."""
     grown, arrays = GrowingGraph(phase.n_instances), phase.types.arrays()
     n_slots = 2
     slot = rng.integers(0, n_slots, arrays.out_ptr[-1]).astype(np.int32)
@@ -342,7 +340,7 @@ def grow(rng: Rng, phase: Graph) -> None:
 
 
 def copied(x: Any) -> Any:
-    """A copy of arguments, with arrays of their own."""
+    """Copy arguments deeply, arrays included."""
     if isinstance(x, np.ndarray):
         return x.copy()
     if isinstance(x, tuple):
@@ -360,7 +358,7 @@ def copied(x: Any) -> Any:
 
 
 def text_of(x: Any) -> str:
-    """Write arguments as a text; graphs may lack parts, so that they cannot write themselves."""
+    """Write arguments as text, including graphs that lack parts and so cannot print themselves."""
     if isinstance(x, tuple | list):
         return f"[{', '.join(map(text_of, x))}]"
     if isinstance(x, Graph):
@@ -412,7 +410,7 @@ DTYPES = ("int8", "int16", "int32", "int64", "uint32", "float32", "float64", "bo
 
 
 def spoilt(rng: Rng, x: Any) -> Any:
-    """Something else in place of an argument, most often of its kind."""
+    """Replace an argument, mostly by something of its kind."""
     if rng.random() < 0.06:
         return OBJECTS[int(rng.integers(len(OBJECTS)))]
     if isinstance(x, np.ndarray) and x.dtype.kind in "biuf":
@@ -448,7 +446,7 @@ def _flipped(rng: Rng, x: Any) -> Any:
 
 
 def _moved(rng: Rng, x: Any) -> Any:
-    """Some numbers a bit larger or smaller, or those of another place, or peculiar."""
+    """Change some numbers slightly, or to numbers from other places or extreme ones."""
     moved = x.copy()
     if moved.size and moved.dtype.kind in "iu":
         flat = moved.reshape(-1)
@@ -496,7 +494,7 @@ WAYS: tuple[Callable[[Rng, Any], Any], ...] = (
 
 
 def shared(rng: Rng, args: list[Any]) -> None:
-    """Give the memory of an array in place of another array of its type: one is written while the other is read."""
+    """Replace one array by the memory of another one of its type, so that one is written while the other is read."""
     places = [(args, k) for k, x in enumerate(args) if isinstance(x, np.ndarray)]
     for k, x in enumerate(args):
         if isinstance(x, tuple):
@@ -511,7 +509,7 @@ def shared(rng: Rng, args: list[Any]) -> None:
 
 
 def draw_call(seed: int) -> tuple[str, tuple[Any, ...]]:
-    """The function of a number, and wrong arguments."""
+    """Draw a function and wrong arguments."""
     rng = np.random.default_rng(seed)
     known = examples(int(rng.integers(N_EXAMPLES)))
     names = sorted(known.keys() - UNCHECKED)
@@ -527,7 +525,7 @@ def draw_call(seed: int) -> tuple[str, tuple[Any, ...]]:
 
 
 def call_wrongly(seed: int) -> str:
-    """Make the wrong call of a number; say how it ended, which must be "done" or "refused"."""
+    """Make the wrong call of a seed; return its outcome, which should be "done" or "refused"."""
     name, args = draw_call(seed)
     signal.setitimer(signal.ITIMER_REAL, SECONDS if name in LONG else 0)
     try:
@@ -544,22 +542,22 @@ def call_wrongly(seed: int) -> str:
 
 
 class Stopped(BaseException):
-    """What a signal raises."""
+    """Raised by a signal."""
 
 
 def interrupt(*_: Any) -> None:
-    """Stop what takes long."""
+    """Interrupt a call that takes too long."""
     raise Stopped
 
 
 def sizes() -> Iterator[int]:
-    """Yield the memory of this process in bytes; always 0 under AddressSanitizer, which holds on to freed memory."""
+    """Yield the memory of this process in bytes; always 0 under AddressSanitizer, which retains freed memory."""
     while True:
         yield 0 if IS_SANITIZED else int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def main(start: int, stop: int) -> None:
-    """Make the wrong calls of these numbers; write each number before, and after it any outcome that is wrong."""
+    """Make the wrong calls of these seeds; print each seed before its call, and then any wrong outcome."""
     if not IS_SANITIZED:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     signal.signal(signal.SIGALRM, interrupt)

@@ -1,9 +1,9 @@
-"""Golden digests: what graphs of every model and of random programs are at each stage, and how they are scheduled.
+"""Golden digests of graphs of every model and of random programs at each stage, and of their schedules.
 
-`tests/graph/golden.json` holds them, a few digits for each stage. They depend neither on the machine nor on the version
-of Python. Where graphs are meant to be others, write them anew:
+`tests/graph/golden.json` holds a few digits for each stage, which depend neither on the machine nor on the version of
+Python. After intended changes of graphs, write the file again:
 
-PYTHONPATH=tests:tools:experiments python -m helpers.runs.golden
+    PYTHONPATH=tests:tools:experiments python -m helpers.runs.golden
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from helpers.twins.cases import AWAITING
 
 FILE = Path(__file__).parents[2] / "graph" / "golden.json"
 N_PROGRAMS, N_DRAWN, N_TOYS, N_DAGS = 2000, 60, 300, 100
-DIGITS = 4  # of a stage
+DIGITS = 4  # per stage
 DECIMALS = 4  # of float attributes
 STAGES = (
     "recorded", "merged", "split", *PASSES, "default", "all", "digest", "starts", "ranges", "reverse", "readers",
@@ -68,7 +68,7 @@ ROUNDS = ("append", "chosen", "emitted", "moved")
 
 
 class Drawn(NamedTuple):
-    """A mini-batch, the paths of gradients through its types, and its recorder, if it has one."""
+    """A mini-batch, the paths of gradients through its types, and its recorder, if any."""
 
     graphs: list[Graph]
     flows: FlowArrays
@@ -76,7 +76,7 @@ class Drawn(NamedTuple):
 
 
 def digest(*parts: Any) -> str:
-    """A few digits of arrays, numbers and texts."""
+    """Hash arrays, numbers and texts to `DIGITS` digits."""
     found = sha256()
     for part in parts:
         if isinstance(part, np.ndarray):
@@ -88,7 +88,7 @@ def digest(*parts: Any) -> str:
 
 
 def digests_of(drawn: Drawn) -> dict[str, str]:
-    """The digests of all stages of a mini-batch of graphs."""
+    """Return the digests of all stages of a mini-batch of graphs."""
     graphs, flows, _ = drawn
     merged = merge_graphs(graphs)
     dag, arrays = to_dag(merged), merged.types.arrays()
@@ -124,7 +124,7 @@ def _scheduled(graph: Graph, policy: str) -> tuple[Any, ...]:
 
 
 def _learned(dag: Dag) -> Iterator[Any]:
-    """Yield the tables of machines that learn from a few episodes, and their schedules."""
+    """Yield the tables of machines that learn for a few episodes, and their schedules."""
     names = tuple(f"type {number}" for number in range(dag.n_types))
     for number, encoding in enumerate(ENCODINGS):
         machine = Machine(encoding, critical=number > 0, mask=number > 1)
@@ -148,7 +148,7 @@ def _placed(drawn: Drawn, merged: Graph, training: bool) -> Iterator[Any]:
 
 
 def _spoilt(graph: Graph) -> Graph:
-    """The graph with every seventh int attribute of nodes out of any range."""
+    """Return the graph with every seventh int attribute of nodes out of range."""
     arrays = graph.types.arrays()
     starts, _ = data_starts(graph.type_id, graph.attr, arrays)
     widths = arrays.int_width[graph.type_id]
@@ -171,7 +171,7 @@ def _marks_of(graph: Graph, flows: FlowArrays) -> Iterator[Any]:
 
 
 def rounds_of(function: Any, instances: list[Any]) -> dict[str, str]:
-    """The digests of what the rounds of an async function do with its graph."""
+    """Return the digests of what the rounds of an async function do with its graph."""
     noted: dict[str, list[Any]] = {name: [] for name in ROUNDS}
     with _noting(noted):
         ab.batched(function, backend=Reference(), policy="agenda")(instances)
@@ -180,7 +180,7 @@ def rounds_of(function: Any, instances: list[Any]) -> dict[str, str]:
 
 @contextmanager
 def _noting(noted: dict[str, list[Any]]) -> Iterator[None]:
-    """Note what growing graphs and kept rows are given, and what they give."""
+    """Record the arguments and results of growing graphs and kept rows."""
 
     def note(stage: str, before: Callable[..., Any], of: Callable[..., Sequence[Any]], *args: Any) -> Any:
         result = before(*args)
@@ -201,7 +201,7 @@ def _noting(noted: dict[str, list[Any]]) -> Iterator[None]:
 
 
 def _rounded(graph: Graph) -> Graph:
-    """Return the graph with fewer digits of its floats, whose last bits depend on the machine where NumPy made them."""
+    """Round the graph's floats, whose last bits depend on the machine where NumPy computed them."""
     return Graph(graph.words, np.round(graph.floats, DECIMALS), graph.types, graph.structures, graph.keys)
 
 
@@ -223,14 +223,14 @@ def _program(seed: int) -> Drawn:
 
 
 def _drawn(seed: int) -> Drawn:
-    """A program of another kind, whose instances call cells over random DAGs."""
+    """Draw a program whose instances call cells over random DAGs."""
     rng = np.random.default_rng(seed)
     model = draw_model(rng, smooth=True)
     return _recorded(model.everything, draw_instances(rng, model, 5))
 
 
 def _abstract(graphs: Sequence[Graph], seed: int) -> Drawn:
-    """Graphs of abstract types, with flows drawn at random."""
+    """Return graphs of abstract types, with random flows."""
     rng, arrays = np.random.default_rng(seed), graphs[0].types.arrays()
     n_ports = np.diff(arrays.port_ptr) if arrays.port_plain.size else np.full(arrays.sum_type.size, 4)
     shapes = zip(np.diff(arrays.out_ptr).tolist(), n_ports.tolist(), strict=True)
@@ -238,7 +238,7 @@ def _abstract(graphs: Sequence[Graph], seed: int) -> Drawn:
 
 
 def _toys(seed: int) -> Drawn:
-    """Toy instances, of which some are alike; in every other mini-batch cells and sums multiply matrices."""
+    """Draw toy instances, some of them equal; for odd seeds, cells and sums multiply matrices."""
     graphs = [random_toys(7 * seed + k % 5) for k in range(1 + seed % 8)]
     if seed % 2:
         types = ToyTypes(tuple(replace(kind, work=10_000_000 * len(kind.name)) for kind in TOYS.types))
@@ -261,7 +261,7 @@ def _numbered(name: str, n: int, draw: Callable[[int], Drawn]) -> dict[str, Call
     def digests(seed: int) -> dict[str, str]:
         try:
             drawn = draw(seed)
-        except AutobatchError as error:  # gradients of ragged rows, for example, are refused
+        except AutobatchError as error:  # for example, gradients of ragged rows are refused
             return dict.fromkeys(STAGES, digest(type(error).__name__))
         return digests_of(drawn)
 
@@ -276,11 +276,11 @@ GOLDEN: dict[str, Callable[[], dict[str, str]]] = {
     **_numbered("drawn", N_DRAWN, _drawn),
     **_numbered("program", N_PROGRAMS, _program),
 }
-"""By name, what gives the digests of a mini-batch."""
+"""Functions that return the digests of a mini-batch, by name."""
 
 
 def read() -> dict[str, dict[str, str]]:
-    """The digests in the file, by name and stage."""
+    """Return the digests in the file by name and stage."""
     held: dict[str, str] = json.loads(FILE.read_text(encoding="utf-8"))
     return {
         name: dict(zip(ROUNDS if name.startswith("rounds of ") else STAGES, digits.split(), strict=True))
@@ -289,7 +289,7 @@ def read() -> dict[str, dict[str, str]]:
 
 
 def differences(names: Collection[str]) -> dict[str, list[str]]:
-    """The stages that differ from what the file says, by name."""
+    """Return the stages that differ from the file, by name."""
     expected, found = read(), {name: GOLDEN[name]() for name in names}
     return {
         name: wrong
@@ -299,7 +299,6 @@ def differences(names: Collection[str]) -> dict[str, list[str]]:
 
 
 def write() -> None:
-    """Write the file anew."""
     lines = [f'"{name}": "{" ".join(make().values())}"' for name, make in GOLDEN.items()]
     FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 

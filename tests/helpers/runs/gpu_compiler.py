@@ -1,4 +1,4 @@
-"""Compile CUDA C++ for GPUs, none of which is needed."""
+"""Compile CUDA C++ for GPUs that need not be present."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ needs_compiler = pytest.mark.skipif(not has_compiler(), reason=f"needs {COMPILER
 
 
 def compile_for_gpus(source: str, folder: Path, *allowed: int) -> str:
-    """Compile a source for all of `GPUS`; every warning is an error, but for those with the numbers allowed.
+    """Compile a source for all of `GPUS`; every warning is an error, except those with the `allowed` numbers.
 
     Returns:
-        What the compiler says that each kernel needs.
+        The compiler's report of the resources that each kernel needs.
     """
     text = folder / "kernels.cu"
     text.write_text(source)

@@ -1,4 +1,4 @@
-"""Mini-batches recorded, planned and placed by the functions of the stations."""
+"""Record, plan and place mini-batches with the functions of these stages."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from autobatch.trace.record import Recorder
 
 
 class Placed(NamedTuple):
-    """The plan of a mini-batch, and the types that it knows."""
+    """The plan of a mini-batch, and all types known so far."""
 
     plan: Plan
     cells: PlannedTypes
 
     @property
     def used(self) -> list[PlannedCell]:
-        """The types that the mini-batch has nodes of."""
+        """Return the types of the mini-batch's nodes."""
         return [self.cells.cells[kind] for kind in sorted(set(self.plan.graph.type_id.tolist()))]
 
 
@@ -36,7 +36,7 @@ def place_batch(
     rewrites: Sequence[str] = DEFAULT,
     planner: MemoryPlanner | None = None,
 ) -> Placed:
-    """Record a method of a module, or a function, over instances; rewrite, plan and place what it calls."""
+    """Record a function or a module's method over instances; rewrite, schedule and place the graph."""
     recorder, planner = Recorder(function, getattr(function, "__self__", None)), planner or MemoryPlanner()
     graph, _ = rewrite(recorder.record(instances), rewrites)
     cells = [planner.plan_cell(node_type, training) for node_type in recorder.types.types]
@@ -45,7 +45,7 @@ def place_batch(
 
 
 def assert_same_plan(found: Plan, expected: Plan) -> None:
-    """Compare all that plans consist of."""
+    """Compare all parts of two plans."""
     np.testing.assert_array_equal(found.graph.words, expected.graph.words)
     np.testing.assert_array_equal(found.graph.floats, expected.graph.floats)
     for part in ("batch_type", "batch_ptr", "order"):

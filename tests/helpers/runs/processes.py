@@ -1,4 +1,4 @@
-"""Several processes of `torch.distributed`, forks of the test's, that run one function."""
+"""Run a function in several processes of `torch.distributed`, forked from the test's."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-SECONDS = 120  # after which a process that does not answer has hung
+SECONDS = 120  # without an answer for so long, a process hangs
 
 
 def run_processes(n: int, folder: Path, function: Callable[..., Any], *given: Any) -> list[Any]:
-    """What `function(rank, *given)` returns in each of n processes; the text of what it raises in its place.
+    """Return the results of `function(rank, *given)` in n processes; for one that raises, the text of its error.
 
-    A process that dies gives its exit status.
+    For a process that dies, the result is its exit status.
     """
     context: Any = multiprocessing.get_context("fork")
     store = folder / f"store-{len(list(folder.iterdir()))}"

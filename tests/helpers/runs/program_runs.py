@@ -1,4 +1,4 @@
-"""Runs programs and their derivatives on drawn rows, by the kernels of their ops and nothing else of the runtime."""
+"""Run programs and their derivatives on random rows, with the kernels of their ops and nothing else of the runtime."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ N_ROWS = {NODE: len(EDGES), SHARED: 1}
 
 
 class Drawn(NamedTuple):
-    """Rows for the ports and attributes of a program, by name of the leaf, and gradients of its outputs."""
+    """Rows for the ports and attributes of a program, by leaf name, and gradients of its outputs."""
 
     leaves: dict[tuple[str, int], Any]
     incoming: list[Any]
 
 
 class Results(NamedTuple):
-    """What a program and its derivative compute; gradients of parameters by their ids."""
+    """The results of a program and its derivative; gradients of parameters by their ids."""
 
     outputs: list[Any]
     ports: list[Any]
@@ -38,14 +38,14 @@ class Results(NamedTuple):
 
 
 def trace_types(model: Any, instances: Iterable[Any]) -> list[CellProgram]:
-    """The programs of all types of nodes that the loss of a model has on some instances."""
+    """Return the programs of all types of nodes that a model's loss has on some instances."""
     recorder = Recorder(model.loss, model)
     recorder.record(list(instances))
     return [kind.program for kind in recorder.types.types]
 
 
 def draw_rows(program: CellProgram, rng: np.random.Generator) -> Drawn:
-    """Draw what a batch of nodes reads; ints are ids of the smallest table that they are looked up in."""
+    """Draw the inputs of a batch of nodes; ints are ids in the smallest table that they index."""
     limits: defaultdict[int, list[int]] = defaultdict(lambda: [2])
     for index in program.instructions:
         source = program.vars[index].source
@@ -66,12 +66,11 @@ def draw_rows(program: CellProgram, rng: np.random.Generator) -> Drawn:
 
 
 def run_program(program: CellProgram, drawn: Drawn) -> Results:
-    """Compute the outputs, and pull the drawn gradients back, in float64."""
+    """Compute the outputs and pull the drawn gradients back, in float64."""
     return run_derivative(differentiate(program), drawn)
 
 
 def compute(program: CellProgram, drawn: Drawn) -> list[Any]:
-    """Compute the outputs."""
     env = _known(program.vars, drawn)
     _run(program.vars, program.instructions, env)
     return [env[output] for output in program.outputs]
@@ -98,14 +97,14 @@ def run_derivative(derivative: Derivative, drawn: Drawn) -> Results:
 
 
 def draw_parameters(program: CellProgram, rng: np.random.Generator) -> list[Parameter]:
-    """Give the parameters of a program random numbers in float64."""
+    """Give the parameters of a program random float64 values; return them."""
     for parameter in program.parameters:
         parameter.astype("float64").data = rng.standard_normal(parameter.shape)
     return program.parameters
 
 
 def count_launches(vars: Sequence[Var], indices: Iterable[int]) -> tuple[int, int, int]:
-    """Of some instructions, how many are products, element-wise or other computations, and copies; views are none."""
+    """Count products, element-wise and other computations, and copies; views do not count."""
     counted: Counter[str] = Counter()
     for index in indices:
         source = vars[index].source
@@ -116,7 +115,6 @@ def count_launches(vars: Sequence[Var], indices: Iterable[int]) -> tuple[int, in
 
 
 def n_rows(domain: int) -> int:
-    """Rows of a domain."""
     return N_ROWS.get(domain, sum(EDGES))
 
 

@@ -1,11 +1,11 @@
-"""Random programs over the objects of the native recorder: they end in results or exceptions, and never in a crash.
+"""Random programs over the objects of the native recorder, which may return or raise, but must never crash.
 
-A number says all that is drawn: logs, forms that are right or nearly so, functions, values, and calls of all methods.
-Some arguments are `Meddler`s, whose methods use the same objects while the core compares, converts or calls them. A
-process of its own runs a range of numbers, and writes each before its program, so that the last one of a process that
-died is the number to run again:
+A seed determines everything: logs, forms that are right or nearly so, functions, values, and calls of all methods. Some
+arguments are `Meddler`s, whose methods use the same objects while the core compares, converts or calls them. A separate
+process runs a range of seeds and prints each one before its program, so that after a crash the last one is the seed to
+run again:
 
-PYTHONPATH=tests:tools:experiments python -m helpers.runs.recordings 4711:4712
+    PYTHONPATH=tests:tools:experiments python -m helpers.runs.recordings 4711:4712
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from autobatch._native import (
 )  # fmt: skip
 from autobatch.trace.forms import EACH, END, ROWS, VALUE, WORDS
 
-N_STEPS = 40  # of a program
+N_STEPS = 40  # per program
 STAGE = Stage()
 TEXT = "text"  # an argument that may have a source
 NUMBERS = (-(2**63), -(2**31), -2, -1, 0, 1, 2, 3, 7, 48, 255, 256, 2**20, 2**31, 2**40, 2**62, 2**63, 2**70)
 
 
 class Owner:
-    """What records: the stage of a log.
+    """A recorder: the stage of a log.
 
     Args:
-        world: that makes what tapes ask for.
+        world: creates the objects that tapes request.
     """
 
     log: Any = None
@@ -65,17 +65,17 @@ class Owner:
 
 
 def value_class(base: type = Handle) -> Any:
-    """A class of values, or of rows."""
+    """Return a new class of values, or of rows."""
     kind = type("Value", (base,), {"__slots__": ()})
     seal(kind)
     return kind
 
 
 class DrawnCell(Cell):
-    """A cell that does something else where it is not recorded.
+    """A cell that does something else when it is not recorded.
 
     Args:
-        world: in which it does so.
+        world: the world in which it does so.
     """
 
     name = "drawn"
@@ -84,7 +84,7 @@ class DrawnCell(Cell):
         self.world = world
 
     def call(self, owner: Any, args: Any, kwargs: Any) -> Any:
-        """Do it; give the last argument."""
+        """Do it; return the last argument."""
         self.world.meddle()
         return (owner, *args, *kwargs.values())[-1]
 
@@ -93,11 +93,11 @@ seal_cells(DrawnCell)
 
 
 class Meddler:
-    """An object all of whose methods do something else first.
+    """An object whose methods all do something else first.
 
     Args:
-        world: in which it does so.
-        x: what it stands for.
+        world: the world in which they do so.
+        x: the object that it stands for.
     """
 
     def __init__(self, world: World, x: Any) -> None:
@@ -147,7 +147,7 @@ class World:
     """The objects of one program.
 
     Args:
-        seed: says all that is drawn.
+        seed: determines everything random.
     """
 
     def __init__(self, seed: int) -> None:
@@ -175,7 +175,7 @@ class World:
             self.attempt(self.add_handle)
 
     def one_of(self, things: Any) -> Any:
-        """One of some things."""
+        """Draw one of some things, or None if there are none."""
         return things[int(self.rng.integers(len(things)))] if len(things) else None
 
     def attempt(self, step: Callable[[], Any]) -> None:
@@ -189,7 +189,6 @@ class World:
             self.counts[type(error).__name__] += 1
 
     def run(self) -> None:
-        """Do all steps of the program."""
         for _ in range(N_STEPS):
             self.attempt(self.one_of(STEPS).__get__(self))
         STAGE.current = None
@@ -204,30 +203,29 @@ class World:
             finally:
                 self.depth -= 1
 
-    # What steps take.
+    # Arguments of steps.
 
     def number(self) -> Any:
-        """A number, most often a small one."""
+        """Draw a number, mostly a small one."""
         draw = self.rng.random()
         if draw < 0.1:
             return Meddler(self, int(self.rng.integers(3)))
         return self.one_of(NUMBERS) if draw < 0.3 else int(self.rng.integers(4))
 
     def log(self) -> Any:
-        """One of the logs."""
         return self.one_of(self.logs) if self.rng.random() < 0.3 else self.logs[0]
 
     def ref(self) -> Any:
-        """A ref of a value, or a number."""
+        """Draw a ref of a value, or a number."""
         known = [handle.ref for handle in self.handles[-5:]]
         return self.one_of(known) if known and self.rng.random() < 0.8 else self.number()
 
     def kind(self, of_rows: bool) -> Any:
-        """A class of values, or of rows; at times another one."""
+        """Draw a class of values or of rows; occasionally the other kind."""
         return self.one_of(self.rows if of_rows != (self.rng.random() < 0.03) else self.values)
 
     def thing(self, depth: int = 0) -> Any:
-        """Some argument of a cell."""
+        """Draw an argument of a cell."""
         draw = int(self.rng.integers(13))
         if draw < 4:
             return self.one_of(self.handles)
@@ -242,7 +240,7 @@ class World:
         return self.one_of(others)()
 
     def spoilt(self, x: Any) -> Any:
-        """Nested tuples with one part that is another."""
+        """Replace one part of nested tuples."""
         if isinstance(x, tuple) and x and self.rng.random() < 0.9:
             k = int(self.rng.integers(len(x)))
             part = self.spoilt(x[k])
@@ -252,7 +250,7 @@ class World:
     # Steps.
 
     def add_form(self) -> Any:
-        """Make a form that is right, or one that is nearly so."""
+        """Make a form that is right or nearly so."""
         log, value, rows = self.log(), self.kind(False), self.kind(True)
         each_value, one = (("class", 0, value),), ((value, -1),)
         meddler = Meddler(self, self.one_of(self.handles))
@@ -309,7 +307,7 @@ class World:
         return self.forms[-1]
 
     def add_function(self) -> None:
-        """Make a function, with some forms."""
+        """Make a function with some forms."""
         n = int(self.rng.integers(3))
         bind = self.one_of([lambda args, kwargs: [*args, *kwargs.values()], Meddler(self, ())])
         slow = self.one_of([lambda arguments: None, Meddler(self, 1), *self.functions[:1]])
@@ -335,13 +333,12 @@ class World:
         function.forms = tuple(self.one_of(self.forms) for _ in range(int(self.rng.integers(1, 4))))
 
     def call(self) -> None:
-        """Call a function."""
         args = [self.thing() for _ in range(int(self.rng.integers(1, 3)))]
         kwargs = {"b": args.pop()} if self.rng.random() < 0.1 else {}
         self.keep(self.one_of(self.functions)(*args, **kwargs))
 
     def call_well(self) -> None:
-        """Call a form with arguments of which some should suit it."""
+        """Call a form with arguments, some of which should match it."""
         form = self.one_of(self.forms)
         handles = [handle for handle in self.handles if type(handle) in self.values] or [None]
         one, other = self.one_of(handles), self.one_of(handles)
@@ -354,7 +351,6 @@ class World:
             self.keep(Function.record(form, arguments))
 
     def record_tuple(self) -> None:
-        """Call a function with a tuple."""
         self.keep(self.one_of(self.functions).record_tuple((self.thing(), self.thing())))
 
     def keep(self, made: Any) -> None:
@@ -364,7 +360,7 @@ class World:
                 self.handles.append(part)
 
     def add_handle(self) -> None:
-        """Make a value or rows, by refs or from other values."""
+        """Make a value or rows, from refs or from other values."""
         log, draw = self.log(), self.rng.random()
         if draw < 0.6:
             self.keep(log.value(self.kind(False), self.ref(), self.one_of([False, True, Meddler(self, 1)])))
@@ -378,7 +374,7 @@ class World:
             self.keep(log.rows(self.kind(True), self.one_of([refs, tuple(refs), Meddler(self, 1)])))
 
     def use_handle(self) -> None:
-        """Use the methods of a value."""
+        """Use a method of a value."""
         handle, other = self.one_of(self.handles), self.one_of(self.handles)
         use: Any = self.one_of(["ref", "is_row", "refs", "n_rows", "rebind", "whole", "repr", "copy", "class"])
         if use == "rebind":
@@ -403,7 +399,6 @@ class World:
             del things[int(self.rng.integers(len(things)))]
 
     def change_list(self) -> None:
-        """Change a list."""
         found = self.one_of(self.lists)
         change = self.one_of(["clear", "append", "pop", "double"])
         if change == "clear":
@@ -416,7 +411,7 @@ class World:
             found *= 2
 
     def decode(self) -> None:
-        """Decode the log, or try to."""
+        """Decode the log, with arguments that may be wrong."""
         log, refs = self.log(), [self.ref() for _ in range(int(self.rng.integers(3)))]
         owner = self.one_of([None, np.zeros(int(self.rng.integers(40)), np.int32)])
         log_ptr: list[Any] = [0, len(log)]
@@ -446,7 +441,7 @@ class World:
         use()
 
     def run_log(self) -> None:
-        """Run a function of some instances."""
+        """Run a function on some instances."""
         instances, lists = [self.thing() for _ in range(3)], [list[Any]() for _ in range(5)]
         self.lists += [instances, lists[2]]
         known = {self.kind(False): self.one_of([(0, "structure"), (0,), 1])}
@@ -461,15 +456,15 @@ class World:
             self.log().clear()
 
     def set_draw(self) -> None:
-        """Set what numbers draws."""
+        """Set the log's function that draws numbers."""
         self.log().draw = self.one_of([None, lambda: 3, Meddler(self, 1), 5, *self.functions])
 
     def set_stage(self) -> None:
-        """Set the stage, most often to what records."""
+        """Set the current stage, mostly to a recorder."""
         STAGE.current = self.one_of([*self.owners[:1] * 6, *self.owners, None, 3])
 
     def forget_log(self) -> None:
-        """Drop a log, or put another one in its place."""
+        """Drop a log, or replace it."""
         owner = self.one_of(self.owners)
         owner.log = self.one_of([None, Log(owner)])
         if owner.log is not None:
@@ -478,7 +473,7 @@ class World:
     # Cells.
 
     def add_cell(self) -> None:
-        """Let a function record a cell, or forget them all."""
+        """Let a function record a cell, or forget all cells."""
         if self.rng.random() < 0.1:
             self.log().forget_cells()
         owner = self.one_of([None, *self.having, *self.having, self.thing()])
@@ -498,10 +493,10 @@ class World:
         ])  # fmt: skip
         self.keep(use())
 
-    # Tapes, and what they ask for.
+    # Tapes, and the objects that they request.
 
     def open_tape(self) -> None:
-        """Begin a tape, or end one."""
+        """Open a tape, or close one."""
         if self.tapes and self.rng.random() < 0.6:
             tape = self.one_of(self.tapes)
             self.one_of([tape.close, tape.close, tape.save])()
@@ -510,7 +505,7 @@ class World:
             self.tapes.append(Tape(self.log(), begun))
 
     def log_call(self) -> None:
-        """Log a call of a form that only logs add, of values made before."""
+        """Log a call, of earlier values, of a form that only logs add."""
         log = self.logs[0]
         values = [handle.ref for handle in self.handles if handle.ref >> 8 < 2**31][-4:] or [0]
         code, ints = self.one_of([
@@ -523,7 +518,7 @@ class World:
             ints[-1] = self.one_of(values)
         number = log.add_form((0, *code, END))
         self.codes[number] = code
-        floats = [0.5] * (number % 3)  # as the layout of the form says
+        floats = [0.5] * (number % 3)  # as in the layout of the form
         self.handles.append(log.value(self.values[0], log.add(number, ints, floats), False))
 
     def walk(self) -> None:
@@ -555,7 +550,7 @@ class World:
         found.of_parameter(TEXT, (2,))
 
     def make_layout(self, form: int) -> Any:
-        """Describe the calls of a form, most often rightly."""
+        """Describe the calls of a form, mostly correctly."""
         items, leaves, code, n_items = list[int](), list[int](), [*self.codes.get(form, ())], 0
         while code:
             kind, n_items = code.pop(0), n_items + 1
@@ -580,7 +575,7 @@ class World:
     def make_rule(
         self, layout: Any, kind: int, outputs: Any, leaves: Any, own: Any, given: Any, lengths: Any
     ) -> Any:  # fmt: skip
-        """Make a rule for a derivative, most often a right one."""
+        """Make a rule for a derivative, mostly a correct one."""
         base = self.codes.get(layout.form, ())
         code = (*base, *[number for _ in given for number in (EACH, 1, 1, 0)])
         number = self.logs[0].add_form((1, *code, END))
@@ -612,7 +607,6 @@ class World:
         return self.logs[0].add_form((2, EACH, 1, 1, 0, END)) if self.rng.random() < 0.95 else self.number()
 
     def make_zeros(self, shape: Any) -> Any:
-        """Make a value."""
         self.attempt(self.meddle)
         return self.one_of(self.handles) if self.rng.random() < 0.95 else self.thing()
 
@@ -622,13 +616,12 @@ class World:
         return 2 if self.rng.random() < 0.9 else self.number()
 
     def spoil_ints(self, ints: list[Any]) -> None:
-        """Change one of some ints, at times."""
+        """Occasionally change one of some ints."""
         if ints and self.rng.random() < 0.15:
             ints[int(self.rng.integers(len(ints)))] = self.number()
             self.lists.append(ints)
 
     def collect(self) -> None:
-        """Collect garbage."""
         gc.collect(int(self.rng.integers(2)))
 
 
@@ -647,7 +640,7 @@ MEDDLING: tuple[Callable[[World], Any], ...] = (
 
 
 def _items(code: tuple[int, ...]) -> Iterator[int]:
-    """The kinds of the items of a code."""
+    """Yield the kinds of the items of a code."""
     left = [*code]
     while left:
         kind = left.pop(0)
@@ -658,7 +651,7 @@ def _items(code: tuple[int, ...]) -> Iterator[int]:
 
 
 def main(start: int, stop: int) -> None:
-    """Run the programs of these numbers; write each before."""
+    """Run the programs of these seeds; print each seed before its program."""
     counts = Counter[str]()
     sys.unraisablehook = lambda unraisable: None
     for seed in range(start, stop):

@@ -11,11 +11,11 @@ from typing import Any
 def each(names: str, ways: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Run a test in each way, one after the other, within one case; a note on the error names the way that fails.
 
-    It is written like `pytest.mark.parametrize`, and makes no cases: use that where a way takes long, or needs fixtures
-    of its own.
+    It is used like `pytest.mark.parametrize`, but makes no cases: use that where a way takes long, or needs its own
+    fixtures.
 
     Args:
-        names: of the test's arguments that a way gives, separated by commas.
+        names: of the test's arguments that a way provides, separated by commas.
         ways: a value each, or as many values as there are names.
     """
     keys, all_ways = names.split(", "), list(ways)
