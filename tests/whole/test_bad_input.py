@@ -1,4 +1,4 @@
-"""Mini-batches, results and options that do not fit: the right error, and a text that says what to do."""
+"""Invalid mini-batches, results and options raise the right error, with a message that says what to do."""
 
 from __future__ import annotations
 

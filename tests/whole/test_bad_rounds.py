@@ -1,4 +1,4 @@
-"""Async programs that raise, are ended or are written wrong: what a user sees, and that nothing is lost."""
+"""Async programs that raise, are interrupted or are written incorrectly: what users see, and that no memory is lost."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_gathers_in_gathers_end_however_deep(depth: int) -> None:
 
 @each("width", [0, DIM + 1])
 def test_rows_that_a_refused_call_was_given_have_room(width: int) -> None:
-    """Nothing reads them, and the recorded rows are far more than edges."""
+    """Nothing reads the rows of the refused call, which are far more than the edges."""
     model = Model()
 
     @ab.cell(ragged=("rows",))
@@ -215,7 +215,7 @@ def test_too_many_rounds_are_the_errors_of_those_that_wait(lengths: tuple[int, .
 @each("most", [1, 2, 5])
 @each("begins", [1, 3])
 def test_awaits_of_known_values_end_after_as_many_in_a_row(begins: int, most: int) -> None:
-    """An instance waits in `begins` rounds, each of them after as many waits for known values as it says."""
+    """An instance waits in `begins` rounds; each one follows `n_known` waits for values that are already known."""
     model = Model()
 
     async def program(item: tuple[Any, int]) -> Any:
@@ -274,7 +274,7 @@ def test_what_cannot_be_awaited_is_the_error_of_its_instance() -> None:
 
 
 def wrong_programs(model: Model) -> dict[str, tuple[Any, str]]:
-    """Programs that are wrong, and what is said of them."""
+    """Return incorrect programs with a pattern of their error messages, by name."""
 
     async def forgot_to_decide(x: Any) -> Any:
         return x if ab.value(model.total(x)) else model.turn(x)
@@ -375,7 +375,7 @@ def wrong_programs(model: Model) -> dict[str, tuple[Any, str]]:
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("case", wrong_programs(Model()))
 def test_wrong_programs_are_refused_in_one_sentence(case: str) -> None:
-    """Whatever is left unawaited, no warning says so."""
+    """No warning reports values that were never awaited."""
     model = Model()
     program, said = wrong_programs(model)[case]
     run = batched(program, module=model)
@@ -466,7 +466,7 @@ def test_no_handle_and_no_other_instance_stays_when_a_call_is_over() -> None:
     model, given = Model(), [-np.ones(DIM), np.ones(DIM), -np.ones(DIM)]
 
     class Data:
-        """What can be referred to weakly."""
+        """An object with weak references."""
 
     async def program(item: tuple[Any, Data]) -> Any:
         return await fail(model, item[0])
@@ -481,14 +481,14 @@ def test_no_handle_and_no_other_instance_stays_when_a_call_is_over() -> None:
         assert [entry.name for entry in traceback.extract_tb(error.__traceback__)] == ["program", "fail"]
         told.clear()
         gc.collect()
-        assert [ref() is None for ref in alive] == [True, False, True]  # its frames are part of an error
+        assert [ref() is None for ref in alive] == [True, False, True]  # the error holds frames of this one
         del error
         n_bytes.append(run.recorder.calls.log.n_bytes)
     assert n_bytes[0] == n_bytes[1] == n_bytes[2]
 
 
 class Words(ab.Module):
-    """Adds up the vectors of words, and waits for each."""
+    """Adds up the vectors of words, and awaits each vector."""
 
     def __init__(self) -> None:
         self.table = ab.Parameter(np.arange(12.0).reshape(4, 3))

@@ -1,4 +1,4 @@
-"""The entry point: what comes back, reductions, gradients, graphs kept over epochs, dtypes, counts."""
+"""`ab.batched`: results, reductions, gradients, graphs kept over epochs, dtypes, counts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Ends(NamedTuple):
 
 
 class Bag(ab.Module):
-    """A bag of words: the sum of what is looked up, squashed."""
+    """A bag of words: tanh of the sum of looked-up vectors."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
@@ -88,7 +88,7 @@ STRUCTURES: dict[str, Callable[[Bag, list[int]], Any]] = {
 
 
 def model_and(function: Callable[[Bag, Any], Any], **options: Any) -> tuple[Bag, Callable[[Any], Any], ab.Batched]:
-    """A model in float64, a function bound to it, and that batched on a buffer of NaN."""
+    """Return a float64 model, a function bound to it, and the batched function on a buffer of NaN."""
     model = Bag().astype("float64")
     run = lambda instance: function(model, instance)  # noqa: E731
     return model, run, ab.batched(run, module=model, backend=Reference(poison=True), **options)
@@ -105,7 +105,7 @@ def test_what_comes_back_is_what_the_function_returns(name: str) -> None:
 
 
 def assert_stacked(found: Any, expected: list[Any]) -> None:
-    """Structures are stacked part by part; lists, and what is in them, come back per instance."""
+    """Check that structures are stacked part by part, and that lists and their contents come back per instance."""
     match expected[0]:
         case Both():
             assert type(found) is Both
@@ -273,7 +273,7 @@ def test_instances_that_compute_nothing() -> None:
 
 
 class LastType(FrontierPolicy):
-    """The ready type with the highest id."""
+    """Runs the ready type with the highest id."""
 
     name = "last type"
 

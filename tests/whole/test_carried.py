@@ -1,4 +1,4 @@
-"""Recorded graphs go to other processes: what arrives is what was recorded, whatever was met before on either side."""
+"""Recorded graphs are pickled to other processes and run there, whatever either side has recorded before."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_graphs_of_every_model_arrive(name: str) -> None:
 
 
 class Many(ab.Module):
-    """Returns structures, lists among them, and reads parameters, constants and functions of ops outside of cells."""
+    """Returns structures with lists; outside of cells, it uses parameters, constants and functions of ops."""
 
     def __init__(self) -> None:
         self.scale = ab.Parameter(np.linspace(0.5, 1.5, 3))
@@ -128,7 +128,7 @@ def test_graphs_arrive_from_another_process(tmp_path: Path) -> None:
     loss = ab.batched(model.loss, backend="reference")
     assert np.array_equal(loss(graphs), expected)
     assert loss.explain(graphs).batches == loss.explain(trees).batches
-    again = pickle.loads(pickle.dumps(graphs))  # on the way, without a function
+    again = pickle.loads(pickle.dumps(graphs))  # pickled again, before a function has run them
     assert np.array_equal(loss(again), expected)
 
 

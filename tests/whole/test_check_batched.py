@@ -1,4 +1,4 @@
-"""`ab.testing.check_batched` of functions that wait for values."""
+"""`ab.testing.check_batched` on functions that await values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def total(x: Any) -> Any:
 
 
 async def noisy(x: Any) -> Any:
-    """As many halvings as the numbers need, with dropout."""
+    """Halve x until it is small, with dropout."""
     x, n = thin(x, 1.0), 0
     while await ab.value(total(x * x)) > 0.5:
         x, n = thin(x, 0.5), n + 1

@@ -1,4 +1,4 @@
-"""Copies and pickles of batched functions and of what they recorded: they work, or a sentence says what to do."""
+"""Copies and pickles of batched functions and their recordings either work, or the error says what to do."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def make_loss(trees: list[Any], backend: str) -> Any:
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("clone", CLONES)
 def test_a_copy_of_a_used_function_goes_on_by_itself(trees: list[Any], backend: str, clone: str) -> None:
-    """Training one leaves the other as it was; both begin with equal numbers, settings and steps."""
+    """Both start with equal parameters, settings and steps; training one does not change the other."""
     loss = make_loss(trees, backend)
     loss.value_and_grad(loss.record_all(trees))
     twin = CLONES[clone](loss)
@@ -85,7 +85,7 @@ def test_copies_of_graphs_are_of_the_same_function(trees: list[Any]) -> None:
     assert np.array_equal(loss([*copies[:3], *graphs[3:]]), loss(graphs))
 
 
-# Policies take their part of what was met along, or leave it behind.
+# Policies are copied with or without what they have learned.
 
 
 def make_with(policy: Any, trees: list[Any]) -> Any:
@@ -109,7 +109,7 @@ def test_a_used_function_of_any_policy_is_copied(trees: list[Any], policy: str, 
 @pytest.mark.parametrize("clone", CLONES)
 @pytest.mark.parametrize("online", [False, True])
 def test_a_function_with_a_learned_policy_is_copied(trees: list[Any], clone: str, online: bool) -> None:
-    """Which goes on learning, if it does."""
+    """A copied policy continues learning if the original does."""
     loss = make_with("agenda", trees)
     loss.learn_policy([trees[:2]], online=online, episodes=3)
     loss(trees)
@@ -120,7 +120,7 @@ def test_a_function_with_a_learned_policy_is_copied(trees: list[Any], clone: str
     assert (twin.policy.learner is not None) == online
 
 
-# Cells themselves.
+# Cells.
 
 
 class Energy(ab.Module):

@@ -1,8 +1,8 @@
-"""Every example in a docstring or a document is run.
+"""Run every example in a docstring or a document.
 
-Modules are imported by their installed names; pytest's own `--doctest-modules` would load second copies. Docstrings
-are read from the source, so that decorated, private and nested definitions are not passed over; they may use `ab` and
-`np` without an import. Those that ops are given are run in `tests/ops/test_help.py`.
+Modules are imported by their installed names; pytest's `--doctest-modules` would load second copies. Docstrings are
+read from the source, to include decorated, private and nested definitions; they may use `ab` and `np` without an
+import. `tests/ops/test_help.py` runs the docstrings that ops receive at run time.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import pytest
 import autobatch as ab
 from checkout import ROOT, module_files
 
-FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE | doctest.FAIL_FAST  # the rest builds on what failed
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE | doctest.FAIL_FAST  # later examples build on earlier ones
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 GENERATED = re.compile(r"<!-- reference: .*?<!-- end of reference -->", re.DOTALL)
 FENCE = re.compile(r"^ *```.*$", re.MULTILINE)
 
 
 def docstrings(path: Path) -> list[tuple[int, str]]:
-    """The docstrings with examples in a source file, each with the line it starts on, counted from 0."""
+    """Return the docstrings with examples in a source file, each with its first line, counted from 0."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     nodes = [node for node in ast.walk(tree) if isinstance(node, DOCUMENTED)]
     texts = ((node.body[0].lineno - 1, ast.get_docstring(node, clean=False)) for node in nodes if node.body)
@@ -35,7 +35,7 @@ def docstrings(path: Path) -> list[tuple[int, str]]:
 
 
 def run_examples(text: str, names: dict[str, Any], path: Path, line: int = 0) -> None:
-    """Run the examples of one text in their own copy of `names`; what went wrong is the message when one fails."""
+    """Run the examples of one text in a copy of `names`; fail with doctest's report."""
     shown = str(path.relative_to(ROOT))
     test = doctest.DocTestParser().get_doctest(text, dict(names), shown, shown, line)
     report: list[str] = []
@@ -60,7 +60,7 @@ def test_examples_in_docstrings(module: str, tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_examples_in_documents(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    written = GENERATED.sub("", path.read_text(encoding="utf-8"))  # from docstrings, which are run where they stand
+    written = GENERATED.sub("", path.read_text(encoding="utf-8"))  # from docstrings, which are tested in the sources
     text = FENCE.sub("", written)  # a closing fence would be read as expected output
     run_examples(text, {"__name__": "__main__"}, path)
 

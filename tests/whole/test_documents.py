@@ -1,4 +1,4 @@
-"""The documents hang together: links lead somewhere, pages are in the navigation, public names in the reference."""
+"""Documents are consistent: links have targets, pages are in the navigation, public names are in the reference."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMED = re.compile(r"\bdocs/[\w/-]+\.(?:md|png)")
 
 
 def anchors(path: Path) -> set[str]:
-    """The anchors of a page's headings, as MkDocs and GitHub make them."""
+    """Return the anchors of a page's headings, as made by MkDocs and GitHub."""
     headings = HEADING.findall(BLOCK.sub("", path.read_text(encoding="utf-8")))
     return {re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}
 

@@ -1,4 +1,4 @@
-"""What `ab.batched` takes for a function, and how it finds the module whose parameters the function reads."""
+"""Functions that `ab.batched` accepts, and how it finds the module with their parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from helpers.runs.ways import each
 
 
 class Head(ab.Module):
-    """A model of one cell, which is also what calling it does."""
+    """A model of one cell; calling it is the same as calling `loss`."""
 
     def __init__(self, value: float = 2.0) -> None:
         self.weight = ab.Parameter(np.full(2, value))
@@ -34,12 +34,12 @@ class Head(ab.Module):
 
 class CellHead(Head):
     @ab.cell
-    def __call__(self, x: Any) -> Any:  # type: ignore[override]  # a cell takes the place of a method
+    def __call__(self, x: Any) -> Any:  # type: ignore[override]  # a cell in place of a method
         return ab.sum(self.weight * x)
 
 
 class Trainer:
-    """No module: it has one, beside a part of it."""
+    """An object that is not a module but holds one, and a part of it."""
 
     def __init__(self, model: Head) -> None:
         self.outer = Outer(model)
@@ -77,7 +77,7 @@ MAKERS: dict[str, tuple[Callable[[], Any], str, float]] = {
 
 @each("name", MAKERS)
 def test_the_module_of_a_function_is_found(name: str) -> None:
-    """Values and gradients are those of the function called on one instance, also of a copy, and with graphs."""
+    """Also of a copy of the batched function, and for recorded graphs."""
     make, parameter, scale = MAKERS[name]
     function, batch = make(), [np.array([1.0, 2.0]), np.array([0.5, -1.0])]
     run = ab.batched(function, backend="reference")
@@ -90,7 +90,7 @@ def test_the_module_of_a_function_is_found(name: str) -> None:
 
 
 def test_functions_at_hand_of_no_module_or_of_several() -> None:
-    """One with several modules, none of which holds the others, says what to do once a cell reads a parameter."""
+    """With several modules, none of which holds the others, the error appears once a cell reads a parameter."""
     first, second = Head(1.0), Head(2.0)
     both = partial(lambda a, b, x: a.loss(x) + b.loss(x), first, second)
     with pytest.raises(GraphError, match=r"cell 'score' reads a Parameter.*was given none; pass module="):

@@ -1,6 +1,6 @@
-"""Every model, by every policy, on every backend: losses and gradients are those of the model's twin.
+"""Losses and gradients of every model, by every policy, on every backend, equal those of the model's twin.
 
-The models of `CASES` are slow here: they are quick in the tests of each backend.
+The models of `CASES` are slow here, because the tests of each backend run them already.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def test_every_model_has_a_twin() -> None:
 
 @cache
 def ask_twin(case: Case) -> tuple[Any, list[Any], Any, Any, Mapping[str, Any]]:
-    """A model and instances; the losses of the twin, weights of them, and the gradients of the weighted sum."""
+    """Return a model, instances, the twin's losses, weights, and the gradients of the weighted sum of losses."""
     model, instances = case.draw(seed=2, n_instances=4, dim=4)
     twin = case.make_twin(model.state_dict())
     losses = torch.stack([twin.loss(instance) for instance in instances])
@@ -64,7 +64,7 @@ def ask_twin(case: Case) -> tuple[Any, list[Any], Any, Any, Mapping[str, Any]]:
 @every_case
 @pytest.mark.parametrize("backend", ["reference", "cpu", pytest.param("cuda", marks=needs_a_compiler)])
 def test_every_policy_gives_what_the_twin_gives(case: Case, backend: str) -> None:
-    """Losses without gradients too, for which less is kept in memory."""
+    """Losses are also computed without gradients, which keeps less in memory."""
     model, instances, losses, weights, expected = ask_twin(case)
     loss = ab.batched(model.loss, backend=BACKENDS[backend]())
     for policy in (*POLICIES, LEARNED):

@@ -1,6 +1,6 @@
-"""The scripts of the examples: each is short, runs to its end by itself, and prints that it has learned or worked.
+"""The example scripts are short, run to their end, and print that they have learned or worked.
 
-Those of Ray run in `cli/test_on_ray.py`, the twins of a how-to page in `in_torch/test_torch_examples.py`.
+`cli/test_on_ray.py` runs those of Ray, and `in_torch/test_torch_examples.py` the twins of a how-to page.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache of compiled code that the scripts share, so that only the first of them compiles what all need."""
+    """A cache of compiled code, shared by all scripts to save time."""
     return tmp_path_factory.mktemp("cache")
 
 
 def run(name: str, cache: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run a script, interpreted."""
+    """Run a script on the reference backend."""
     paths = {"PYTHONPATH": os.pathsep.join(sys.path), "AUTOBATCH_CACHE": str(cache)}
     environment = {**os.environ, "AUTOBATCH_BACKEND": "reference", "AUTOBATCH_COMPILE_WAIT": "inf", **paths, **more}
     words = [sys.executable, str(EXAMPLES / f"{name}.py")]
@@ -37,7 +37,7 @@ def run(name: str, cache: Path, **more: str) -> subprocess.CompletedProcess[str]
 
 
 def told(name: str, cache: Path) -> str:
-    """What a script prints; it ends well, and the site shows the same, but for numbers."""
+    """Return the output of a script; it must succeed, and equal the output on the site except for numbers."""
     found = run(name, cache)
     assert found.returncode == 0, found.stderr
     shown = output_of(name).read_text(encoding="utf-8")
@@ -46,7 +46,7 @@ def told(name: str, cache: Path) -> str:
 
 
 def numbers(pattern: str, text: str) -> list[float]:
-    """The numbers that the groups of a pattern match, wherever it does."""
+    """Return the numbers matched by the groups of a pattern, in all its matches."""
     found = [float(number) for match in re.finditer(pattern, text) for number in match.groups()]
     assert found, f"{pattern!r} is not in {text!r}"
     return found

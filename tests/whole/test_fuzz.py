@@ -1,4 +1,4 @@
-"""Random programs run right in every way; and the tool that draws them finds what is wrong, shrinks it, and resumes."""
+"""Random programs run correctly in every way; `tools/fuzz.py` finds injected errors, shrinks them, and resumes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_number_draws_one_program() -> None:
 
 
 def wrong_kernel(patch: pytest.MonkeyPatch) -> None:
-    """Interpreted sigmoids are too small."""
+    """Make interpreted sigmoids too small."""
 
     def wrong(op: Any, xp: Any, arrays: list[Any], out: Any, static: dict[str, Any]) -> None:
         run_kernel(op, xp, arrays, out, static)
@@ -47,12 +47,12 @@ def wrong_kernel(patch: pytest.MonkeyPatch) -> None:
 
 
 def wrong_pullback(patch: pytest.MonkeyPatch) -> None:
-    """Negatives have the gradient of what they negate."""
+    """Drop the sign of the gradients of negatives."""
     patch.setitem(OPS, "neg", replace(OPS["neg"], pullback=lambda g, out, x: (g,)))
 
 
 def crash(patch: pytest.MonkeyPatch) -> None:
-    """Interpreted softmaxes fail."""
+    """Make interpreted softmaxes fail."""
 
     def fail(op: Any, xp: Any, arrays: list[Any], out: Any, static: dict[str, Any]) -> None:
         if op.name == "softmax":
@@ -87,7 +87,7 @@ def test_planted_defects_are_found_and_shrunk(
 
 @pytest.mark.slow
 def test_a_reader_that_a_pass_forgets_is_found_in_the_stages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole values live as long as they are read as wholes; a cell of joined vectors shows it, without being run."""
+    """A value must live until it is read as a whole; a cell of joined vectors shows the error without a run."""
     seed = next(seed for seed in range(100) if "def woven" in str(draw_program(seed)))
     assert run_one(seed, backends=(), shrink_seconds=0.0) is None
     monkeypatch.setattr(Uses, "readers", lambda self, value: self._read.get(value, []))
@@ -98,7 +98,7 @@ def test_a_reader_that_a_pass_forgets_is_found_in_the_stages(monkeypatch: pytest
 
 
 def wrong_with(seed: int) -> str:
-    """What is wrong with a program."""
+    """Return the signature of a program's failure, or an empty string."""
     found = run_one(seed, backends=("reference", "cpu"), shrink_seconds=0.0)
     return found.signature if found else ""
 

@@ -1,4 +1,4 @@
-"""Small programs that `tools/fuzz.py` found wrong, by their causes: on both backends, alone and in a batch of 64."""
+"""Small programs that failed in `tools/fuzz.py`, by cause: on both backends, alone and in a batch of 64."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ backends = pytest.mark.parametrize("backend", list(BACKENDS))
 
 
 class Model(ab.Module):
-    """Parameters of some shapes, in float64."""
+    """Float64 parameters of several shapes."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
@@ -36,7 +36,7 @@ class Model(ab.Module):
 
 
 def check(model: ab.Module, loss: Any, instances: list[Any], backend: str, name: str) -> None:
-    """Compare a loss with its eager numbers, and its gradient with that of the reference backend without passes."""
+    """Compare losses with eager ones, and gradients with those of the reference backend without any passes."""
     plain = ab.batched(loss, backend=Reference(), rewrites=(), planner=MemoryPlanner(**WITHOUT, recomputes="nothing"))
     batched = ab.batched(loss, backend=BACKENDS[backend]())
     for batch in (instances[:1], [instances[k % len(instances)] for k in range(64)]):
@@ -47,7 +47,7 @@ def check(model: ab.Module, loss: Any, instances: list[Any], backend: str, name:
 
 @backends
 def test_an_output_that_is_made_in_pieces_has_several_readers(backend: str) -> None:
-    """Rows of several ids are several loops; all of them go to the second reader too."""
+    """Rows of several ids are several loops, and all of them are inputs of the second reader too."""
 
     class Rows(Model):
         @ab.cell
@@ -137,7 +137,7 @@ def test_the_largest_of_values_without_elements(backend: str) -> None:
 
 @backends
 def test_products_of_nothing_beside_values_in_pieces(backend: str) -> None:
-    """A loop over no elements is in no piece, and what it makes is read all the same."""
+    """A loop over no elements is in no piece, but its result is still read."""
 
     class Nothing(Model):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Random programs that ask for derivatives run right in every way; and what once was wrong with them stays right."""
+"""Random programs with derivatives run correctly in every way, and programs that once failed stay correct."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_programs_with_derivatives_are_right_on_cuda(seed: int) -> None:
 
 
 class Model(ab.Module):
-    """Parameters and cells of the programs below, in float64."""
+    """Float64 parameters and cells of the programs below."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
@@ -49,88 +49,88 @@ class Model(ab.Module):
 
     @ab.cell
     def own(self) -> Any:
-        """A parameter as it is."""
+        """Return a parameter unchanged."""
         return self.w
 
     @ab.cell
     def twice(self, x: Any) -> Any:
-        """A value twice, and the argument."""
+        """Return a value twice, and the argument."""
         y = ab.tanh(x)
         return y, y, x
 
     @ab.cell
     def reads(self, x: Any) -> Any:
-        """The gradient by an argument of what reads it otherwise: zeros."""
+        """Return the gradient with respect to y, which is zero: the function reads x directly."""
         return ab.grad(lambda y: ab.sum(ab.tanh(x)) + 0.0 * ab.sum(y))(x)
 
     @ab.cell
     def of_list(self, xs: Any) -> Any:
-        """The gradient by a list of any length, which may be empty."""
+        """Use the gradient with respect to a list of any length, which may be empty."""
         gradients = ab.grad(lambda xs: ab.sum(ab.sum_n([ab.sin(x) * self.w for x in xs], shape=(DIM,))))(xs)
         return ab.sum_n([ab.sin(g) for g in gradients], shape=(DIM,))
 
     @ab.cell
     def of_elements(self, v: Any, xs: Any) -> Any:
-        """A gradient for each element of a list, by a value that is the same for all, and by the element."""
+        """Use a gradient per element of a list: with respect to a value shared by all, and to the element."""
         by_value = [ab.grad(lambda v, x=x: ab.sum(ab.sin(v * x)))(v) for x in xs]
         by_element = ab.each(lambda x: ab.grad(lambda t: ab.sum(t * t * v))(x), xs)
         return ab.sum_n([*by_value], shape=(DIM,)) * ab.sum_n(by_element, shape=(DIM,))
 
     @ab.cell
     def of_one_of_two(self, x: Any, y: Any, xs: Any) -> Any:
-        """Gradients by one of two arguments, and by each element of a list, which may be one value."""
+        """Use gradients with respect to one of two arguments, and to each element of a list, which may be one value."""
         gradients = ab.grad(lambda xs: ab.sum(xs[0] * xs[0] * xs[1]))(xs)
         return ab.grad(lambda x, y: ab.sum(x * x * y))(x, y) * gradients[0] + gradients[1]
 
     @ab.cell(static=("power",))
     def of_part(self, pair: Any, power: int) -> Any:
-        """By the part of an argument, which may be a parameter, in a cell that has a static argument."""
+        """Differentiate with respect to part of an argument, maybe a parameter, in a cell with a static argument."""
         return ab.grad(lambda x: ab.sum(x**power * pair[1] * self.w))(pair[1])
 
     @ab.cell
     def beside_ints(self, x: Any, numbers: Any) -> Any:
-        """By all that an argument holds; ints have no derivative."""
+        """Differentiate with respect to all values in an argument; ints have no derivative."""
         tangents = {"x": x, "numbers": (None, None)}
         _, found = ab.hvp(lambda given: ab.sum(given["x"] ** 3), ({"x": x, "numbers": numbers},), (tangents,))
         return found[0]["x"] * numbers[0]
 
     @ab.cell
     def drops_constants(self, x: Any) -> Any:
-        """Dropout of a number that is known before."""
+        """Apply dropout to a number that is already known."""
         value, _ = ab.value_and_grad(lambda y: ab.sum(ab.tanh(y)))(np.full(DIM, 0.5))
         return ab.dropout(value, 0.0) * x
 
     @ab.cell(ragged=("x",))
     def moves(self, x: Any) -> Any:
-        """Rows before others; the gradient reads no row of the result."""
+        """Put a row before the others; the gradient reads no row of the result."""
         return ab.concat([x[-1][None] * self.w, x], axis=0)
 
     @ab.cell
     def attends(self, keys: Any, values: Any) -> Any:
-        """Lists of one length, of which the values have other shapes."""
+        """Attend over lists of one length whose values have other shapes."""
         weights = ab.softmax_n(ab.each(lambda k: ab.sum(k * self.w), keys))
         return ab.dot_n(weights, values, shape=(DIM,))
 
     @ab.cell
     def walks(self, xs: Any) -> Any:
-        """A body that looks at the length of its list only."""
+        """Iterate over a list, with a condition on its length only."""
         return (ab.logsumexp_n([ab.softplus(x) for x in xs]) if len(xs) else np.zeros(DIM)) * self.w
 
     @ab.cell
     def looks_up(self, x: Any) -> Any:
-        """Rows of a table by constant ids."""
+        """Look up rows of a table by constant ids."""
         rows = ab.lookup(self.table, np.array([0, 2, 0]))
         return ab.sum(rows * rows) * ab.sum(x)
 
 
 def pull_in_another(model: Model, x: Any) -> Any:
-    """A pullback that is called inside another derivative."""
+    """Call a pullback inside another derivative."""
     _, pull = ab.vjp(lambda y: ab.sin(y) * model.w, x)
     return ab.sum(ab.grad(lambda g: ab.sum(pull(g)[0] * g))(x * 0.5))
 
 
 def identical(model: Model, x: Any) -> Any:
-    """By one of several equal results, by the parameter that a cell returned, and by two gradients that are zeros."""
+    """Differentiate by one of several equal results, by a parameter that a cell returned, and by two zero gradients."""
     one, other, same = model.twice(x)
     first = ab.grad(lambda a: ab.sum(a * a * other * same))(one)
     own = ab.grad(lambda y: ab.sum(y * model.own() * model.w))(model.own())
@@ -140,7 +140,7 @@ def identical(model: Model, x: Any) -> Any:
 
 
 def constants(model: Model, x: Any) -> Any:
-    """Functions that return arrays, parameters and what they are given."""
+    """Differentiate functions that return arrays, parameters and their own arguments."""
     value, tangents = ab.jvp(lambda y: (y, model.w, x, np.ones(DIM)), (x,), (x * 2.0,))
     _, pull = ab.vjp(lambda y: model.w, x, wrt=lambda y: (model.w, y))
     of_w, of_y = pull(x)
@@ -148,7 +148,7 @@ def constants(model: Model, x: Any) -> Any:
 
 
 def scalars(model: Model, x: Any) -> Any:
-    """Values without axes, in structures and along tangents."""
+    """Differentiate scalars in structures and along tangents."""
     total = ab.sum(x)
     pair = ab.grad(lambda p: p[0] * p[0] * p[1])((total, ab.mean(x)))
     found = ab.hvp(lambda t: t**3, (np.asarray(0.5),), (np.float64(2.0),))
@@ -156,18 +156,18 @@ def scalars(model: Model, x: Any) -> Any:
 
 
 def conditions(model: Model, x: Any) -> Any:
-    """Conditions that are joined, of values that are differentiated."""
+    """Differentiate conditions that are combined."""
     return ab.sum(ab.grad(lambda y: ab.sum(ab.where(~(1 * y > 0.1) | (y * 2.0 > 0.9), y * y, 0.5 * y)))(x))
 
 
 def of_arguments(model: Model, x: Any) -> Any:
-    """Gradients in cells by arguments: parameters, beside static arguments and ints; and of constants."""
+    """Differentiate in cells by arguments: parameters, with static arguments and ints; and constants."""
     parts = model.of_part((x, model.w), 2), model.beside_ints(x, (2, 3)), model.drops_constants(x)
     return ab.sum(parts[0] * parts[1]) + ab.sum(parts[2])
 
 
 def of_rows(model: Model, x: Any) -> Any:
-    """Gradients by an array that is read by rows, as what another function returned; and by rows that a cell moves."""
+    """Differentiate by an array that is read by rows, as another function's result; and by rows that a cell moves."""
     rows = np.arange(4.0).reshape(2, DIM) / 4
 
     def inner(rows: Any) -> Any:
@@ -180,13 +180,13 @@ def of_rows(model: Model, x: Any) -> Any:
 
 
 def in_lists(model: Model, x: Any) -> Any:
-    """Gradients in cells, by lists and by elements of lists."""
+    """Differentiate in cells by lists and by elements of lists."""
     lists = [[x, x * 2.0][:n] for n in range(3)]
     return sum(ab.sum(model.of_list(xs)) + ab.sum(model.of_elements(x, xs)) for xs in lists) + ab.sum(model.reads(x))
 
 
 def along_lists(model: Model, x: Any) -> Any:
-    """Tangents of cells over two lists of one length; of a parameter at each edge; and with an empty list."""
+    """Take tangents of cells over two lists of one length, of a parameter at each edge, and with an empty list."""
     _, first = ab.jvp(lambda k: model.attends([k, x, x], [x, x, x]), (x,), (x * 0.5,))
     _, second = ab.jvp(
         lambda y: model.attends([x, x * y, x], [x, y, x]), (x,), (x, x * 2.0), wrt=lambda y: (y, model.w)
@@ -196,14 +196,14 @@ def along_lists(model: Model, x: Any) -> Any:
 
 
 def as_tangents(model: Model, x: Any) -> Any:
-    """A parameter as a tangent and as a gradient."""
+    """Use a parameter as a tangent and as a gradient."""
     _, products = ab.hvp(lambda y: ab.sum(ab.sin(y) * x), (x,), (model.w,))
     _, pull = ab.vjp(ab.tanh, x)
     return ab.sum(products[0] * pull(model.w)[0])
 
 
 def tables(model: Model, x: Any) -> Any:
-    """The gradient of a table, which the outer one reads at the same rows."""
+    """Differentiate by a table, whose gradient is read at the same rows again."""
     of_table = ab.grad(model.looks_up, wrt=lambda x: (model.table, x))(x)
     return ab.sum(ab.sin(of_table[0])) + ab.sum(of_table[1])
 
@@ -217,7 +217,7 @@ PROGRAMS = [
 @pytest.mark.usefixtures("_checked")
 @each("program", PROGRAMS)
 def test_small_programs(program: Callable[[Model, Any], Any]) -> None:
-    """Batched is eager; gradients of parameters and of arrays have the slopes of the eager function."""
+    """Batched results equal eager ones; gradients of parameters and arrays agree with slopes of the eager function."""
     model, rng = Model(), np.random.default_rng(1)
     xs = [rng.standard_normal(DIM) for _ in range(3)]
 

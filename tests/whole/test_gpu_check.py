@@ -1,4 +1,4 @@
-"""The check of a GPU runs on the processor as well, finds what is wrong, and goes on after it."""
+"""The GPU check also runs on the processor, finds errors, and continues after them."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_wrong_gradients_are_found(check: Check, monkeypatch: pytest.MonkeyPatch
 
 
 def test_policies_are_judged_by_the_order_of_times() -> None:
-    """Over the policies, for each mini-batch; equal numbers share a rank."""
+    """The correlation is over policies, for each mini-batch; equal numbers share a rank."""
     found = policies.rank_correlation(np.array([3.0, 1.0, 2.0, 2.0]), np.array([9.0, 1.0, 4.0, 5.0]))
     assert found == pytest.approx(4.5 / math.sqrt(4.5 * 5))
     rising = np.arange(1.0, 5.0)

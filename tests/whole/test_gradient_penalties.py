@@ -1,4 +1,4 @@
-"""Every model with a penalty on its own gradient: batched is eager, and is what double backward gives for the twin."""
+"""Every model with a penalty on its own gradient: batched equals eager, and double backward of the twin."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from helpers.zoo.case import to_torch
 FACTOR, N_INSTANCES = 0.02, 5
 POLICIES = ("agenda", "depth", "score", "unbatched")
 QUICK = ("tree-lstm", "child-sum tree-lstm", "lattice-gru")
-WITHOUT_TWIN = ("transformer", "memory network", "soft alignment", "ctc")  # PyTorch differentiates an op of these once
-MAKES_ARRAYS = ("pointer network",)  # of what is given, by NumPy: refused
+WITHOUT_TWIN = ("transformer", "memory network", "soft alignment", "ctc")  # with ops that PyTorch differentiates once
+MAKES_ARRAYS = ("pointer network",)  # with NumPy, from their inputs, which is refused
 
 BACKENDS: tuple[Callable[[], Backend], ...] = (
     lambda: Reference(poison=True), lambda: Cpu(poison=True),
@@ -35,7 +35,7 @@ Losses = Callable[[Any], torch.Tensor]
 
 @dataclass(frozen=True)
 class Drawn:
-    """A model in float64, instances, and the twin: its parameters by the model's names, and its loss of an instance."""
+    """A float64 model, instances, and the twin: its parameters by the model's names, and its loss of an instance."""
 
     model: Any
     instances: list[Any]
@@ -76,7 +76,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def penalised(model: Any, parameters: list[ab.Parameter]) -> Callable[[Any], Any]:
-    """The loss with a penalty on its gradient."""
+    """Return the loss with a penalty on its gradient."""
 
     def loss(instance: Any) -> Any:
         value, gradients = ab.value_and_grad(model.loss, wrt=lambda instance: tuple(parameters))(instance)
@@ -86,7 +86,7 @@ def penalised(model: Any, parameters: list[ab.Parameter]) -> Callable[[Any], Any
 
 
 def by_twin(drawn: Drawn, names: list[str]) -> tuple[Any, dict[str, Any]]:
-    """The losses with penalties, and the gradients of their sum."""
+    """Return the twin's losses with penalties, and the gradients of their sum."""
     losses = []
     weights = [drawn.weights[name] for name in names]
     for instance in drawn.instances:
@@ -102,7 +102,7 @@ def by_twin(drawn: Drawn, names: list[str]) -> tuple[Any, dict[str, Any]]:
 
 
 def assert_close(found: Any, expected: Any, what: str, relative: float = 1e-9) -> None:
-    """Equal up to rounding, relative to the largest number."""
+    """Check equality up to rounding, relative to the largest expected number."""
     found, expected = np.asarray(found), np.asarray(expected)
     assert found.shape == expected.shape, what
     assert np.max(np.abs(found - expected), initial=0.0) <= relative * np.max(np.abs(expected), initial=1e-3), what
@@ -131,18 +131,18 @@ def test_penalties_on_gradients_of_parameters_are_the_twins(name: str) -> None:
 
 
 def holds_arrays(name: str) -> bool:
-    """Whether the instances of a model hold float arrays."""
+    """Return whether the instances of a model hold float arrays."""
     return any(Held(instance).arrays for instance in MODELS[name]().instances)
 
 
 def is_number(x: Any) -> bool:
-    """Whether this is a derivative."""
+    """Return whether x is a derivative."""
     return isinstance(x, (Symbol, np.ndarray, np.floating))
 
 
 @pytest.mark.slow
 def test_penalties_on_gradients_of_inputs_have_the_slope_of_central_differences() -> None:
-    """Of all models whose instances hold float arrays: the loss with a penalty, along a random direction."""
+    """Checks all models whose instances hold float arrays, along a random direction."""
     names = [name for name in MODELS if name not in MAKES_ARRAYS and holds_arrays(name)]
     assert len(names) > 5
     for name in names:

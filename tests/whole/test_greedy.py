@@ -1,4 +1,4 @@
-"""A greedy decoder of fixed length: words that cells choose are looked up by the next step, in one graph."""
+"""A greedy decoder of fixed length, whose cells choose words that the next step looks up, in one graph."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if shutil.which("g++") is not None:
 
 
 class Decoder(ab.Module):
-    """An LSTM whose next input is the word that it finds most likely, or draws."""
+    """An LSTM whose next input is its most likely word, or a word drawn from its distribution."""
 
     def __init__(self, draws: bool = False) -> None:
         rng = np.random.default_rng(0)
@@ -66,7 +66,7 @@ def draw_items() -> list[tuple[Any, int]]:
 
 
 def torch_decode(model: Decoder, items: list[tuple[Any, int]]) -> tuple[list[list[int]], Any, dict[str, Any]]:
-    """The words, the mean loss and the gradients, by torch's LSTM cell."""
+    """Return the words, the mean loss and the gradients, computed with torch's LSTM cell."""
     data = {name: torch.tensor(p.data, requires_grad=True) for name, p in model.parameters().items()}
     cell = torch.nn.LSTMCell(DIM, DIM, dtype=torch.float64)
     own = {name: data[f"lstm.{name}"] for name, _ in cell.named_parameters()}

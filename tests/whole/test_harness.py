@@ -1,4 +1,4 @@
-"""What experiments share: settings on the command line."""
+"""The shared harness of experiments: settings on the command line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def harness() -> Iterator[ModuleType]:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where its dataclasses look for it
+    sys.modules[spec.name] = module  # dataclasses look up their module here
     try:
         spec.loader.exec_module(module)
         yield module

@@ -1,4 +1,4 @@
-"""`import autobatch` is quick, and takes no name away. Which folder imports which is in `pyproject.toml`."""
+"""`import autobatch` is fast and replaces no name. `pyproject.toml` says which folder may import which."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_MODULES = 184
 
 
 def run_python(program: str, *args: str, cwd: Path) -> list[str]:
-    """Run a program in a fresh interpreter, away from the checkout; the words it printed."""
+    """Run a program in a new interpreter, outside the checkout; return the words that it prints."""
     done = subprocess.run([sys.executable, "-c", program, *args], cwd=cwd, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
@@ -27,7 +27,7 @@ def test_dir_lists_the_public_names() -> None:
 
 
 def test_import_autobatch_loads_little_and_no_heavy_module(tmp_path: Path) -> None:
-    """Few modules beside NumPy: a time would depend on the machine, what has to be loaded does not."""
+    """Counts modules, because times depend on the machine."""
     program = """
 import sys, numpy
 before = set(sys.modules)
@@ -40,7 +40,7 @@ print(len(set(sys.modules) - before), *(name for name in sys.argv[1:] if name in
 
 
 def test_no_module_loads_a_heavy_module_when_imported(tmp_path: Path) -> None:
-    """None but those that are for modules of PyTorch."""
+    """Except for the modules that are for PyTorch."""
     program = """
 import importlib, sys
 heavy = sys.argv[1].split(",")

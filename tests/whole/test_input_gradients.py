@@ -1,4 +1,4 @@
-"""Gradients of the float arrays of instances: equal to central differences and to torch's."""
+"""Gradients of the float arrays of instances equal central differences and torch's."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Sequence:
 
 
 class Tagger(ab.Module):
-    """An LSTM over frames; its state and the frames, some of them several times, go into the loss."""
+    """An LSTM over frames; the loss reads its state and the frames, some of them several times."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
@@ -66,7 +66,7 @@ def sequences(seed: int = 0, lengths: tuple[int, ...] = (1, 4, 2, 7)) -> list[Se
 
 
 def by_torch(model: Tagger, batch: list[Sequence], weights: Any) -> list[Sequence]:
-    """The gradients of a weighted sum of losses, by torch."""
+    """Return torch's gradients of a weighted sum of losses."""
     lstm = torch.nn.LSTMCell(3, 4, dtype=torch.float64)
     linear = torch.nn.Linear(4, 2, dtype=torch.float64)
     lstm.load_state_dict({name: torch.tensor(p.data) for name, p in model.lstm.parameters().items()})
@@ -116,7 +116,7 @@ def test_they_equal_torchs(backend: str, options: dict[str, Any]) -> None:
 
 
 def differences(loss: Any, batch: list[Any], array: Any, step: float = 1e-6) -> Any:
-    """The gradient of the mean loss with respect to an array that the batch holds, by central differences."""
+    """Return the gradient of the mean loss with respect to an array of the batch, by central differences."""
     found = np.zeros(array.shape)
     for index in np.ndindex(array.shape):
         ends = []
@@ -133,7 +133,7 @@ def differences(loss: Any, batch: list[Any], array: Any, step: float = 1e-6) -> 
 @pytest.mark.slow
 @each("backend", BACKENDS)
 def test_they_equal_central_differences(backend: str) -> None:
-    """With dropout, an aux result, an array in two places of an instance and in two instances, and one without use."""
+    """With dropout, an aux result, an unused array, and an array in two places of an instance and in two instances."""
     model, rng = Tagger(), np.random.default_rng(1)
     shared, unused, once = rng.standard_normal((2, 3)), rng.standard_normal(2), rng.standard_normal((3, 3))
     batch = [(shared, [shared, unused], 1), (once, [shared, unused], 0), (once[1:], [once[:2], unused], 1)]
@@ -164,7 +164,7 @@ def test_they_equal_central_differences(backend: str) -> None:
 @pytest.mark.slow
 @each("seed", range(8))
 def test_random_programs(seed: int) -> None:
-    """Arrays in structures of any kind, passed to cells or read outside: along a direction, and beside parameters."""
+    """With arrays in any structure, passed to cells or read outside; along a direction, and with parameters."""
     rng = np.random.default_rng(seed)
     model = draw_model(rng, smooth=True)
     batch = draw_instances(rng, model, 3)
@@ -189,7 +189,7 @@ def test_random_programs(seed: int) -> None:
 
 
 def test_arrays_have_gradients_of_their_own_type() -> None:
-    """A float32 model, without parameters, over arrays of three float types, one of them empty."""
+    """A float32 model without parameters, over arrays of three float types, one of them empty."""
     batch = [(np.ones(2, dtype), np.zeros((0, 2))) for dtype in (np.float16, np.float32, np.float64)]
     run = ab.batched(lambda pair: ab.sum(pair[0] * pair[0]) + ab.sum(pair[1]), backend="reference")
     value, grads, inputs = run.value_and_grad(batch, "sum", inputs=True)
@@ -211,7 +211,7 @@ def test_a_function_that_does_not_read_its_instance() -> None:
 
 @pytest.mark.slow
 def test_infinite_gradients_stay_where_the_loss_does_not_look() -> None:
-    """An aux result that is the logarithm of an input, 0, has no part in the gradient of the loss."""
+    """The logarithm of an input 0 is an aux result, which the gradient of the loss must ignore."""
     for backend in BACKENDS.values():
         run = ab.batched(lambda x: (ab.sum(x * x), ab.log(x)), backend=backend())
         assert run.value_and_grad([np.zeros(2), np.ones(2)], "sum", has_aux=True, inputs=True)[2][0].tolist() == [0, 0]
@@ -228,7 +228,7 @@ def test_several_threads_share_a_function() -> None:
 
 
 def test_nothing_changes_where_inputs_are_not_asked_for() -> None:
-    """The types, nodes and launches of a call are what they were before inputs were asked for."""
+    """A call has the same types, nodes and launches as without an earlier request for gradients of inputs."""
     model, batch = Tagger(), sequences()
     run, other = (ab.batched(model.loss, backend="reference") for _ in range(2))
     run.value_and_grad(batch, inputs=True)

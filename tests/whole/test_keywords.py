@@ -1,4 +1,4 @@
-"""A keyword that a function does not take: the error names the nearest one that it takes, for all that users call."""
+"""The error of an unknown keyword names the nearest valid one, for every public function."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OWN_WAY = {
 
 
 class Case(NamedTuple):
-    """A function, and a keyword that it takes."""
+    """A function, and one of its keywords."""
 
     name: str
     function: Callable[..., Any]
@@ -39,14 +39,14 @@ class Case(NamedTuple):
 
 
 def options_of(function: Any) -> list[str]:
-    """All arguments of a constructor; of a function those that have a default, or are given by keyword alone."""
+    """Return all arguments of a constructor, or the optional and keyword-only ones of a function."""
     found = inspect.signature(function).parameters.values()
     is_class = inspect.isclass(function)
     return [p.name for p in found if is_class or p.kind is p.KEYWORD_ONLY or p.default is not p.empty]
 
 
 def cases() -> Iterator[Case]:
-    """Each option of what users call: of all in the reference, and of all ops."""
+    """Yield each option of all functions in the reference, and of all ops."""
     called = {f"ab.{name}": op for name, op in public_ops().items()}
     for page in PAGES:
         for shown in names_in(page.read_text(encoding="utf-8")):

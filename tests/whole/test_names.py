@@ -1,4 +1,4 @@
-"""Names of the package: what a missing one says, and the command as a module."""
+"""Missing names of the package raise helpful errors, and the package runs as a module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The notebooks of the examples: short, small, and put out again what is written in them."""
+"""The example notebooks are short and small, and running them again gives the same output."""
 
 from __future__ import annotations
 

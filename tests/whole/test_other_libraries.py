@@ -1,4 +1,4 @@
-"""Data of other libraries: the functions of `docs/howto/data.md`, with the real packages where they are installed."""
+"""The functions of `docs/howto/data.md`, which convert data of other libraries, tested with these if installed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ AMR = "(w / want-01 :ARG0 (b / boy) :ARG1 (g / go-02 :ARG0 b))"
 
 
 def function(name: str) -> Any:
-    """A function that the page defines."""
+    """Return a function that the page defines."""
     (code,) = (found for found in re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
                if found.startswith(f"def {name}("))  # fmt: skip
     space: dict[str, Any] = {}
@@ -37,7 +37,7 @@ def function(name: str) -> Any:
 
 
 class Net(ab.Module):
-    """Sums over trees, DAGs and graphs, which show how nodes are joined."""
+    """Sums over trees, DAGs and graphs, which reveal how nodes are joined."""
 
     up = ab.fold(parents="parent", node="node", each=lambda state: state)
     nested = ab.fold("children", "node")
@@ -69,7 +69,7 @@ Net.states = lambda self, graph: function("states")(self, graph)  # type: ignore
 
 
 def run(way: str, instance: Any) -> Any:
-    """What a program makes of an instance, batched."""
+    """Return the batched result of a program on one instance."""
     model = Net()
     (found,) = ab.batched(getattr(model, way), backend="reference")([instance])
     return np.array(found).tolist()

@@ -1,7 +1,7 @@
-"""What installs is what lies in the checkout.
+"""The archives contain the whole checkout, and work.
 
-The editable install finds every folder, also one that the archives leave out. So both are built without network, from a
-copy, compared file by file, and the wheel is imported away from the checkout.
+An editable install finds every folder, even one that the archives lack. So both archives are built without network from
+a copy, compared file by file, and the wheel is imported outside the checkout.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from checkout import PACKAGE, ROOT, module_files
 from helpers.runs.copies import BESIDE_THE_PACKAGE, NATIVE, copy_checkout
 from make_dist import build, check_metadata, check_same, run
 
-# Imports everything from `home` and loads the console script. Where a package is missing there, the editable
-# install would lend its own: a module from another place is an error too.
+# Imports everything from `home` and loads the console script. If a package is missing there, the editable install would
+# provide it, so a module from another place is an error too.
 IMPORT_ALL = """
 import importlib, importlib.metadata, sys
 home, *names = sys.argv[1:]
@@ -54,14 +54,14 @@ NEEDS_A_COMPILER = "needs a C++ compiler: pip install '.[wheels]' brings one"
 
 
 def files_of(folder: Path) -> set[str]:
-    """The files in a folder of the checkout, without what was built."""
+    """Return the files in a folder of the checkout, except built ones."""
     paths = (path for path in folder.rglob("*") if path.is_file() and path.parent.name != "__pycache__")
     return {path.relative_to(ROOT).as_posix() for path in paths if path.suffix not in (".pyd", ".so")}
 
 
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """An sdist, and the wheel that was built from it."""
+    """Build an sdist, and a wheel from it."""
     if not build_backend.has_compiler() and find_spec("ziglang") is None:
         pytest.skip(NEEDS_A_COMPILER)
     place = tmp_path_factory.mktemp("archives")
@@ -70,7 +70,7 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def home(archives: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the wheel is installed, away from the checkout."""
+    """Install the wheel into a folder outside the checkout; return it."""
     place = tmp_path_factory.mktemp("site")
     run(sys.executable, "-m", "pip", "install", "--no-deps", "--target", place, archives[1], cwd=place)
     return place
@@ -78,7 +78,7 @@ def home(archives: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="module")
 def installed(home: Path) -> Distribution:
-    """What the wheel says about itself."""
+    """Return the metadata of the wheel."""
     (found,) = distributions(path=[str(home)])
     return found
 
@@ -142,7 +142,7 @@ def test_the_wheel_has_no_device_of_tests(home: Path, tmp_path: Path, monkeypatc
 def test_the_wheel_works_with_what_it_requires_and_nothing_else(
     archives: tuple[Path, Path], installed: Distribution, tmp_path: Path
 ) -> None:
-    """In an environment of its own, to which the packages that it requires are lent by links."""
+    """Runs in a new environment, with links to the packages that the wheel requires."""
     venv.create(tmp_path / "environment", with_pip=False)
     python = venv.EnvBuilder().ensure_directories(tmp_path / "environment").env_exe
     places = {"base": str(tmp_path / "environment"), "platbase": str(tmp_path / "environment")}
@@ -157,7 +157,7 @@ def test_the_wheel_works_with_what_it_requires_and_nothing_else(
 
 
 def required_by(wanting: Distribution) -> list[Distribution]:
-    """The distributions that one requires where it is asked for no extra, and those that these require."""
+    """Return the distributions that one requires without extras, and their requirements in turn."""
     found: dict[str, Distribution] = {}
     waiting = [wanting]
     while waiting:

@@ -1,4 +1,4 @@
-"""Random programs, batched in every way, give what they give one instance at a time: outputs and gradients."""
+"""Random programs give the same outputs and gradients batched in every way as one instance at a time."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ WAYS = [
 
 @dataclass
 class Workload:
-    """A random model, instances, and what they give one at a time.
+    """A random model, instances, and their results one at a time.
 
     Attributes:
-        batched: gives `RandomModel.everything`, on a buffer full of NaN.
+        batched: `RandomModel.everything`, on a buffer full of NaN.
         weights: factors of the losses.
-        eager: what `everything` gives for each instance.
-        grads: of the weighted losses, from one batch per instance and node, without rewrites.
+        eager: the result of `everything` for each instance.
+        grads: of the weighted losses, with one batch per instance and node, without rewrites.
     """
 
     model: RandomModel
@@ -50,7 +50,7 @@ class Workload:
 
 @lru_cache(maxsize=1)
 def draw_workload(seed: int) -> Workload:
-    """Draw a model, every second one smooth, and instances; compute them one at a time."""
+    """Draw a model (smooth for even seeds) and instances; compute them one at a time."""
     rng = np.random.default_rng(seed)
     model = draw_model(rng, smooth=seed % 2 == 0)
     instances = draw_instances(rng, model, n=6)
@@ -65,7 +65,7 @@ def draw_workload(seed: int) -> Workload:
 
 
 def assert_close(found: Any, expected: Any, what: str = "") -> None:
-    """Within 1e-10 of the largest expected number, or of what rounding leaves where large ones cancel."""
+    """Check float64 equality within 1e-10 of the largest expected number, or within 1e-13 if all are tiny."""
     found, expected = np.asarray(found), np.asarray(expected)
     assert found.shape == expected.shape, what
     assert found.dtype == np.float64, what
@@ -102,7 +102,7 @@ def test_gradients_are_slopes(seed: int) -> None:
 def test_single_precision_is_double_precision_rounded(seed: int) -> None:
     work = draw_workload(seed)
     loss = ab.batched(work.model.loss, backend=Reference(poison=True))
-    work.model.astype("float32")  # exact, for parameters are drawn in it
+    work.model.astype("float32")  # exact, because parameters are drawn in float32
     value, grads = loss.value_and_grad(work.instances, reduce=work.weights)
     work.model.astype("float64")
     expected = work.weights @ [float(eager[0]) for eager in work.eager]
@@ -117,7 +117,7 @@ def test_single_precision_is_double_precision_rounded(seed: int) -> None:
 @pytest.mark.cases(2, 16)
 @pytest.mark.parametrize("seed", range(0, N_SEEDS, 4))
 def test_recorded_graphs_are_the_instances(seed: int) -> None:
-    """Recorded at once or one by one, merged in any order, some twice, and after the parameters have changed."""
+    """Recorded together or one by one, merged in any order and with repeats, and after a change of parameters."""
     work = draw_workload(seed)
     loss = ab.batched(work.model.everything, backend=Reference(poison=True), rewrites=())
     graphs = loss.record_all(work.instances)
@@ -160,7 +160,7 @@ def test_the_draws_have_all_that_programs_can_have() -> None:
 
 
 def note_graph(seen: Counter[str], graph: ab.Graph) -> None:
-    """Count what instances have."""
+    """Count features of instances."""
     sizes, n_readers = np.diff(graph.instance_ptr), np.bincount(graph.edge_src, minlength=graph.n_nodes)
     seen["single node"] += int(np.count_nonzero(sizes == 1))
     seen["over 40 nodes"] += int(np.count_nonzero(sizes > 40))
@@ -172,7 +172,7 @@ def note_graph(seen: Counter[str], graph: ab.Graph) -> None:
 
 
 def note_types(seen: Counter[str], types: Any) -> None:
-    """Count what cells have."""
+    """Count features of cells."""
     owners: Counter[int] = Counter()
     for node_type in types:
         program = node_type.program

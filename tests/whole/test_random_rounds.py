@@ -1,4 +1,4 @@
-"""Random async programs give in mini-batches what they give alone, in every way in which they can be run."""
+"""Random async programs have the same results in mini-batches, run in every way, as alone."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def drawn(n: int, **options: Any) -> Callable[[Callable[[list[Instance]], None]]
 
 @cache
 def batched(backend: str, name: str = "everything", **options: Any) -> ab.Batched:
-    """The function that all tests call, so that its log, tables and memory are used again and again."""
+    """Return the function that all tests call, so that they reuse its log, tables and memory."""
     return ab.batched(getattr(MODEL, name), backend=BACKENDS[backend](), seed=SEED, **options)
 
 
 def eager(instances: Sequence[Instance]) -> list[Any]:
-    """What each instance gives alone, or raises."""
+    """Return the result of each instance alone, or its error."""
     found = list[Any]()
     for key, instance in enumerate(instances):
         with ab.randomness(SEED, 0, key):
@@ -65,7 +65,7 @@ def leaves(x: Any) -> list[Any]:
 
 
 def assert_same(found: Any, expected: Any) -> None:
-    """Equal to rounding, in structure and kind of number."""
+    """Check equality up to rounding, of structure and kinds of numbers."""
     if isinstance(expected, Boom):
         assert isinstance(found, Boom)
         return
@@ -76,7 +76,7 @@ def assert_same(found: Any, expected: Any) -> None:
 
 
 def compare(run: ab.Batched, instances: Sequence[Any], expected: Sequence[Any]) -> None:
-    """Compare a mini-batch with its instances alone."""
+    """Compare a mini-batch with its instances run alone."""
     run.step = 0
     stacked = run(instances)
     found = stacked if isinstance(stacked, list) else zip(*stacked, strict=True)
@@ -85,7 +85,7 @@ def compare(run: ab.Batched, instances: Sequence[Any], expected: Sequence[Any]) 
 
 
 def check_values(instances: list[Instance]) -> None:
-    """On all backends, in as many rounds as the longest instance waits, and by all policies."""
+    """Run on all backends, in at most as many rounds as the longest instance waits, and by all policies."""
     expected = eager(instances)
     depth = max(MODEL.depths[x.number] for x in instances)
     for name in BACKENDS:
@@ -100,7 +100,7 @@ def check_values(instances: list[Instance]) -> None:
 
 
 def check_sizes(instances: list[Instance]) -> None:
-    """Mini-batches of any size, recorded ones, and those that run in parts; no node runs that was not asked for."""
+    """Compare mini-batches of all sizes, recorded ones, and ones that run in parts; only requested nodes run."""
     run = batched("cpu", rewrites=())
     expected = eager(instances)
     compare(run, instances, expected)
@@ -116,7 +116,7 @@ def check_sizes(instances: list[Instance]) -> None:
 
 
 def with_little_memory(run: ab.Batched, graphs: Sequence[Graph], training: bool, call: Callable[[], Any]) -> Any:
-    """Call with as many bytes as some instances need together; a round keeps values, so that it may need more."""
+    """Call with 2, 4 or 8 times the memory of the largest instance: rounds keep values, so they may need more."""
     needed = max(run.prepare([graph], training).whole_bytes for graph in graphs)
     try:
         for times in (2, 4, 8):
@@ -131,7 +131,7 @@ def with_little_memory(run: ab.Batched, graphs: Sequence[Graph], training: bool,
 
 
 def check_errors(instances: list[Instance]) -> None:
-    """The error of an instance is returned in its place, or raised with its name."""
+    """Check that the error of an instance is returned in its place, or raised with its name."""
     expected = eager(instances)
     for name in BACKENDS:
         compare(batched(name, on_error="return"), instances, expected)
@@ -146,14 +146,14 @@ def check_errors(instances: list[Instance]) -> None:
 
 
 def gradients(run: ab.Batched, instances: Sequence[Any], weights: Any) -> tuple[float, dict[str, Any]]:
-    """The weighted loss and its gradients, as arrays of their own."""
+    """Return the weighted loss and copies of its gradients."""
     run.step = 0
     value, grads = run.value_and_grad(instances, reduce=weights)
     return float(value), {name: np.array(grad) for name, grad in grads.items()}
 
 
 def slope(instances: Sequence[Instance], weights: Any, along: dict[str, Any], size: float = 1e-5) -> float:
-    """The central difference of the eager loss, in which programs get the values that they got before."""
+    """Return the central difference of the eager loss, with the values that programs awaited before."""
     parameters = MODEL.parameters()
     start = {name: parameter.data.copy() for name, parameter in parameters.items()}
     losses = list[float]()
@@ -171,7 +171,7 @@ def slope(instances: Sequence[Instance], weights: Any, along: dict[str, Any], si
 
 
 def check_gradients(instances: list[Instance]) -> None:
-    """Backends agree, also with the graphs that hold the decisions and in little memory; slopes are central ones."""
+    """Compare gradients of all backends, of recorded graphs and with little memory; check slopes."""
     weights = np.random.default_rng(len(instances)).uniform(0.5, 2.0, len(instances))
     expected = weights @ [float(total) for total, _ in eager(instances)]
     found = {name: gradients(batched(name, "loss"), instances, weights) for name in BACKENDS}
@@ -191,7 +191,7 @@ def check_gradients(instances: list[Instance]) -> None:
 
 
 def check_threads(instances: list[Instance]) -> None:
-    """Two threads call one function at once, with other mini-batches."""
+    """Call one function from two threads at once, with different mini-batches."""
     run, failed = batched("cpu"), list[BaseException]()
     both = [(some, eager(some)) for some in (instances, instances[::-1])]
 

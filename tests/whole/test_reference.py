@@ -1,4 +1,4 @@
-"""The reference says what the package says, of every public name and of every argument."""
+"""The reference describes every public name and every argument, as the package does."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CODE = re.compile(r"`[^`]+`")
 
 @each("page", PAGES)
 def test_a_page_says_what_the_package_says(page: Path) -> None:
-    """The pages are written by a tool, which a change to a signature or a docstring asks for."""
+    """A tool writes the pages; run it again after changing a signature or a docstring."""
     same = page.read_text(encoding="utf-8") == renew(page)
     assert same, f"{page.relative_to(ROOT)} is not up to date; write it anew: python tools/reference.py"
 
@@ -52,7 +52,7 @@ def test_a_heading_is_the_name_that_users_write(shown: Name) -> None:
 
 
 def test_every_argument_is_documented() -> None:
-    """In the list of arguments, or by name in code; those of ops, which are letters, anywhere in the docstring."""
+    """In a list of arguments, or by name in code; arguments of ops, which are letters, anywhere in the docstring."""
     missing = [
         f"{path}({name}=)"
         for shown in SHOWN
@@ -70,7 +70,7 @@ def test_every_argument_is_documented() -> None:
 
 
 def is_documented(name: str, doc: str) -> bool:
-    """Whether a docstring has an entry for a name, or names it in code."""
+    """Return whether a docstring has an entry for a name, or mentions it in code."""
     entry = rf"^ +(?:\*{{0,2}}\w+, )*\*{{0,2}}{name}(?:, \*{{0,2}}\w+)*: "
     return bool(re.search(entry, doc, re.MULTILINE)) or any(re.search(rf"\b{name}\b", x) for x in CODE.findall(doc))
 

@@ -1,4 +1,4 @@
-"""What went wrong elsewhere, or once here, and stays right: DyNet's bugs with batching, and silent wrong answers."""
+"""Regression tests: DyNet's bugs with batching, and results that were silently wrong here."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def draw_batch(rng: np.random.Generator, size: int, n_leaves: int = 6) -> list[A
 
 
 def batch(model: ab.Module, function: Callable[[Any], Any], **options: Any) -> ab.Batched:
-    """Batched on a buffer that is full of NaN wherever nothing was written."""
+    """Return the batched function, on a buffer that is NaN wherever nothing has been written."""
     return ab.batched(function, module=model, backend=Reference(poison=True), **options)
 
 
@@ -107,7 +107,7 @@ def test_a_shared_value_that_is_not_the_first_of_its_batch(policy: str) -> None:
 
 @pytest.mark.usefixtures("_checked")
 def test_values_right_after_the_buffer_grew() -> None:
-    """Small, large, larger, small again: each equal to eager; and what earlier calls returned stays as it was."""
+    """Small, large, larger and small batches equal eager results; earlier results stay unchanged."""
     model, rng = Trees(), np.random.default_rng(1)
     loss = batch(model, model.loss)
     handed_out, copies, grown = [], [], []
@@ -131,7 +131,7 @@ def test_values_right_after_the_buffer_grew() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("n_batches", [100, 500, 5000])
 def test_thousands_of_mini_batches_without_growth(n_batches: int) -> None:
-    """Recorded afresh each time, by a function with a recursive closure, which only the garbage collector frees."""
+    """Recorded each time by a function with a recursive closure, which only the garbage collector frees."""
     model, rng = Trees(), np.random.default_rng(2)
     loss = ab.batched(model.loss)
     batches = [draw_batch(rng, 32) for _ in range(10)]
@@ -160,7 +160,7 @@ def test_thousands_of_mini_batches_without_growth(n_batches: int) -> None:
 @each("policy", POLICIES)
 @each("rewrites", [(), PASSES])
 def test_no_nan_that_the_loss_does_not_depend_on(policy: str, rewrites: tuple[str, ...]) -> None:
-    """Nodes of one type, some with a finite result that the loss reads, some with NaN or infinity that it does not."""
+    """Some nodes of a type have finite results that the loss reads, others NaN or infinity that it does not read."""
     model = Trees()
     model.table.data = np.array([[1.0] * DIM, [-1.0] * DIM, [0.0] * DIM, [2.0] * DIM, [3.0] * DIM])
 
@@ -181,12 +181,12 @@ def test_no_nan_that_the_loss_does_not_depend_on(policy: str, rewrites: tuple[st
     assert np.isfinite(alone["table"]).all()
 
 
-# Silent wrong answers that the random programs found here, and relatives of theirs.
+# Results that were silently wrong in random programs here, and variants of them.
 
 
 @ab.cell
 def weighed(first: Any, values: Any, pair: Any) -> Any:
-    """Sums of two lists, either of which may be empty, and a pair after them."""
+    """Return sums of two lists, either of which may be empty, and of a pair after them."""
     return ab.sum_n(first, shape=(2,)) + ab.mean_n(values, shape=(2,)) * pair[0] - pair[1]
 
 
@@ -205,7 +205,7 @@ def test_an_empty_list_does_not_shift_the_arguments_after_it(lengths: tuple[int,
 
 @pytest.mark.usefixtures("_checked")
 def test_a_sum_with_a_number_is_no_sum_of_one_value() -> None:
-    """The forward rewrite passes a sum of one value; a sum of a value and a number is none."""
+    """The forward rewrite removes a sum of one value, but not a sum of a value and a number."""
     model = Trees()
 
     def run(word: int) -> Any:
@@ -220,7 +220,7 @@ def test_a_sum_with_a_number_is_no_sum_of_one_value() -> None:
 @each("dtype", ["float32", "float64"])
 @each("op", [op for op in OPS.values() if op.scalar is not None])
 def test_kernels_on_columns_of_wide_rows(op: Op, dtype: str) -> None:
-    """np.negative of NumPy 2.4.6 skips elements at some strides; saved values lie at any."""
+    """np.negative of NumPy 2.4.6 skips elements at some strides; saved values may have any stride."""
     for width in range(1, 20):
         columns = [np.full((5, width), np.nan, dtype)[:, width // 2] for _ in op.names]
         for k, column in enumerate(columns):
@@ -312,7 +312,7 @@ def test_training_more_or_fewer_parameters_than_before() -> None:
 
 @pytest.mark.parametrize("part", ["handle", "inner tuple", "value", "copy"])
 def test_a_part_of_a_value_that_is_kept_is_never_taken_for_another(part: str) -> None:
-    """A value of an earlier recording is refused, though calls of each recording have the same numbers."""
+    """A value of an earlier recording is refused, although the calls of each recording have the same numbers."""
     model = Trees()
 
     def run(n: int) -> Any:
@@ -354,7 +354,7 @@ def test_an_instance_keeps_its_result_when_many_follow() -> None:
 
 
 def test_ops_are_arguments_of_cells() -> None:
-    """Two ops whose expressions differ in the numbers of their arguments only are two types, and no data."""
+    """Ops whose expressions differ only in the numbers of their arguments are two types, not data."""
 
     @ab.cell
     def choose(op: Any, x: Any, y: Any) -> Any:
@@ -366,7 +366,7 @@ def test_ops_are_arguments_of_cells() -> None:
 
 
 class Noisy(ab.Module):
-    """A cell whose product has matrices per node, and weights that all nodes share."""
+    """A cell whose product has a matrix per node, and weights that all nodes share."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)

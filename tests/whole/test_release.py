@@ -1,4 +1,4 @@
-"""A release says what it is called, which version it is, and what it offers, in the same words everywhere."""
+"""A release has the same name, version and contents in all files that mention them."""
 
 from __future__ import annotations
 

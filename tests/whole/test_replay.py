@@ -1,4 +1,4 @@
-"""A case that fails is run again and made small: `tools/fuzz.py --replay`."""
+"""`tools/fuzz.py --replay` reruns a failing case and shrinks it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECONDS = 60.0
 
 
 def wrong_in_batches(patch: pytest.MonkeyPatch, op_name: str) -> None:
-    """An interpreted op is wrong in all rows but the first."""
+    """Make an interpreted op wrong in all rows but the first."""
 
     def wrong(op: Any, xp: Any, arrays: list[Any], out: Any, static: dict[str, Any]) -> None:
         run_kernel(op, xp, arrays, out, static)
@@ -31,7 +31,7 @@ def wrong_in_batches(patch: pytest.MonkeyPatch, op_name: str) -> None:
 
 
 def fails_on(patch: pytest.MonkeyPatch, op_name: str) -> None:
-    """An interpreted op fails in batches of more than one node."""
+    """Make an interpreted op fail in batches of more than one node."""
 
     def fail(op: Any, xp: Any, arrays: list[Any], out: Any, static: dict[str, Any]) -> None:
         if op.name == op_name and len(out) > 1:
@@ -42,7 +42,7 @@ def fails_on(patch: pytest.MonkeyPatch, op_name: str) -> None:
 
 
 def write(path: Path, training: bool = False) -> Path:
-    """Write a case of Tree-LSTMs of some dozens of nodes."""
+    """Write a case of Tree-LSTMs with dozens of nodes."""
     model, instances = CASES[0].draw(seed=5, n_instances=4, dim=4)
     loss = ab.batched(model.loss, policy="score+both+compact", backend="reference")
     ab.testing.dump(loss, instances, path, training=training)

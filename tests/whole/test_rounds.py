@@ -1,4 +1,4 @@
-"""Async programs in mini-batches, case by case: what they give, and what it costs."""
+"""Async programs in mini-batches, case by case: results and costs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_values_that_are_not_awaited_are_held_back_and_run_together() -> None:
 
     run = batched(program, module=model, rewrites=())
     run(items(4, 2))
-    assert [r.batches for r in last(run).per_round] == [3, 3, 3, 3]  # data or what was kept; turns; totals
+    assert [r.batches for r in last(run).per_round] == [3, 3, 3, 3]  # data or kept values; turns; totals
     assert last(run).nodes == 2 + 6 + 6 + 6 + 2
     assert last(run).batches - sum(r.batches for r in last(run).per_round) == 3  # kept states; norms; sums
 
@@ -228,7 +228,7 @@ def test_training_in_little_memory_runs_in_parts_once_the_rounds_are_over() -> N
             np.testing.assert_allclose(found_grads["turning"], grads["turning"], rtol=1e-12)
             assert taken(run) == 0
         pool: Any = run.backend.pool  # type: ignore[attr-defined]
-        assert max(pool.before) == 0  # no run beside another
+        assert max(pool.before) == 0  # runs do not overlap
         np.testing.assert_allclose(run(given), [ab.eager(model.loop, item) for item in given], rtol=1e-12)
 
 

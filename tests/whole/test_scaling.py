@@ -1,4 +1,4 @@
-"""The model of a step of several processes, shares, and the experiments that measure both."""
+"""The model of a step with several processes, shares, and the experiments that measure both."""
 
 from __future__ import annotations
 

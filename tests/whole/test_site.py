@@ -1,4 +1,4 @@
-"""The site: it is built without a warning, its search finds names, and links in prose lead to them."""
+"""The site builds without warnings, its search finds names, and names in prose are links."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ASK = ROOT / "tests" / "helpers" / "ask_search.js"
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built."""
+    """Build the site."""
     if find_spec("mkdocs") is None:
         pytest.skip("MkDocs is not installed: pip install '.[docs]'")
     place = tmp_path_factory.mktemp("site")
@@ -31,7 +31,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ask(site: Path, queries: list[str]) -> dict[str, list[list[str]]]:
-    """Ask the search, which runs in the browser, in Node.js: the sections that each query finds, page by page."""
+    """Run the browser's search in Node.js; return the sections that each query finds, by page."""
     if shutil.which("node") is None:
         pytest.skip("Node.js is not installed")
     command = ("node", str(ASK), str(site))
@@ -40,7 +40,7 @@ def ask(site: Path, queries: list[str]) -> dict[str, list[list[str]]]:
 
 
 def read(site: Path, address: str) -> str:
-    """The page of an address, which has the anchor."""
+    """Return the page at an address; the anchor must exist."""
     page, _, anchor = address.partition("#")
     text = (site / page).read_text(encoding="utf-8")
     assert not anchor or f'id="{anchor}"' in text

@@ -1,7 +1,7 @@
-"""The suite on other processors: what is computed is right for other code targets, and with other routines of OpenBLAS.
+"""Tests of compiled code and matrix products, for other code targets and with other routines of OpenBLAS.
 
-Each target is a process of its own with caches of its own, which runs the tests of what is compiled and multiplied.
-What this processor cannot run is skipped; `compiler/test_kernels.py` compiles for processors that are not here.
+Each target has its own process and caches. Targets that this processor cannot run are skipped;
+`compiler/test_kernels.py` compiles for other processors.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MULTIPLIED = (
 
 @dataclass(frozen=True)
 class Target:
-    """A processor to pretend: its environment, what this one needs to run its code, and the tests to run."""
+    """A simulated processor: its environment, the required features of this one, and the tests to run."""
 
     environment: dict[str, str]
     needs: frozenset[str]
@@ -38,7 +38,7 @@ class Target:
 
 
 def code_for(processor: str, *needs: str) -> Target:
-    """A code target by LLVM's name: its own instructions, and not those of the processor that is here."""
+    """Return a code target by LLVM's name, with its own instructions instead of this processor's."""
     environment = {"AUTOBATCH_CPU": processor}
     if "avx512f" not in needs:
         environment["AUTOBATCH_DISABLE_CPU_FEATURES"] = "avx512" if "avx2" in needs else "avx2"
@@ -46,7 +46,7 @@ def code_for(processor: str, *needs: str) -> Target:
 
 
 def routines_for(core: str, *needs: str) -> Target:
-    """The routines that OpenBLAS has for a processor."""
+    """Return a target with the routines of OpenBLAS for a processor."""
     return Target({"OPENBLAS_CORETYPE": core}, frozenset(needs), MULTIPLIED)
 
 

@@ -1,4 +1,4 @@
-"""Errors that users cause: their own lines stay in the traceback, those of autobatch go, and the message says where."""
+"""Tracebacks of user errors keep the user's lines without autobatch's own, and messages name the line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OWN = str(Path(ab.__file__).parent)
 
 
 class Net(ab.Module):
-    """A cell that adds values of different shapes, where x has another length than 3."""
+    """A cell that adds values of different shapes, unless x has length 3."""
 
     def __init__(self) -> None:
         self.linear = ab.Linear(3, 3, rng=np.random.default_rng(0))
@@ -42,7 +42,7 @@ class Net(ab.Module):
 
 
 class TorchNet(torch.nn.Module):
-    """The same in torch."""
+    """The same cell in torch."""
 
     @abt.cell
     def step(self, h: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -111,7 +111,7 @@ def test_errors_from_inside_keep_all_frames(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class TooSmall(ab.ShapeError):
-    """An error of the user's own, which holds more than a message."""
+    """A user-defined error with attributes."""
 
     def __init__(self, size: int, least: int) -> None:
         super().__init__(f"{size} is less than {least}")

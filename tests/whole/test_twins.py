@@ -1,6 +1,6 @@
-"""Every model: batched against eager, against its PyTorch twin, and learning; on the backend that compiles cells.
+"""Every model, compiled: batched results equal eager ones and those of the PyTorch twin, and training works.
 
-The models of `MORE` are slow here: `test_every_way.py` compares them with their twins uncompiled.
+The models of `MORE` are slow here, because `test_every_way.py` compares them with their twins uncompiled.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ every_policy = each("policy", POLICIES)
 
 
 def relative(found: Any, expected: Any) -> float:
-    """The largest difference, relative to the largest expected number; as it is where zeros are expected."""
+    """Return the largest difference, relative to the largest expected number unless that is zero."""
     found, expected = np.asarray(found), np.asarray(expected)
     assert found.shape == expected.shape
     return float(np.max(np.abs(found - expected)) / (np.max(np.abs(expected)) or 1.0))
@@ -93,7 +93,7 @@ def test_scores_are_the_twins(case: Case, policy: str) -> None:
 @pytest.mark.cases(1)
 @deciding_case
 def test_decisions_are_the_twins(case: Case) -> None:
-    """After some steps of training, so that decisions differ from instance to instance; eagerly and in rounds."""
+    """After some training steps, so that decisions differ between instances; eagerly and in rounds."""
     model, instances = case.draw(0, n_instances=12, dim=8)
     train(model, instances, n_steps=20)
     twin, spec = case.make_twin(model.state_dict()), find_model(case.model)

@@ -1,8 +1,8 @@
-"""Wrong arguments of every public name end in one sentence, and never in an error of Python or NumPy from inside.
+"""Wrong arguments of every public name raise an error of one sentence, never an internal error of Python or NumPy.
 
-The calls are generated: for each parameter of each public function, constructor and documented method, values of many
-kinds, with all other arguments right. What an annotation does not admit must be refused; what it admits may be used or
-refused, in a sentence.
+The calls are generated: each parameter of each public function, constructor and documented method receives values of
+many kinds, with valid values for all other arguments. Values that an annotation does not admit must be refused; the
+others may be used, or refused in a sentence.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def square(x: Any) -> Any:
 
 
 class Object:
-    """Of a class that nothing knows."""
+    """An object of an unknown class."""
 
     def __repr__(self) -> str:
         return "<Object>"
@@ -75,7 +75,7 @@ ADMITTED = {
     "Array": {"an array"}, "Hashable": {"a text", "a dict"}, "Sized": {"an empty list"}, "T": {*WRONG}, "M": set(),
     "Direction": set(), "Function": {"a text", "a class"}, "Value": {*WRONG}, "Values": {*WRONG}, "Shapes": {*WRONG},
 }  # fmt: skip
-"""By a word of an annotation, the wrong values that a function may take for all that the annotation says."""
+"""Wrong values that a function may accept although the annotation excludes them, by a word of the annotation."""
 NO_CALLS = {
     "autobatch.policies.Weights", "autobatch.policies.Frontier", "autobatch.policies.Schedule",
     "autobatch.schedule.Schedule", "autobatch.serving.Counts", "autobatch.graph.Graph", "autobatch.Graph",
@@ -85,11 +85,11 @@ NO_CALLS = {
     "autobatch.policies.Deep", "autobatch.optim.Optimizer", "autobatch.optim.LearningRate",
     "autobatch.graph.NamedTypes",
 }  # fmt: skip
-"""Records and results that the library makes, and abstract classes."""
+"""Records and results that the library creates, and abstract classes."""
 
 
 FACTORS = {"alpha", "slope", "scale", "eps"}
-"""Factors in arithmetic: a bool, NaN or an array is a number there as anywhere else."""
+"""Factors in arithmetic: a bool, NaN or an array counts as a number there, as elsewhere."""
 OF_THE_USER = {
     *((f"autobatch.{name}", "function", "a class") for name in ("hvp", "jvp", "vjp", "testing.check_batched")),
     *((f"autobatch.{name}", "wrt", "a class") for name in ("hvp", "jvp", "vjp")), ("autobatch.vjp", "wrt", "None"),
@@ -98,19 +98,17 @@ OF_THE_USER = {
     ("autobatch.distributed.shares", "bucket_by", "a class"), ("autobatch.distributed.shares", "cost", "a class"),
     ("autobatch.policies.env.episodes", "loss", "a class"), ("autobatch.eager", "function", "a class"),
 }  # fmt: skip
-"""What the caller's own function or class raises passes through, and Python's error of a missing argument."""
+"""Errors of the caller's own function or class, and Python's error of a missing argument, pass through."""
 
 
 class Call(NamedTuple):
-    """A parameter of a public callable."""
-
     name: str
     parameter: str
 
 
 @cache
 def callables() -> dict[str, Any]:
-    """The public functions and classes, and the documented methods, by name."""
+    """Return the public functions and classes, and the documented methods, by name."""
     lines = (ROOT / "docs" / "public_names.txt").read_text(encoding="utf-8").split("\n")
     found: dict[str, Any] = {}
     for name in (line for line in lines if re.fullmatch(r"autobatch\.[\w.]+", line)):
@@ -143,7 +141,7 @@ def gradients() -> Any:
 
 
 def right(folder: Path) -> dict[str, Callable[[], Any]]:
-    """Right arguments by the name of a parameter, or of a callable and its parameter."""
+    """Return valid arguments by the name of a parameter, or of a callable and its parameter."""
     return {
         "x": lambda: np.ones((2, 2)), "y": lambda: np.ones((2, 2)), "n_in": lambda: 3, "n_out": lambda: 3,
         "n_hidden": lambda: 3, "rng": lambda: np.random.default_rng(0), "bias": lambda: np.ones(2), "dim": lambda: 3,
@@ -196,7 +194,7 @@ def words_of(function: Any, parameter: str) -> set[str]:
 
 
 def run(function: Any, name: str, arguments: dict[str, Any]) -> None:
-    """Call it, and go through or into what it gives where it does nothing before."""
+    """Call a function; run or enter its result if the work happens only then."""
     owner = name.rpartition(".")[0]
     args = [OWNERS[owner]()] if owner in OWNERS else []
     kinds = inspect.signature(function).parameters
@@ -214,7 +212,7 @@ def run(function: Any, name: str, arguments: dict[str, Any]) -> None:
 
 
 class Rest(ab.Module):
-    """A model with calls of what the table of names does not reach: methods of parts, `*args`, `**options`."""
+    """A model for calls outside the table of names: methods of parts, `*args`, `**options`."""
 
     def __init__(self) -> None:
         self.linear = ab.Linear(3, 3, rng=np.random.default_rng(0))
@@ -277,7 +275,7 @@ IN_CELLS = (
 
 @each("name", IN_CELLS)
 def test_inside_cells_they_do(name: str, tmp_path: Path) -> None:
-    """The options of ops, of a value that is traced."""
+    """Passes wrong options to ops on a traced value."""
     function, own = getattr(ab, name), right(tmp_path)
     parameters = needed(function)
     first = next(iter(parameters))
@@ -331,7 +329,7 @@ def test_wrong_arguments_of_every_name_do(call: Call, tmp_path: Path, monkeypatc
 
 
 def check(call: Call, tmp_path: Path) -> None:
-    """Call it with each wrong value in the place of one argument."""
+    """Call a function with each wrong value for one argument."""
     function, own = callables()[call.name], right(tmp_path)
     parameters = needed(function)
 
@@ -342,15 +340,15 @@ def check(call: Call, tmp_path: Path) -> None:
     admitted = {"True", "nan", "an array"} if call.parameter in FACTORS else set()
     admitted = admitted.union(*(ADMITTED.get(word, set()) for word in words))
     if call.name == "autobatch.randomness" and call.parameter in ("seed", "key", "step"):
-        admitted = {*admitted, "True", "an array"}  # ints of any make; keys may be an array of one for each row
+        admitted = {*admitted, "True", "an array"}  # ints of any type; keys may be an array of one per row
     if call.name == "autobatch.optim.schedules.PlateauRate.step":
-        admitted = {*admitted, "nan"}  # a measure that is worse than any
+        admitted = {*admitted, "nan"}  # a metric that is worse than any other
     told = list[str]()
     for shown, make in WRONG.items():
         arguments = {n: given(n) for n, p in parameters.items() if p.default is p.empty or n == call.parameter}
         arguments[call.parameter] = make()
         try:
-            with np.errstate(all="ignore"):  # of numbers, such as 1 / 0
+            with np.errstate(all="ignore"):  # for numbers such as 1 / 0
                 run(function, call.name, arguments)
         except ab.AutobatchError as error:
             told.append(str(error))
@@ -364,7 +362,7 @@ def check(call: Call, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="this Python has no type aliases")
 def test_aliases_of_types_are_looked_through() -> None:
-    """NumPy's arrays are such from version 2.5 on."""
+    """NumPy's arrays are type aliases from version 2.5 on."""
     made: dict[str, Any] = {}
     exec("type Row[T] = list[T]; type Rows = list[Row[int]]; type Size = int | None; type Any_ = object", made)
     for annotation, right, wrong, words in (

@@ -1,4 +1,4 @@
-"""The zoo: every model gives, eagerly and batched, on both backends, what its PyTorch twin gives, and the gradients."""
+"""Every model of the zoo equals its PyTorch twin, eagerly and batched, on both backends, in values and gradients."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 @pytest.fixture(autouse=True, scope="module")
 def _one_thread() -> Iterator[None]:
-    """The twins' products are so small that threads would mostly wait for each other."""
+    """The twins' products are so small that several threads would mostly wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -41,7 +41,7 @@ def _one_thread() -> Iterator[None]:
 
 @cache
 def draw(case: Case) -> tuple[Any, list[Any]]:
-    """The model in float64, and instances."""
+    """Draw a float64 model and instances."""
     rng = np.random.default_rng(1)
     model = case.make(rng).astype("float64")
     return model, [case.draw(rng) for _ in range(N_INSTANCES)]
@@ -49,7 +49,7 @@ def draw(case: Case) -> tuple[Any, list[Any]]:
 
 @cache
 def ask_twin(case: Case, start: int, stop: int) -> tuple[Any, dict[str, Any]]:
-    """What the twin says of some instances: the losses, and the gradients of their sum."""
+    """Return the twin's losses of some instances, and the gradients of their sum."""
     model, instances = draw(case)
     weights = to_torch(model)
     losses = torch.stack([case.twin(weights, instance) for instance in instances[start:stop]])
@@ -59,7 +59,7 @@ def ask_twin(case: Case, start: int, stop: int) -> tuple[Any, dict[str, Any]]:
 
 
 def assert_close(found: Any, expected: Any, what: str) -> None:
-    """Equal up to rounding, relative to the largest number."""
+    """Check equality up to rounding, relative to the largest expected number."""
     found = np.asarray(found)
     assert found.shape == np.shape(expected), what
     error = np.max(np.abs(found - expected), initial=0.0)
@@ -91,7 +91,7 @@ def test_eager_and_batched_on_both_backends_are_the_twin(case: Case) -> None:
 
 
 def pairs() -> list[tuple[Case, str]]:
-    """All pairs of cases and policies; the first ones have every case once, and policies in turn."""
+    """Return all pairs of cases and policies; the first ones have every case once, with policies in turn."""
     n = len(POLICIES)
     return [(case, POLICIES[(k + turn) % n]) for turn in range(n) for k, case in enumerate(CASES)]
 
