@@ -1,4 +1,4 @@
-"""The claims of the project: measured once, shown in one page, and the same in every document."""
+"""The project's claims: measured once, shown on one page, and the same in every document."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PNG = b"\x89PNG\r\n"
 
 
 class Page(HTMLParser):
-    """Pictures and text of a page, and what it would load or leave for."""
+    """Pictures and text of a page, and the addresses that it would load or link to."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -50,13 +50,13 @@ class Page(HTMLParser):
 
 @pytest.fixture
 def measured() -> list[str]:
-    """What the two claims have measured."""
+    """The parts that the two claims have measured."""
     return []
 
 
 @pytest.fixture
 def two(measured: list[str], monkeypatch: pytest.MonkeyPatch) -> list[Claim[Settings]]:
-    """Two claims in place of ours."""
+    """Replace the project's claims by two fake ones."""
     pytest.importorskip("matplotlib", reason="draws with it")
     made = {name: make_claim(name, measured) for name in ("first", "second")}
     monkeypatch.setattr(report, "NAMES", tuple(made))
@@ -146,7 +146,7 @@ def test_what_is_told_wrongly_ends_in_a_sentence(command: Command, script: str, 
 
 
 def make_learned(ours: float, theirs: float) -> Record:
-    """A record of machines that need so many batches of each mini-batch, where the bound is 10."""
+    """Make a record of machines that need this many batches per mini-batch; the lower bound is 10."""
     machines = {
         name: {
             "curves": [[[25, 2 * batches], [50, batches]]],
@@ -211,7 +211,7 @@ def test_all_claims_run_in_turn_until_one_fails(
 
 
 def test_documents_say_what_the_records_say() -> None:
-    """Where it fails, `python experiments/tables.py` writes the documents anew."""
+    """`python experiments/tables.py` updates the documents."""
     for path, text in tables.pages().items():
         assert (ROOT / path).read_text(encoding="utf-8") == text, f"{path} is old; run python experiments/tables.py"
 
@@ -249,7 +249,7 @@ def test_every_claim_is_one_of_this_checkout(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A cache of compiled cells that claims share."""
+    """A cache of compiled cells, shared by claims."""
     return str(tmp_path_factory.mktemp("cache"))
 
 

@@ -1,4 +1,4 @@
-"""The command line: what each command prints and writes, and how every error of the user's ends."""
+"""The command line: the output and files of each command, and the message of every user error."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class NoLoss(ab.Module): ...
 
 @pytest.fixture
 def trees(tmp_path: Path) -> Path:
-    """A file of 48 trees."""
+    """Write a file of 48 trees."""
     path = tmp_path / "trees.txt"
     path.write_text("\n".join(TREES * 12) + "\n")
     return path
@@ -99,7 +99,7 @@ def trees(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put a user's module into the current folder."""
+    """Put a user's modules into the current folder."""
     (tmp_path / "my_models.py").write_text(USER_MODULE)
     (tmp_path / "my_broken.py").write_text("import not_there")
     monkeypatch.chdir(tmp_path)
@@ -112,7 +112,7 @@ def read_json(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-# --- what the commands do ---
+# --- commands ---
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
@@ -327,7 +327,7 @@ def test_scores_of_another_form_are_refused(command: Command, trees: Path, name:
     assert f"scores(tree) of my_models:{name} must return a tuple" in err
 
 
-# --- how errors end ---
+# --- errors ---
 
 ERRORS = [
     (["fly"], "No such command 'fly'"),
@@ -493,7 +493,7 @@ def test_errors_of_any_kind_become_a_status(capfd: pytest.CaptureFixture[str]) -
     assert capfd.readouterr().err == "autobatch: one thing and another.\n"
 
 
-# --- how work is shown ---
+# --- progress ---
 
 
 def test_progress_on_a_terminal_is_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Commands with `--max-bytes`: what they say, that results stay the same, and sizes that are none."""
+"""Commands with `--max-bytes`: their messages, equal results, and invalid sizes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RUN = ("--data", "trees.txt", "--dim", 4, "--batch-size", 32, "--lr", 0.03, "--p
 
 @pytest.fixture
 def command(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Run a command in this process, in a folder with 120 different trees; give its exit status and what it printed."""
+    """Return a function that runs a command in this process, in a folder with 120 different trees."""
     (tmp_path / "trees.txt").write_text("".join(f"{tree.format(i)}\n" for i in range(30) for tree in TREES))
     monkeypatch.chdir(tmp_path)
     return command
@@ -52,7 +52,7 @@ def test_explain_says_into_how_many_parts(command: Command, policy: str) -> None
 
 
 def test_training_in_parts_resumes_and_gives_the_same_model(command: Command) -> None:
-    """The losses are those of the whole to rounding; a resumed run keeps its limit, or takes another, and says so."""
+    """Losses equal those without a limit up to rounding; a resumed run keeps its limit or prints its new one."""
     limit = ("--max-bytes", "8kB")
     assert command("train", "tree-lstm", *RUN, "--epochs", 2, "--json", "whole.jsonl", "--checkpoint", "whole")[0] == 0
     assert command("train", "tree-lstm", *RUN, *limit, "--epochs", 1, "--checkpoint", "parts")[0] == 0

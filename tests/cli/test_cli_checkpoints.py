@@ -1,4 +1,4 @@
-"""Commands that write and read checkpoints: how training is stopped and resumed, measured and used."""
+"""Commands that write and read checkpoints: to stop, resume, measure and use training."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RUN = ("--dim", 4, "--batch-size", 8, "--epochs", 4, "--lr", 0.03)
 
 @pytest.fixture
 def command(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Run a command in this process, in a folder with data; give its exit status and what it printed."""
+    """Return a function that runs a command in this process, in a folder with data."""
     (tmp_path / "trees.txt").write_text("\n".join(TREES * 30) + "\n")
     (tmp_path / "tagged.txt").write_text("\n".join(TAGGED * 30) + "\n")
     (tmp_path / "lattices.txt").write_text(LATTICES)
@@ -157,7 +157,7 @@ def test_resumed_training_needs_no_argument_again_and_appends_its_results(comman
 def test_metrics_that_are_not_finite_are_kept_from_checkpoints(
     seed: int, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Training goes on and says so once; the best epoch is the best of those with a finite metric, resumed or not."""
+    """Training continues and warns once; the best epoch is the best one with a finite metric, resumed or not."""
     rng = np.random.default_rng(seed)
     drawn = rng.permutation([math.nan, math.inf, -math.inf, *rng.uniform(0.1, 0.9, 2)]).tolist()
     values = iter(drawn)
@@ -244,7 +244,7 @@ FOLDERS = {
     [(model, name) for model, files in FOLDERS.items() for name in files if not name.startswith("dev")],
 )
 def test_training_goes_on_with_the_data_it_began_with(command: Command, model: str, changed: str, seed: int) -> None:
-    """A change of any byte is noticed, but not in other files; older checkpoints do not know their data."""
+    """A change of any byte is detected, but not in unrelated files; older checkpoints have no digest to compare."""
     files = {name: Path("data", name) for name in FOLDERS[model]}
     Path("data").mkdir()
     for name, text in FOLDERS[model].items():
@@ -322,7 +322,7 @@ def test_a_signal_ends_training_after_a_step_with_a_checkpoint(tmp_path: Path, n
 
 
 def test_a_learned_policy_is_stored_and_training_goes_on_under_it(command: Command) -> None:
-    """The file is gone when training goes on; parameters are those of training without a stop, bit for bit."""
+    """The policy file is deleted before training resumes; parameters are bit-identical to uninterrupted training."""
     learn = ("policy", "learn", "tree-lstm", "--data", "trees.txt", "--dim", 4, "--batch-size", 8, "--episodes", 20)
     assert command(*learn, "--out", "x.policy.json")[0] == 0
     run = ("train", "tree-lstm", "--data", "trees.txt", *RUN, "--policy", "x.policy.json")
@@ -340,7 +340,7 @@ def test_a_learned_policy_is_stored_and_training_goes_on_under_it(command: Comma
 
 
 def test_what_auto_stands_for_is_stored(command: Command) -> None:
-    """So that training goes on with it, on any backend."""
+    """So training resumes with this policy on any backend."""
     model = ("train", "tree-lstm", "--data", "trees.txt", *RUN)
     assert command(*model, "--checkpoint", "run")[0] == 0
     assert load_checkpoint(Path("run", LAST)).state["settings"]["policy"] == "score"

@@ -1,4 +1,4 @@
-"""What the shells offer, through click's own classes, and how quickly."""
+"""Shell completions, computed by click's own classes, and how quickly they appear."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EVERY_COMMAND = ["train", "eval", "predict", "bench", "explain", "models", "data
 
 
 def offered(*words: str) -> list[tuple[str, str]]:
-    """(type, value) of what is offered for the last of these words."""
+    """Return the (type, value) pairs offered to complete the last of these words."""
     *before, incomplete = words
     shell = BashComplete(commands, {}, "autobatch", "_AUTOBATCH_COMPLETE")
     return [(item.type, item.value) for item in shell.get_completions(before, incomplete)]

@@ -1,4 +1,4 @@
-"""Commands that train and measure on a device, and checkpoints that go from one backend to the other."""
+"""Commands that train and measure on a device, and checkpoints moved between backends."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from helpers.runs.commands import Command
 
 TREES = ["(3 (2 good) (2 film))", "(1 (2 bad) (1 (2 long) (2 film)))", "(2 film)", "(4 (3 very) (3 good))"]
 RUN = ("train", "tree-lstm", "--data", "trees.txt", "--dim", 4, "--batch-size", 20, "--lr", 0.03)
-TOLERANCE = 1e-4  # of losses in float32
+TOLERANCE = 1e-4  # of float32 losses
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 
 @pytest.fixture
 def command(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Run a command in this process, in a folder with data, with the processor in place of a GPU."""
+    """Return a function that runs a command in this process, in a folder with data; the processor simulates a GPU."""
     (tmp_path / "trees.txt").write_text("\n".join(TREES * 10) + "\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AUTOBATCH_CUDA", "host")
@@ -32,12 +32,11 @@ def command(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def losses_of(path: str) -> list[float]:
-    """The training loss of each epoch."""
     return [json.loads(line)["train_loss"] for line in Path(path).read_text().splitlines()]
 
 
 def assert_close(one: str, other: str) -> None:
-    """The parameters of two runs, and the state of their optimizers, are equal up to rounding."""
+    """Check that the parameters and optimizer states of two runs are equal up to rounding."""
     arrays, others = (load_checkpoint(Path(folder, LAST)).arrays for folder in (one, other))
     assert arrays.keys() == others.keys()
     for name, array in arrays.items():
@@ -46,7 +45,7 @@ def assert_close(one: str, other: str) -> None:
 
 @pytest.mark.slow
 def test_training_on_a_device_gives_the_losses_of_the_cpu(command: Command) -> None:
-    """Also where it goes on from a checkpoint of the other backend, one way and the other; and so do measures."""
+    """Also after resuming from the other backend's checkpoint, in both directions; and for measurements."""
 
     def train(folder: str, backend: str, epochs: int, *more: Any) -> str:
         words = (*RUN, "--epochs", epochs, "--backend", backend, "--checkpoint", folder, "--json", f"{folder}.jsonl")
@@ -76,7 +75,7 @@ def test_training_on_a_device_gives_the_losses_of_the_cpu(command: Command) -> N
 
 @pytest.mark.slow
 def test_a_loss_that_is_not_finite_ends_training_on_a_device_too(command: Command) -> None:
-    """It names the same mini-batch as on the CPU, whether losses are read in every step, for a checkpoint, or late."""
+    """The error names the same mini-batch as on the CPU, whether losses are read each step, at checkpoints or late."""
     said = []
     for backend, *checkpoint in (["cpu"], ["cuda"], ["cuda", "--checkpoint", "run", "--checkpoint-steps", 1]):
         status, _, err = command(*RUN[:-1], 1e38, "--epochs", 3, "--backend", backend, *checkpoint)

@@ -1,4 +1,4 @@
-"""`autobatch experiment`: runs scripts of the checkout, and says in a sentence why it cannot."""
+"""`autobatch experiment` runs scripts of the checkout, or says in a sentence why it cannot."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if __name__ == "__main__":
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process has ended, as a zombie or not."""
+    """Return whether a process has ended, maybe as a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
@@ -30,7 +30,7 @@ def has_ended(pid: int) -> bool:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of three experiments, of which the last fails, and of what they share."""
+    """Write three experiments, of which the last one fails, and their shared module; return the folder."""
     (tmp_path / "harness.py").write_text("'''What every experiment shares.'''")
     for name, status in (("first", 0), ("second", 0), ("third", 3)):
         (tmp_path / f"{name}.py").write_text(SCRIPT.format(name=name, status=status))
@@ -52,7 +52,7 @@ def test_the_status_is_that_of_the_script(command: Command, folder: Path) -> Non
 
 
 def test_what_is_interrupted_ends_in_a_sentence(command: Command, folder: Path) -> None:
-    """The script interrupts the command and then waits for a day, as does one that it has started; both are ended."""
+    """The script interrupts the command and then waits for a day, as does its child process; both must be ended."""
     waiting = "import os, signal, subprocess, sys, time\n" + 'if __name__ == "__main__":\n'
     start = "    child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(86400)'])\n"
     told = "    open(sys.argv[1], 'w').write(str(child.pid))\n    os.kill(os.getppid(), signal.SIGINT)\n"

@@ -1,4 +1,4 @@
-"""`autobatch policy`: what it prints, writes and draws, and how each error ends."""
+"""`autobatch policy`: its output, files and pictures, and its error messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEARN = ("policy", "learn", "tree-lstm-2type", *SMALL, "--held-out", "1", "--epi
 
 @pytest.fixture(scope="module")
 def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The file that `LEARN` writes."""
+    """The content of the file that `LEARN` writes."""
     path = tmp_path_factory.mktemp("learned") / "x"
     assert run_to_the_end(lambda: dispatch([*LEARN, str(path)])) == 0
     return path.read_bytes()
@@ -34,14 +34,14 @@ def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @pytest.fixture
 def learned(content: bytes, tmp_path: Path) -> Path:
-    """A policy for trees of two kinds."""
+    """Write a learned policy for trees with two types of inner nodes."""
     path = tmp_path / "two.policy.json"
     path.write_bytes(content)
     return path
 
 
 def table_of(output: str, rule: str = "fsm") -> dict[str, list[str]]:
-    """The lines of a printed table by their first column."""
+    """Return the rows of a printed table by their first column."""
     lines = [line.split() for line in output.splitlines() if line.startswith((rule, "score", "agenda"))]
     return {first: rest for first, *rest in lines}
 
@@ -296,7 +296,7 @@ def test_policies_that_come_with_weights_are_shown_by_name(command: Command, tmp
 
 @pytest.mark.slow
 def test_explain_takes_a_file_and_goes_on_if_asked_to(learned: Path) -> None:
-    """In a process of its own, as the warning is shown by the process."""
+    """Runs in a separate process, whose warnings are printed."""
 
     def explain(policy: str) -> tuple[int, str, str]:
         done = subprocess.run(

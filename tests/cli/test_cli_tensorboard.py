@@ -1,4 +1,4 @@
-"""`autobatch train --tensorboard`: what TensorBoard reads back, resumed runs included."""
+"""`autobatch train --tensorboard`: TensorBoard reads the results back, including those of resumed runs."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from helpers.runs.commands import Command
 
 TREES = ["(3 (2 good) (2 film))", "(1 (2 bad) (1 (2 long) (2 film)))", "(2 film)", "(4 (3 very) (3 good))"]
 TRAIN = ("train", "tree-lstm", "--data", "trees.txt", "--dim", 4, "--batch-size", 8)
-STEPS_PER_EPOCH = 14  # 108 trees
+STEPS_PER_EPOCH = 14  # of 108 trees
 
 
 @pytest.fixture
 def command(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Run a command in this process, in a folder with data; give its exit status and what it printed."""
+    """Return a function that runs a command in this process, in a folder with data."""
     (tmp_path / "trees.txt").write_text("\n".join(TREES * 30) + "\n")
     monkeypatch.chdir(tmp_path)
     return command
 
 
 def read_scalars(folder: str, run: str) -> dict[str, list[tuple[int, float]]]:
-    """(step, value) of each tag, as TensorBoard shows them."""
+    """Return the (step, value) pairs of each tag, as TensorBoard shows them."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(Path(folder, run)), size_guidance={"scalars": 0})
@@ -74,7 +74,7 @@ def test_a_resumed_run_appends(command: Command) -> None:
 
 @pytest.mark.slow
 def test_a_killed_run_leaves_no_step_twice(command: Command, tmp_path: Path) -> None:
-    """The checkpoint is of an epoch; what was written after it, the kill notwithstanding, shows once."""
+    """The checkpoint is older than the last steps written before the kill; these must appear once."""
     options = ["--tensorboard", "board", "--checkpoint", "run", "--checkpoint-steps", "1000"]
     arguments = [sys.executable, "-m", "autobatch.cli.main", *map(str, TRAIN), *options, "--epochs", "1000000"]
     with subprocess.Popen(arguments, cwd=tmp_path, stdout=subprocess.DEVNULL) as child:
@@ -94,7 +94,7 @@ def test_a_killed_run_leaves_no_step_twice(command: Command, tmp_path: Path) -> 
 
 
 def read_or_none(folder: str) -> list[tuple[int, float]]:
-    """The losses so far; none before the files are there."""
+    """Return the losses so far; none before the files exist."""
     if not Path(folder, "steps").is_dir():
         return []
     return read_scalars(folder, "steps").get("train/loss", [])

@@ -1,4 +1,4 @@
-"""The experiment `compile_times`: what is compiled with empty caches, and loaded from full ones."""
+"""The experiment `compile_times`: compilation with empty caches, and loading from full ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ open(os.path.join(folder, "kept"), "w").close()
 
 @pytest.mark.slow
 def test_cold_and_cached_times_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The processes themselves are another test's: here they answer at once."""
+    """A script with fixed answers replaces the processes, which another test runs."""
     answers = [{"cell 'leaf' (forward)": 2.5, LAYOUTS: 0.5, CELLS: 3.0, REST: 1.0},
                {"cell 'leaf' (forward)": 0.125, LAYOUTS: 0.5, CELLS: 0.625, REST: 0.25}]  # fmt: skip
     script = tmp_path / "process.py"

@@ -1,4 +1,4 @@
-"""Models learn from the real files of their kind, if these are here, and refuse files of another kind."""
+"""Models learn from the real files of their kind, if present, and refuse files of other kinds."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ FILES = {
     LATTICES.reads: "lattice/dev.txt",
     PAIRS.reads: "iwslt15/dev.en",
 }
-"""A file of each kind that there are real data of."""
+"""A file for each kind of real data."""
 KINDS = {*FILES, *(form.reads for form in (DESCRIBED_TREES, CIRCUITS, COMPARISONS, CONFORMATIONS, MOLECULES, REPEATS))}
-"""No two of these kinds take each other's files."""
+"""Kinds that refuse each other's files."""
 READS = {name: find_model(name).reads for name in MODELS}
 
 
@@ -40,7 +40,7 @@ READS = {name: find_model(name).reads for name in MODELS}
 @needs_real
 @pytest.mark.parametrize("model", [name for name, reads in READS.items() if reads in FILES])
 def test_models_learn_from_real_files(command: Command, model: str, tmp_path: Path) -> None:
-    """The loss falls, and the file is measured and predicted as a whole."""
+    """The loss decreases; the whole file is measured and predicted."""
     file = REAL / FILES[READS[model]]
     options = "--dim", 8, "--epochs", 2, "--lr", 0.01, "--backend", "reference", "--checkpoint", tmp_path / "run"
     status, out, err = command("train", model, "--data", file, *options)
@@ -59,7 +59,7 @@ def test_models_learn_from_real_files(command: Command, model: str, tmp_path: Pa
 
 @pytest.mark.parametrize("model", [name for name, reads in READS.items() if reads in KINDS])
 def test_files_of_another_kind_are_refused_in_one_sentence(command: Command, model: str) -> None:
-    """With file, line and column; or with the name that a folder lacks."""
+    """The message has file, line and column, or the file that a folder lacks."""
     others = [SMALL / file for reads, file in FILES.items() if reads != READS[model]]
     assert len(others) >= 3
     for file in others:

@@ -1,4 +1,4 @@
-"""`autobatch train --data-parallel N`: the losses of one process, and how the run ends when a process does."""
+"""`autobatch train --data-parallel N`: equal losses to one process, and the end of a run when a process dies."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_a_signal_ends_a_run_whose_other_processes_are_stopped(folder: Path, n: 
     assert len(others) == n - 1
     for other in others:
         os.kill(other, signal.SIGSTOP)
-    time.sleep(1.0)  # until the first waits for them
+    time.sleep(1.0)  # until the first one waits for them
     began = time.monotonic()
     process.send_signal(number)
     _, err = process.communicate(timeout=SECONDS)

@@ -1,4 +1,4 @@
-"""`autobatch doctor --gpu`: one file says what a GPU computes, also where a kernel is wrong or ends the process."""
+"""`autobatch doctor --gpu` writes a file about a GPU's results, even if a kernel is wrong or kills the process."""
 
 from __future__ import annotations
 

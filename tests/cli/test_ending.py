@@ -43,7 +43,7 @@ def begin(*words: str, before: Callable[[], None] | None = None, **options: Any)
 @SLOW
 @pytest.mark.parametrize("seed", range(12))
 def test_ctrl_c_ends_it_at_any_moment(seed: int, tmp_path: Path) -> None:
-    """While it imports, reads data, compiles or trains."""
+    """During imports, reading of data, compilation and training."""
     process = begin(*TRAIN, "--epochs", "1000", "--json", str(tmp_path / "run.jsonl"))
     assert process.stdout is not None
     process.stdout.readline()
@@ -78,7 +78,7 @@ def test_ctrl_c_leaves_nothing_half_written(seed: int, tmp_path: Path) -> None:
 
 
 def limit_files(n_bytes: int) -> None:
-    """Let no file become larger: writes beyond fail as they do on a full disk."""
+    """Limit the size of files; further writes fail as on a full disk."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, n_bytes))
 
 
@@ -141,7 +141,7 @@ def test_standard_output_may_be_full(words: tuple[str, ...], command: Command, t
 def test_too_little_memory_ends_it_in_a_sentence(
     n_axes: int, seed: int, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
-    """What is asked for here is more than addresses are wide, so no system lends it."""
+    """The request exceeds the address space, so it fails on every system."""
     sizes = np.random.default_rng(seed).dirichlet(np.ones(n_axes)) * 57
     shape = [int(2**size) + 1 for size in sizes]
     monkeypatch.setattr("autobatch.models.spec.ModelSpec.build", lambda *arguments: np.empty(shape))
@@ -181,7 +181,7 @@ def test_lines_of_epochs_after_the_checkpoint_are_taken_away(n_done: int, rest: 
             results.write({"epoch": number})
     found = [json.loads(line)["epoch"] for line in path.read_text().splitlines() if line]
     assert found == [1, 2, 3, 4, 5, 6] or rest == "\n"
-    if rest == "\n":  # what somebody else wrote stays, and what is before it
+    if rest == "\n":  # lines by others stay, and so do the lines before them
         assert found[:4] == [1, 2, 3, 4]
 
 

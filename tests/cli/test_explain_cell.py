@@ -1,4 +1,4 @@
-"""What `explain --cell` says: what becomes of a cell, from its trace to the kernels of the cpu backend."""
+"""`explain --cell` shows a cell from its trace to the kernels of the cpu backend."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ MODELS = ["tree-lstm", "tree-lstm-2type", "bilstm-tagger", "lattice-lstm"]
 
 
 def merge(model: str) -> tuple[Any, Any]:
-    """The graph of a mini-batch, and the planner."""
+    """Return the graph of a mini-batch, and the planner."""
     workload = load_workload(model, None, dim=6, seed=0)
     loss = workload.batched("loss", "score", "reference")
     return loss.merged(workload.first(4)), loss.planner
 
 
 def explain(capsys: pytest.CaptureFixture[str], words: str) -> tuple[int, str, str]:
-    """The exit status of `autobatch explain`, and what it printed."""
+    """Run `autobatch explain`; return its exit status and output."""
     status = run_to_the_end(lambda: dispatch(["explain", *words.split()]))
     return (status, *capsys.readouterr())
 
@@ -66,7 +66,7 @@ def test_every_type_is_shown_from_trace_to_source(model: str, training: bool) ->
 
 
 def test_a_cell_is_shown_with_all_its_types() -> None:
-    """Words are read by one cell, leftward and rightward with other parameters."""
+    """One cell reads words leftward and rightward, with different parameters."""
     graph, planner = merge("bilstm-tagger")
     both = show_cells(graph, planner, "read_word", training=False)
     parts = [show_cells(graph, planner, f"read_word#{number}", training=False) for number in (1, 2)]
@@ -75,7 +75,7 @@ def test_a_cell_is_shown_with_all_its_types() -> None:
 
 
 def expected_titles(training: bool) -> list[str]:
-    """What is shown of a type, in order."""
+    """Return the titles of a type's sections, in order."""
     programs = [key for key in TITLES if key in PROGRAMS]
     passes = ["lowered", "cut", "hoisted", "fused", "storage", "source"]
     stages = [f"{stage}, {TITLES[key]}" for stage in ("forward", "backward")[: 1 + training] for key in passes]
@@ -105,7 +105,7 @@ def test_only_some_passes(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_why_a_pass_shortened_a_program_is_told() -> None:
-    """A gate that is written twice is computed once, in every result from then on."""
+    """A gate that is written twice is computed once, in all later sections."""
     weight = ab.Parameter(np.eye(3))
 
     @ab.cell

@@ -18,7 +18,7 @@ from helpers.runs.commands import Command
 
 
 class Net(ab.Module):
-    """A child-sum network with results of several kinds."""
+    """A child-sum network with several kinds of results."""
 
     scores = ab.fold("children", "node", root="output")
     words = ab.fold(parents="head", node="node", each="both")
@@ -49,7 +49,6 @@ SENTENCES: list[dict[str, Any]] = [{"head": [1, -1, 1], "word": [2, 5, 7]}, {"he
 
 
 def write(path: Path, instances: list[Any]) -> Path:
-    """Write JSON lines."""
     path.write_text("".join(json.dumps(instance) + "\n" for instance in instances))
     return path
 
@@ -122,8 +121,6 @@ def test_what_is_missing_is_said_in_a_sentence(net: Net, command: Command, tmp_p
 
 @dataclass
 class Found:
-    """Results of a function."""
-
     score: Any
     label: Any
 

@@ -1,4 +1,4 @@
-"""`autobatch bench --peers`, `--roofline`, `--compile`: what they pass on, what they refuse, and a small run."""
+"""`autobatch bench --peers`, `--roofline`, `--compile`: forwarded arguments, errors, and a small run."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from helpers.runs.commands import Command
 
 @pytest.fixture
 def command(command: Command) -> Command:
-    """Run `bench`."""
+    """Return a function that runs `bench`."""
     return partial(command, "bench")
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkout whose experiments print their arguments and fail."""
+    """Write experiments that print their arguments and fail."""
     (tmp_path / "harness.py").write_text("")
     for name in ("against_torch", "roofline", "compile_times"):
         (tmp_path / f"{name}.py").write_text("import sys\nprint(*sys.argv[1:])\nsys.exit(3)\n")

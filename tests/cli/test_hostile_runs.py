@@ -1,4 +1,4 @@
-"""Checkpoints and exported files whose JSON somebody changed, with a checksum that is right: refused in a sentence."""
+"""Checkpoints and exported files with modified JSON and a valid checksum are refused in a sentence."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VALUES: tuple[Any, ...] = (
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data, a checkpoint and an exported file of each model."""
+    """Write data, a checkpoint and an exported file for each model; return the folder."""
     path = tmp_path_factory.mktemp("hostile")
     for model, lines in MODELS.items():
         data, run = path / f"{model}.txt", path / model
@@ -40,13 +40,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def content_of(path: Path) -> Any:
-    """The JSON of a file."""
     _, metadata = read_safetensors(path, "a test")
     return json.loads(metadata["state" if "state" in metadata else "content"])
 
 
 def write(source: Path, target: Path, change: Callable[[Any], None] | str) -> None:
-    """Copy a file with its JSON changed in place, or another text, and a checksum that is right."""
+    """Copy a file with its JSON changed in place, or replaced by another text, and a valid checksum."""
     arrays, metadata = read_safetensors(source, "a test")
     key, content = "state" if "state" in metadata else "content", content_of(source)
     if not isinstance(change, str):
@@ -56,7 +55,7 @@ def write(source: Path, target: Path, change: Callable[[Any], None] | str) -> No
 
 
 def mutate(content: Any, rng: np.random.Generator) -> None:
-    """Change, drop or rename one value of what describes the run; the deeper ones, of which there are many, less."""
+    """Change, drop or rename one value of a run's description; the many deep ones less often."""
     at, key = content, ""
     while True:
         keys = [*at] if isinstance(at, dict) else [*range(len(at))]
@@ -81,7 +80,7 @@ def mutate(content: Any, rng: np.random.Generator) -> None:
 
 
 def is_refused(command: Command, *words: object) -> bool:
-    """Run a command; whether it was refused, in a sentence."""
+    """Run a command; return whether it was refused in a sentence."""
     status, _, err = command(*words)
     assert status in (0, 2), err
     assert status == 0 or (err.startswith("autobatch: ") and err.count("\n") == 1), err

@@ -1,4 +1,4 @@
-"""Ctrl-C while cells are compiled: the same process goes on as if they had never begun."""
+"""After Ctrl-C during the compilation of cells, the same process continues as if it had not begun."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from helpers.twins.cases import draw_trees_case
 
 @pytest.mark.parametrize("moment", range(0, 12, 3))
 def test_a_step_can_be_taken_again(moment: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever stage of a cell was on its way: three types have two each, and steps after those are taken too."""
+    """At any stage of a cell: three types have two stages each, and steps after those are tested too."""
     model, trees = draw_trees_case(0, 6, 3)
     expected, _ = ab.batched(model.loss, backend="reference").value_and_grad(trees)
     loss = ab.batched(model.loss, backend=Cpu(poison=True))

@@ -1,4 +1,4 @@
-"""Signals and checkpoints: at whatever moment a signal comes, a run that ends has the checkpoint of its last step."""
+"""Whenever a signal arrives, a run ends with the checkpoint of its last step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ N_STEPS = 6
 
 
 class Run:
-    """Training of six steps in two epochs; a checkpoint is every third step, and at the end of each epoch."""
+    """Training of six steps in two epochs, with a checkpoint every third step and after each epoch."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.position = SimpleNamespace(steps=0)
@@ -45,7 +45,7 @@ class Run:
 
 
 def at_line(number: int, act: Callable[[], None]) -> Callable[[FrameType, str, Any], Any]:
-    """A trace function that acts before the line of this number that runs in `keeping`."""
+    """Return a trace function that calls `act` before line `number` of those that run in `keeping`."""
     lines = 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
@@ -108,7 +108,7 @@ def test_signals_that_come_together_count_as_one(
             signal.pthread_sigmask(signal.SIG_BLOCK, keeping.SIGNALS)
             for number in (first, *others):
                 signal.pthread_kill(threading.get_ident(), number)  # other threads of the process do not block it
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, keeping.SIGNALS)  # now all have come, and no handler has run
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, keeping.SIGNALS)  # now all are pending, and no handler has run
 
     unraisable = list[object]()
     monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
@@ -172,7 +172,7 @@ def test_the_best_epoch_is_that_of_the_best_metrics_in_their_order(
     best: list[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Shares are better the higher, and perplexities the lower."""
+    """For shares, higher is better; for perplexities, lower."""
     written: list[tuple[str, Any]] = []
     monkeypatch.setattr(keeping, "store_run", lambda path, *run: written.append((path.name, run[-1])))
     keeper_of: Any = Keeper

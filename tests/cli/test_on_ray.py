@@ -1,4 +1,4 @@
-"""Work done by workers of Ray: the same as done here, and one sentence where it cannot be done."""
+"""Ray workers return the same results as this process, or an error of one sentence."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def here(function: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], *others:
 
 
 def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let Ray be not installed."""
+    """Pretend that Ray is not installed."""
     monkeypatch.setattr(on_ray, "find_spec", lambda name: None)
 
 
-# What needs no Ray.
+# Tests without Ray.
 
 
 @each("text", ["local", "auto", "10.0.0.1:6379", "head:6379", "[::1]:6379"])
@@ -66,12 +66,12 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 
 
 def graphs() -> list[Graph]:
-    """Two mini-batches of trees, of one table of types."""
+    """Return two mini-batches of trees with one table of types."""
     return [merge_graphs([random_tree(10 * i + j) for j in range(6)]) for i in range(2)]
 
 
 def test_lessons_may_be_done_in_any_order_and_elsewhere() -> None:
-    """The tables are equal to the bit; only what is told of progress is told in another order."""
+    """The tables are bit-identical; only progress is reported in another order."""
     told: dict[str, list[Progress]] = {"here": [], "elsewhere": []}
 
     def backwards(
@@ -194,7 +194,7 @@ def test_a_worker_with_other_code_is_refused(tmp_path: Path, monkeypatch: pytest
     assert not [*tmp_path.iterdir()]
 
 
-# With a Ray of this machine, each in a process of its own.
+# Tests with Ray on this machine, each in a separate process.
 
 JOBS = """
 import os, pathlib, signal, sys
@@ -243,7 +243,7 @@ def test_a_killed_worker_is_replaced_and_results_are_the_same(tmp_path: Path) ->
     (tmp_path / "jobs.py").write_text(JOBS)
     found = run(["jobs.py", tmp_path], tmp_path)
     assert (found.returncode, found.stderr) == (0, "")
-    told = [line for line in found.stdout.splitlines() if "(raylet)" not in line]  # Ray's own words on dead workers
+    told = [line for line in found.stdout.splitlines() if "(raylet)" not in line]  # Ray's messages about dead workers
     died, refused, tries = told
     assert died.startswith("adding: job 1 of 1 was started 4 times and its worker died each time")
     assert (refused, tries) == ("number 8 is refused.", "4 tries")
@@ -259,7 +259,7 @@ def test_a_policy_that_workers_learned_is_the_same_to_the_byte(tmp_path: Path) -
 
 
 def counted(found: Any) -> Any:
-    """Figures without those that are timed."""
+    """Drop timings from figures."""
     timed = ("ns/node", "learning s")
     return {name: counted(x) for name, x in found.items() if name not in timed} if isinstance(found, dict) else found
 

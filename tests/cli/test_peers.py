@@ -1,4 +1,4 @@
-"""The models in PyTorch that autobatch is timed against compute what autobatch computes."""
+"""The PyTorch models that autobatch is compared with compute the same results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ every_peer = pytest.mark.parametrize(("model", "name"), [(model, name) for model
 
 
 def make(model: str, name: str, dim: int, dtype: torch.dtype) -> tuple[Any, list[Any], Peer]:
-    """Draw a model of autobatch, with instances, and build its peer from its parameters."""
+    """Draw a model and instances, and build its peer from its parameters."""
     ours, instances = DRAWS[model](0, 12, dim)
     state = ours.state_dict()
     sizes = {size: len(state[parameter]) for size, parameter in SIZES[model].items()}
@@ -46,7 +46,7 @@ def make(model: str, name: str, dim: int, dtype: torch.dtype) -> tuple[Any, list
 
 
 def apart(found: Any, expected: Any) -> float:
-    """The largest difference, relative to the largest expected number."""
+    """Return the largest difference, relative to the largest expected number."""
     found, expected = np.asarray(found), np.asarray(expected)
     assert found.shape == expected.shape
     return float(np.max(np.abs(found - expected)) / np.max(np.abs(expected)))
@@ -58,7 +58,7 @@ def apart(found: Any, expected: Any) -> float:
 def test_losses_and_gradients_are_autobatchs(
     model: str, name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept, "LARGE", 0)  # oneDNN, which has float32 only, multiplies these too
+    monkeypatch.setattr(kept, "LARGE", 0)  # oneDNN, which supports only float32, multiplies these too
     monkeypatch.setattr(tree_lstm_expert.ExpertTreeLSTM, "block", 300)
     monkeypatch.setattr(kept, "PART", 20)
     ours, instances, peer = make(model, name, 6, dtype)
@@ -68,7 +68,7 @@ def test_losses_and_gradients_are_autobatchs(
     expected = loss(instances)
     with torch.inference_mode():
         assert apart(peer.losses(minibatch), expected) < TOLERANCE[dtype]
-    peer.backward(other)  # its gradients and buffers are written over
+    peer.backward(other)  # overwrites its gradients and buffers
     peer.backward(minibatch)
     _, grads = loss.value_and_grad(instances)
     here = peer.translate({gradient: np.asarray(array) for gradient, array in grads.items()})
@@ -93,7 +93,7 @@ def test_a_few_steps_lower_the_loss(model: str, name: str) -> None:
 
 @pytest.mark.parametrize("by_depth", [False, True])
 def test_levels_of_two_trees(by_depth: bool) -> None:
-    r"""Rows of the trees below; by height 4, 5 is the only inner level but for the root of the left one.
+    r"""Rows of the trees below; by height, their lower inner nodes share a level, below the left tree's root.
 
             /\
            /\ 2        7 8

@@ -1,4 +1,4 @@
-"""The Tree-LSTM in JAX that autobatch is timed against computes what autobatch computes, and compiles seldom."""
+"""The JAX Tree-LSTM that autobatch is compared with computes the same results, and compiles rarely."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def draw(rng: np.random.Generator, n_leaves: int) -> Tree[int]:
 
 
 def make(n_trees: int = 24, dim: int = 6) -> tuple[TreeLSTM, list[Tree[int]], JaxTreeLSTM]:
-    """A model of autobatch, with flat trees, for which little is to compile, and its peer of the same parameters."""
+    """Return a model, flat trees, which need little compilation, and the peer with the same parameters."""
     rng = np.random.default_rng(0)
     ours, peer = TreeLSTM(N_WORDS, dim, N_CLASSES, rng), JaxTreeLSTM(LR)
     peer.copy_parameters(ours.state_dict())
@@ -40,7 +40,7 @@ def merge(peer: JaxTreeLSTM, trees: list[Tree[int]]) -> Padded:
 
 
 def test_losses_and_gradients_are_autobatchs() -> None:
-    """Before and after levels have grown: padding changes nothing."""
+    """Before and after levels have grown: padding has no effect."""
     ours, trees, peer = make()
     loss = ab.batched(ours.loss, backend="reference")
     for n_trees in (3, 24, 5):
@@ -66,7 +66,7 @@ def test_steps_are_those_of_adam() -> None:
 
 
 def test_rows_of_a_padded_forest() -> None:
-    """Every real row is there once, and children are rows of the level before; a tree more has all the padding."""
+    """Every real row occurs once, and children are rows of the previous level; an extra tree has all the padding."""
     _, trees, peer = make()
     merge(peer, trees)
     minibatch = merge(peer, trees[:7])
@@ -84,7 +84,7 @@ def test_rows_of_a_padded_forest() -> None:
 
 
 def test_nothing_is_compiled_after_the_first_round() -> None:
-    """A function for losses and one for steps, for mini-batches of any shape; both again for more threads."""
+    """One function computes losses and one steps, for mini-batches of any shape; more threads need both again."""
     _, trees, peer = make(n_trees=40)
     ways = jax_ways(peer, trees, 8)
     threads = torch.get_num_threads()

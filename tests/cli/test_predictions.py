@@ -1,4 +1,4 @@
-"""`train`, `eval` and `predict` with models of all kinds, also with those that await what they predict."""
+"""`train`, `eval` and `predict` with all kinds of models, including those that await their predictions."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_numbers_are_predicted_for_labels_of_binary_trees_alone(
 def test_what_a_model_that_diverged_predicts_is_json(
     command: Command, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NaN and infinity are null, as in what is served."""
+    """NaN and infinity become null, as in served predictions."""
     monkeypatch.setattr("autobatch.models.data.dataset.N_DRAWN", 18)
     options = "--dim", 8, "--epochs", 1, "--lr", 1e30, "--backend", "reference", "--checkpoint", tmp_path / "run"
     assert command("train", model, *options, "--json", tmp_path / "train.jsonl")[0] == 0
@@ -111,7 +111,7 @@ def test_what_a_file_lacks_is_told(command: Command, tmp_path: Path) -> None:
 def test_measuring_needs_the_library_of_the_metric(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without it, its metric is left out, which a line tells."""
+    """Without the library, the metric is omitted with a warning."""
     monkeypatch.setattr("autobatch.models.data.dataset.N_DRAWN", 90)
     monkeypatch.setattr("autobatch.models.spec.find_spec", lambda package: None)
     monkeypatch.setattr("autobatch.models.translator.find_spec", lambda package: None)
@@ -132,7 +132,7 @@ def test_measuring_needs_the_library_of_the_metric(
 def test_a_file_of_other_vocabularies_is_not_taken_up(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Parameters alone would be read by the words of the model that is served."""
+    """Its parameters alone would be applied to words of the served model's vocabulary."""
     monkeypatch.setattr("autobatch.models.data.dataset.N_DRAWN", 90)
     for data in ("reviews", "listops"):
         given = "--dim", 4, "--epochs", 1, "--backend", "reference", "--data", data, "--checkpoint", tmp_path / data
@@ -198,7 +198,7 @@ def test_data_of_training_that_is_not_here_is_said_to_be_that(command: Command, 
 def test_a_folder_stands_for_its_development_data(
     model: str, text: str, files: list[str], command: Command, tmp_path: Path
 ) -> None:
-    """It needs no others, but for training."""
+    """Prediction and evaluation need only the development data."""
     folder, run = tmp_path / "data", tmp_path / "run"
     folder.mkdir()
     for name in files:
@@ -219,7 +219,7 @@ def test_a_folder_stands_for_its_development_data(
 
 
 def test_data_without_labels_are_not_measured(command: Command, tmp_path: Path) -> None:
-    """A share is left out where nothing counts towards it; where nothing counts at all, that is said."""
+    """A share is omitted if nothing counts towards it; if nothing counts at all, that is an error."""
     data = {name: tmp_path / f"{name}.jsonl" for name in ("all", "below", "none")}
     data["all"].write_text('{"word": "a", "label": "1", "children": [{"word": "b", "label": "2"}]}\n' * 20)
     data["below"].write_text('{"word": "a", "children": [{"word": "b", "label": "2"}]}\n')

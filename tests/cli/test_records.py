@@ -1,4 +1,4 @@
-"""Records of experiments: a digest of the code that they measure, and what is stale."""
+"""Records of experiments: a digest of the code that they measure, and stale records."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SETTINGS = Settings(seed=7)
 
 
 def make_package(root: Path, code: str) -> Path:
-    """A package with one module, and one for GPUs."""
+    """Write a package with one module, and one for GPUs; return its parent folder."""
     (root / "pack" / "cuda").mkdir(parents=True, exist_ok=True)
     for name in ("cuda/kernels.py", "other.py"):
         (root / "pack" / name).write_text("x = 1\n")
@@ -58,7 +58,7 @@ def test_a_digest_tells_what_code_does_and_not_how_it_is_explained(
 
 
 def test_a_digest_is_alike_in_all_versions_of_python(tmp_path: Path) -> None:
-    """Python 3.11 made the pinned digest; 3.12 and 3.13 parse f-strings in another way."""
+    """Python 3.11 made the pinned digest; 3.12 and 3.13 parse f-strings differently."""
     code = CODE + "\n\ndef show(x: float, width: int) -> str:\n    return f'{x:>{width}}'\n"
     assert digest_of(["pack.module"], make_package(tmp_path, code))[:12] == "4e996766ae8a"
 

@@ -1,4 +1,4 @@
-"""The experiment `roofline`: the products listed are those that run, their operations those counted by hand."""
+"""The experiment `roofline` lists the products that run, and counts their operations as by hand."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MODELS = ("tree-lstm", "tree-lstm-2type", "bilstm-tagger", "lattice-lstm")
 
 
 class Noting(Provider):
-    """NumPy, which notes what it multiplies; compiled code cannot call it."""
+    """NumPy, with a record of its products; compiled code cannot call it."""
 
     def __init__(self) -> None:
         super().__init__("noting", "0", {})
@@ -39,19 +39,19 @@ class Noting(Provider):
 
 
 def describe(a: Matrix, b: Matrix, out: Matrix, adds: bool) -> tuple[Any, ...]:
-    """Shapes, what is added to, and the strides of operands of more than one row."""
+    """Return the shapes, whether the product is added, and the strides of operands with more than one row."""
     strides = [one.strides if min(one.shape) > 1 else () for one in (a, b, out)]
     return a.shape, b.shape, bool(adds), strides
 
 
 @pytest.fixture
 def command(command: Command) -> Command:
-    """Run `bench`."""
+    """Return a function that runs `bench`."""
     return partial(command, "bench")
 
 
 def run_model(model: str, mode: str, provider: Provider | None = None) -> tuple[Any, Any, list[Any]]:
-    """Run the first mini-batch of a model's data; give the loss, the workload and the instances."""
+    """Run the first mini-batch of a model's data; return the loss, the workload and the instances."""
     workload = load_workload(model, None, DIM, seed=0)
     loss = workload.batched("loss", "score", "cpu", plan_cache=0)
     backend = Cpu(provider="numpy")
@@ -81,7 +81,7 @@ def list_all(loss: Any, workload: Any, mode: str) -> list[Matmul]:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("model", MODELS)
 def test_the_products_listed_are_those_that_run(model: str, mode: str) -> None:
-    """In the same order, of the same shapes, with operands that lie alike."""
+    """In the same order, with the same shapes and strides."""
     provider = Noting()
     loss, workload, _ = run_model(model, mode, provider)
     ran = list(provider.noted)
@@ -93,7 +93,7 @@ def test_the_products_listed_are_those_that_run(model: str, mode: str) -> None:
 
 @pytest.mark.slow
 def test_operations_are_those_counted_by_hand() -> None:
-    """Tree-LSTM: 3H x H per leaf, 5H x 2H per inner node, C x H per node; gradients of rows and of weights alike."""
+    """Tree-LSTM: 3H x H per leaf, 5H x 2H per inner node, C x H per node; equally for gradients of rows and weights."""
     loss, workload, trees = run_model("tree-lstm", "train")
     n_leaves = sum(len(list(tree.words())) for tree in trees)
     n_inner = n_leaves - len(trees)
@@ -121,7 +121,7 @@ def test_operations_are_those_counted_by_hand() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("provider", ["numpy", "noting"])
 def test_products_run_alone_compute_what_numpy_does(provider: str) -> None:
-    """Compiled code that goes through the list leaves in memory what a loop over it with NumPy leaves."""
+    """Compiled code and a NumPy loop over the list leave the same values in memory."""
     found = []
     for compiled in (True, False):
         loss, workload, _ = run_model("tree-lstm", "train", Noting() if provider == "noting" else None)

@@ -1,4 +1,4 @@
-"""`autobatch serve`: what a trained model predicts, over HTTP; and how the command begins, goes on and ends."""
+"""`autobatch serve`: predictions of a trained model over HTTP; start, operation and end of the command."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SLOW = pytest.mark.slow
 
 @pytest.fixture
 def run(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a trained model."""
+    """Train a model; return its folder."""
     monkeypatch.setattr("autobatch.models.data.dataset.N_DRAWN", 90)
     options = "--dim", 8, "--epochs", 1, "--backend", "reference", "--data", "reviews"
     status, _, err = command("train", "tree-lstm", *options, "--checkpoint", tmp_path / "run")
@@ -45,7 +45,7 @@ def run(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 def serving(
     run: Path | None, *options: str, token: str | None = None, log: Any = subprocess.STDOUT
 ) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """The command in a process, and its port; ready. Without a run, the options name the model."""
+    """Run the command in a process; yield it and its port once ready. Without a run, the options name the model."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     if token is not None:
         environment["AUTOBATCH_TOKEN"] = token
@@ -131,7 +131,7 @@ def test_a_file_is_served_and_a_new_one_taken_up(command: Command, run: Path, tm
         ab.export(lambda word: model.leaf(word), new, examples=[1], module=model, about=model.about)
         shutil.move(new, path)
         deadline, n_new = time.monotonic() + 60, 0
-        while n_new < 20 and time.monotonic() < deadline:  # until both workers have taken it up
+        while n_new < 20 and time.monotonic() < deadline:  # until both workers have loaded it
             n_new = n_new + 1 if predict(port, TREE)[0]["result"] != json.loads(out) else 0
             time.sleep(0.1)
         assert n_new == 20
@@ -185,7 +185,7 @@ def test_a_change_in_the_folder_is_taken_up_once(
     run: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Files disappear, or are written with parameters of this value; the server looks three times after each change."""
+    """Files are deleted, or written with parameters of this value; the server checks three times after each change."""
     from autobatch.cli.serving.predictor import Predictor
     from autobatch.cli.serving.process import Reloading
     from autobatch.cli.training.trained import Trained
@@ -212,7 +212,7 @@ def test_a_change_in_the_folder_is_taken_up_once(
 
 @SLOW
 def test_a_checkpoint_is_taken_up_under_load(run: Path, tmp_path: Path) -> None:
-    """Every answer is that of the old parameters or that of the new ones."""
+    """Every answer comes from either the old or the new parameters."""
     from autobatch.params.checkpoint import load_checkpoint, save_checkpoint
 
     path = run / "best.safetensors"
@@ -251,13 +251,13 @@ def test_workers_share_a_port_and_are_begun_again(run: Path) -> None:
         counted = re.search(r'autobatch_instances_total\{status="200"\} (\d+)', ask(port, "GET", "/metrics")[1])
         assert counted is not None
         assert int(counted[1]) == 21
-        for _ in range(40):  # until the other worker has been asked
+        for _ in range(40):  # until the other worker has received a request
             live = json.loads(ask(port, "GET", "/live")[1])
             if live["servers"] == 2:
                 break
             time.sleep(0.1)
         assert live["servers"] == 2
-        assert live["done"] >= 21  # and what warmed them up
+        assert live["done"] >= 21  # including the warm-up requests
         workers = workers_of(process)
         assert len(workers) == 2
         os.kill(workers[0], signal.SIGKILL)
@@ -307,7 +307,7 @@ def test_a_log_on_a_full_disk_stops_nothing(run: Path) -> None:
     ):
         expected = predict(port, TREE)
         for worker in workers_of(process):
-            os.kill(worker, signal.SIGHUP)  # it loads the checkpoint again, and says so
+            os.kill(worker, signal.SIGHUP)  # it reloads the checkpoint and prints a message
         os.kill(workers_of(process)[0], signal.SIGKILL)
         time.sleep(1.0)
         assert len(workers_of(process)) == 2
@@ -346,7 +346,7 @@ def test_a_client_that_sends_no_more_does_not_keep_it_from_ending(begin: str, wo
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("to_all", [False, True])
 def test_ctrl_c_ends_it_in_a_sentence(workers: int, to_all: bool, run: Path, tmp_path: Path) -> None:
-    """Whether the terminal sends it to all processes, or somebody to the first one."""
+    """Whether the terminal sends it to all processes, or a user to the first one."""
     with (tmp_path / "log").open("w") as log, serving(
         run, "--backend", "reference", "--workers", str(workers), log=log
     ) as (process, port):  # fmt: skip
@@ -359,7 +359,7 @@ def test_ctrl_c_ends_it_in_a_sentence(workers: int, to_all: bool, run: Path, tmp
 
 @SLOW
 def test_a_full_disk_stops_no_prediction(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing that a request needs is written; here no temporary folder is there at all."""
+    """A request writes no files; here even the temporary folder is missing."""
     with serving(run, "--backend", "reference", "--workers", "2") as (process, port):
         expected = predict(port, TREE)
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
@@ -376,7 +376,7 @@ def test_a_full_disk_stops_no_prediction(run: Path, tmp_path: Path, monkeypatch:
         time.sleep(1.0)
         counted = re.search(r'autobatch_instances_total\{status="200"\} (\d+)', ask(port, "GET", "/metrics")[1])
         assert counted is not None
-        assert int(counted[1]) == 20  # counts stay
+        assert int(counted[1]) == 20  # counts are kept
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")

@@ -1,4 +1,4 @@
-"""`predict` and `serve` take inputs without answers, for every model; `train` and `eval` refuse them in a sentence."""
+"""`predict` and `serve` accept inputs without answers for every model; `train` and `eval` refuse them in a sentence."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ UNANSWERED = {
     "repeated words": (REPEATS, ["right*3 left*0", "a*b|c*2", "right*3|F"]),
     "circuits": (CIRCUITS, ["true() not(0)", "false()", "true()|1\tnot(0)|0"]),
 }
-"""For each kind of data, a file to train on, and instances without answers or with some, as texts."""
+"""For each kind of data, the text of a training file, and instances without answers or with some."""
 
 KINDS = {
     "labelled binary trees": "trees",
@@ -77,11 +77,11 @@ KINDS = {
     "graphs, one per line": "circuits",
 }
 ANSWERED = ("labelled trees", "texts")
-"""Data whose files need no answers anywhere."""
+"""Kinds of data whose files never need answers."""
 
 
 def kind_of(model: str) -> str:
-    """The kind of data that a model is trained on."""
+    """Return the kind of data that a model is trained on."""
     reads = find_model(model).reads
     (kind,) = (kind for mark, kind in KINDS.items() if reads.startswith(mark))
     return "texts of trees" if model in ("early-exit", "stack-lstm-parser") else kind
@@ -93,7 +93,7 @@ def test_every_kind_of_data_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_inputs_need_no_answers(model: str, command: Command, tmp_path: Path) -> None:
-    """A file of one input, and the same input as a request; what is trained or measured needs answers."""
+    """One input in a file, and as a request; training and evaluation need answers."""
     train, inputs = UNANSWERED[kind_of(model)]
     (tmp_path / "train.en").write_text(train, encoding="utf-8")
     if kind_of(model) == "pairs":

@@ -1,4 +1,4 @@
-"""`autobatch warm`: what it compiles, later processes find."""
+"""`autobatch warm` compiles cells for later processes."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def test_of_a_file_its_predictions_are_run(command: Command, tmp_path: Path, mon
 
 
 def export(command: Command, folder: Path) -> None:
-    """Train a model, and write it to trees.ab."""
+    """Train a model and export it to trees.ab."""
     given = "--dim", 4, "--epochs", 1, "--backend", "reference", "--data", "listops", "--checkpoint", folder / "run"
     assert command("train", "tree-lstm", *given)[0] == 0
     assert command("export", "tree-lstm", "--checkpoint", folder / "run", "--out", folder / "trees.ab")[0] == 0
 
 
 def run(environment: dict[str, str], *arguments: str) -> str:
-    """What Python prints, in a process; nothing on standard error."""
+    """Run Python in a process; return its output. There must be no errors."""
     done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True, env=environment)
     assert not done.stderr
     return done.stdout
@@ -68,13 +68,13 @@ def run(environment: dict[str, str], *arguments: str) -> str:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """That of processes with caches of their own, which wait for nothing that is compiled."""
+    """The environment of processes with their own cache that do not wait for compilation."""
     return {**os.environ, "AUTOBATCH_CACHE": str(tmp_path / "cache"), "AUTOBATCH_BACKEND": "cpu", VARIABLE: "0"}
 
 
 @pytest.mark.slow
 def test_later_processes_compile_nothing(environment: dict[str, str], tmp_path: Path) -> None:
-    """Even where the variable says to wait for nothing, this command waits."""
+    """The command waits even if the variable says not to."""
     told = run(environment, "-m", "autobatch", "warm", "--dim", "16", "--threads", "1")
     assert told.endswith(f"tree-lstm: compiled\nThe cache is {tmp_path / 'cache'}.\n")
     assert run(environment, "-c", STEP) == "0 []\n"

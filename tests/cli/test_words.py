@@ -1,4 +1,4 @@
-"""Wrong names end in the nearest right one before any data is loaded; groups without a command show their help."""
+"""Misspelled names get suggestions before any data is loaded; groups without a command show their help."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from helpers.runs.commands import Command
 
 @pytest.fixture(autouse=True)
 def _no_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loading data fails the test."""
+    """Fail the test if data is loaded."""
 
     def load(*args: object) -> None:
         raise AssertionError("data was loaded")
@@ -30,7 +30,7 @@ def _no_data(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def groups(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The words that name each group of commands."""
+    """Yield the words that name each group of commands."""
     yield path
     for name, command in group.commands.items():
         if isinstance(command, click.Group):
@@ -38,7 +38,7 @@ def groups(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str
 
 
 def commands_with(name: str) -> list[tuple[str, ...]]:
-    """The words that name each command that has a parameter of this name."""
+    """Return the words of each command that has a parameter of this name."""
     return [
         (*path, command.name)
         for path in groups(commands)
@@ -48,7 +48,7 @@ def commands_with(name: str) -> list[tuple[str, ...]]:
 
 
 def find(path: tuple[str, ...]) -> click.Group:
-    """A group by the words that name it."""
+    """Return a group by its words."""
     group: click.Group = commands
     for word in path:
         found = group.commands[word]
@@ -58,7 +58,7 @@ def find(path: tuple[str, ...]) -> click.Group:
 
 
 def misspell(word: str, rng: np.random.Generator) -> str:
-    """Exchange two neighbouring letters that differ, or double the last."""
+    """Swap two neighbouring letters that differ, or double the last letter."""
     places = [place for place in range(1, len(word) - 1) if word[place] != word[place + 1]]
     if not places:
         return word + word[-1]
@@ -123,7 +123,7 @@ def test_experiments_are_shown_in_a_checkout(command: Command, monkeypatch: pyte
 
 
 def paths() -> list[tuple[str, ...]]:
-    """Command lines that each give an empty path to one parameter; all that take paths or data are among them."""
+    """Return command lines that each pass an empty path to one parameter, for all parameters that are paths or data."""
     found = []
     for path in groups(commands):
         for command in find(path).commands.values():
@@ -141,7 +141,7 @@ def paths() -> list[tuple[str, ...]]:
 
 @pytest.mark.parametrize("words", paths(), ids=" ".join)
 def test_an_empty_path_is_refused(words: tuple[str, ...], command: Command) -> None:
-    """Such as that of a shell's variable without a value: another file, or the current folder, is not meant."""
+    """For example from an unset shell variable; it must not stand for another file or the current folder."""
     status, out, err = command(*words)
     assert (status, out) == (2, "")
     assert err.startswith("autobatch: Invalid value for ")
