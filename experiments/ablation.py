@@ -1,8 +1,7 @@
-"""Claim 6: what each idea is worth, by switching off one at a time.
+"""Claim 6: measure what each technique is worth by switching off one at a time.
 
-Each model runs with all that the cpu backend has, and with one idea switched off at a time, in turns on the same
-mini-batches of recorded graphs. What single passes of the compiler are worth is another question (`passes.py`). Parts
-are models:
+Each model runs on the cpu backend with everything on, and with one technique at a time switched off. The variants take
+turns on the same mini-batches of recorded graphs. `passes.py` measures single passes of the compiler. Parts are models:
 
     python experiments/ablation.py only=lattice-lstm dim=256
 """
@@ -41,10 +40,10 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "plans made anew": {"plan_cache": 0},
     "cells interpreted": {"backend": "reference"},
 }
-"""How each idea is switched off."""
+"""How each technique is switched off."""
 RECORDED_ANEW = "recorded anew"
 WITHOUT = (*(way for way in OPTIONS if way != FULL), RECORDED_ANEW)
-"""What is compared with everything."""
+"""The variants that are compared with `FULL`."""
 MODES = ("inference", "training")
 COUNTED = ("batches", "launches", "planned_bytes")
 HEADER = (
@@ -62,7 +61,7 @@ HEADER = (
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """Mini-batches are the first ones, in the order of the data's files."""
+    """Settings. The mini-batches are the first ones of the data's files."""
 
     dim: int = 64
     batch_size: int = 64
@@ -71,7 +70,7 @@ class Config(Settings):
 
 
 def measure(config: Config, model: str) -> Findings:
-    """Time a model in all ways, in both modes."""
+    """Time all variants of a model, in inference and training."""
     workload = load_workload(model, find_data(DATA[model]), config.dim, config.seed)
     instances = workload.first(config.batch_size * config.minibatches)
     raw = list(ab.minibatches(instances, config.batch_size))
@@ -104,7 +103,7 @@ def run_all(loss: Any, batches: list[Any], training: bool) -> None:
 
 
 def table_of(model: str, figures: Mapping[str, Any]) -> Table:
-    """Show all ways of a model."""
+    """Show all variants of a model."""
     rows = []
     for way in figures[MODES[0]]:
         row = [way]
@@ -122,14 +121,14 @@ def tabulate(records: Records) -> list[Table]:
 
 
 def tabulate_training(records: Records) -> Table:
-    """Show the times of training, a column for each model."""
+    """Show training times, with a column for each model."""
     ways = list(next(iter(records.values())).figures["training"])
     rows = [(way, *(f"{one.figures['training'][way]['time']:.2f}" for one in records.values())) for way in ways]
     return Table("", ("", *records), rows)
 
 
 def draw(records: Records, figure: Figure) -> None:
-    """Draw the time of training without each idea, and with recording; the longest on top."""
+    """Draw the training time without each technique, and with recording; the longest is on top."""
     axes = panels(figure, 1, len(records), 2.8)
     ways = sorted(WITHOUT, key=lambda way: -typical_time(records, way))
     for ax, (model, one) in zip(axes, records.items(), strict=True):
@@ -152,18 +151,18 @@ def draw(records: Records, figure: Figure) -> None:
 
 
 def typical_time(records: Records, way: str) -> float:
-    """The time of training without an idea, over that with everything: the geometric mean of the models."""
+    """Return the training time of a variant relative to `FULL`: the geometric mean over the models."""
     return statistics.geometric_mean(one.figures["training"][way]["time"] for one in records.values())
 
 
 def time_range(one: Record, way: str) -> tuple[float, float]:
-    """The shortest and longest round, over the median with everything."""
+    """Return the shortest and the longest round relative to the median of `FULL`."""
     laps, full = one.seconds[f"training, {way}"], statistics.median(one.seconds[f"training, {FULL}"])
     return min(laps) / full, max(laps) / full
 
 
 def see(records: Records) -> str:
-    """Say what each idea is worth in training."""
+    """State what each technique is worth in training."""
     parts = []
     for way in WITHOUT:
         times = [one.figures["training"][way]["time"] for one in records.values()]

@@ -1,9 +1,9 @@
-"""Question: how fast is autobatch beside PyTorch, one instance at a time, batched by hand, and written by an expert?
-Trees also beside JAX, batched by hand, where that is installed.
+"""Compare the throughput of autobatch with PyTorch: one instance at a time, batched by hand, and written by an expert.
 
-All run the same models on the same data from the same parameters, in turn on every mini-batch, in one process; each
-first shows that its losses and gradients are autobatch's. Rates are instances over the sum of the mini-batches' median
-times. Training is forward, backward and the same dense Adam. `autobatch bench --peers` runs this; a small part of it:
+Trees are also compared with JAX, batched by hand, if it is installed. All run the same models on the same data from the
+same parameters, and take turns on every mini-batch in one process. Losses and gradients are first checked against
+autobatch's. Rates are instances divided by the sum of the mini-batches' median times. Training is forward, backward and
+a step of the same dense Adam. `autobatch bench --peers` runs this; to run a small part of it:
 
     python experiments/against_torch.py models=tree-lstm dims=64, batch_sizes=64, threads=1
 """
@@ -31,33 +31,33 @@ from harness import find_data, name_of, run
 from peers.ways import DATA, PEERS, Way, check_equal, make_peers, our_ways, their_ways
 from records import QUICK, Findings, Settings
 
-LIBRARIES = ("OPENBLAS_", "MKL_", "OMP_", "KMP_", "DNNL_", "ONEDNN_", "ATEN_")  # that read variables of these names
+LIBRARIES = ("OPENBLAS_", "MKL_", "OMP_", "KMP_", "DNNL_", "ONEDNN_", "ATEN_")  # prefixes of variables
 N_CHECKED = 16  # instances whose losses and gradients are compared
 
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """Mini-batches are the first ones, in the order of the data's files."""
+    """Settings. The mini-batches are the first ones of the data's files."""
 
     threads: int = 2
-    """All is measured with one thread, and with this many."""
+    """Everything is measured with one thread and with this many."""
     models: str = ",".join(PEERS)
     dims: tuple[int, ...] = (64, 256)
     batch_sizes: tuple[int, ...] = (64, 256)
-    """Of trees; other models are measured with the first alone."""
+    """Sizes for trees; other models are measured with the first only."""
     backends: str = "reference,cpu"
     policy: str = "auto"
     modes: str = ",".join(MODES)
     data: str = ""
-    """A name or path, in place of the real data beside the checkout, or else of what the model has built in."""
+    """A name or path that replaces the real data beside the checkout, or else the model's built-in data."""
     minibatches: int = 8
     slow_minibatches: int = 1
-    """Of these, one instance at a time."""
+    """Number of these for running one instance at a time."""
     repeats: int = 5
 
 
 class Setting(NamedTuple):
-    """What one table is about."""
+    """The setting of one table."""
 
     dim: int
     batch_size: int
@@ -68,7 +68,7 @@ class Setting(NamedTuple):
 
 
 Rates = Mapping[str, Mapping[str, float]]
-"""Instances per second, by way and mode."""
+"""Instances per second, by implementation and mode."""
 
 
 def measure(config: Config) -> Iterator[Findings]:
@@ -81,7 +81,7 @@ def measure(config: Config) -> Iterator[Findings]:
 
 
 def measure_model(model: str, config: Config) -> Findings:
-    """Run all ways of one model, in all settings."""
+    """Run all implementations of one model, in all settings."""
     data = config.data or find_data(DATA[model])
     seconds: dict[str, list[float]] = {}
     found: dict[Setting, Rates] = {}
@@ -109,7 +109,7 @@ def measure_model(model: str, config: Config) -> Findings:
 
 
 def make_ways(model: str, workload: Workload, size: int, config: Config) -> dict[str, Way]:
-    """Build, check and prepare all ways."""
+    """Build, check and prepare all implementations."""
     backends, instances = config.backends.split(","), workload.first(size * config.minibatches)
     peers = make_peers(model, workload)
     check_equal(workload, peers, backends, instances[:N_CHECKED])
@@ -120,7 +120,7 @@ def make_ways(model: str, workload: Workload, size: int, config: Config) -> dict
 
 
 def time_ways(ways: Mapping[str, Way], mode: str, config: Config, task: str) -> dict[str, list[list[float]]]:
-    """Let all ways take turns in one mode."""
+    """Let all implementations take turns in one mode."""
     limits = {name: way.n_minibatches for name, way in ways.items()}
     with show_progress((config.repeats + 1) * sum(limits.values())) as progress:
         return take_turns(
@@ -133,7 +133,7 @@ def time_ways(ways: Mapping[str, Way], mode: str, config: Config, task: str) -> 
 
 @contextmanager
 def threads_limited(n_threads: int) -> Iterator[None]:
-    """Let PyTorch and NumPy use so many threads."""
+    """Limit PyTorch and NumPy to this many threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(n_threads)
     try:
@@ -144,7 +144,7 @@ def threads_limited(n_threads: int) -> Iterator[None]:
 
 
 def ratios_of(rates: Rates) -> dict[str, dict[str, dict[str, float]]]:
-    """How many times as fast each way of autobatch is as each of the others, by mode."""
+    """Return the speed of each of our implementations relative to each of the others, by mode."""
     ours = [name for name in rates if name.startswith("autobatch")]
     return {
         our: {
@@ -157,7 +157,7 @@ def ratios_of(rates: Rates) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def format_setting(setting: Setting, rates: Rates) -> str:
-    """Lay out the rates of all ways, and the ratios to those of the others that merge as autobatch does."""
+    """Format the rates of all implementations, and our speed relative to the others that merge in each step."""
     modes = list(next(iter(rates.values())))
     speed = format_table(
         (str(setting), *modes), [(name, *(f"{rate:,.0f}" for rate in by.values())) for name, by in rates.items()]
@@ -174,7 +174,7 @@ def format_setting(setting: Setting, rates: Rates) -> str:
 def figures_of(
     model: str, workload: Workload, found: Mapping[Setting, Rates], loads: Mapping[Setting, float]
 ) -> dict[str, Any]:
-    """The figures of a record."""
+    """Return the figures of a record."""
     return {
         "model": model,
         "data": name_of(workload.dataset),

@@ -1,12 +1,12 @@
-"""Question: how many batches do agents of other libraries need, beside learned machines, rules and search?
+"""Count the batches that agents of other libraries need, compared with learned machines, rules and search.
 
-All learn on the same mini-batches, one at a time, and plan others that they have not seen. In the environment of
-`autobatch.policies.env` learn MaskablePPO and DQN of Stable-Baselines3, and the loop of `examples/gym_agent.py`
-(REINFORCE with a linear score of the features of a type). DQN knows no masks: while it learns, a type that is not ready
-stands for the first one that is; later, the ready type with the highest value runs. `learn_policy` learns both of our
-machines. Rules and search do not learn. Plans of agents and of `score` are made from the inputs, in one direction;
-those of `score+both+compact`, of `learn_policy` and of search are the shorter of both directions, compacted. Seconds
-are those of one process with one thread: to learn, and to plan one mini-batch.
+All learn on the same mini-batches, one at a time, and plan others that they have not seen. MaskablePPO and DQN of
+Stable-Baselines3, and the loop of `examples/gym_agent.py` (REINFORCE with a linear score of a type's features), learn
+in the environment of `autobatch.policies.env`. DQN does not support masks: while it learns, a type that is not ready
+stands for the first ready one; afterwards, the ready type with the highest value runs. `learn_policy` learns both of
+our machines. Rules and search do not learn. Agents and `score` plan from the inputs, in one direction;
+`score+both+compact`, `learn_policy` and search plan in both, and use the shorter plan, compacted. Times are seconds to
+learn, and to plan one mini-batch, in one process with one thread.
 
     python experiments/agents.py workload=random-dag-8 steps=20000
 """
@@ -48,18 +48,18 @@ BOUND_STATES = 400_000
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """The mini-batches, and how long agents learn."""
+    """Settings of the mini-batches, and how long agents learn."""
 
     workload: str = "tree-lstm-2type"
     size: int = 16
     learned: int = 8
     held_out: int = 16
     steps: int = 40_000
-    """Batches that an agent runs while it learns."""
+    """Number of batches that an agent runs while it learns."""
 
 
 class Ready(gymnasium.ActionWrapper[Any, Any, Any]):
-    """The environment for agents without masks: a type that is not ready stands for the first one that is."""
+    """The environment for agents without masks: a type that is not ready stands for the first ready one."""
 
     def action(self, action: Any) -> Any:
         mask = self.env.unwrapped.action_masks()  # type: ignore[attr-defined]
@@ -67,7 +67,7 @@ class Ready(gymnasium.ActionWrapper[Any, Any, Any]):
 
 
 class Greedy:
-    """A DQN that takes the ready type with the highest value."""
+    """A DQN agent that chooses the ready type with the highest value."""
 
     def __init__(self, agent: DQN) -> None:
         self.agent, self.observation_space = agent, agent.observation_space
@@ -80,18 +80,18 @@ class Greedy:
 
 
 def train_ppo(env: Any, config: Config) -> Any:
-    """Learn by MaskablePPO, with its default settings."""
+    """Train MaskablePPO with its default settings."""
     return MaskablePPO("MultiInputPolicy", env, seed=config.seed).learn(config.steps)
 
 
 def train_dqn(env: Any, config: Config) -> Any:
-    """Learn by DQN, with its default settings but for the steps before it learns and for exploration."""
+    """Train DQN with its default settings, except for the steps before it learns and for exploration."""
     agent = DQN("MultiInputPolicy", Ready(env), learning_starts=1000, exploration_fraction=0.5, seed=config.seed)
     return Greedy(agent.learn(config.steps))
 
 
 def train_linear(env: Any, config: Config) -> Any:
-    """Learn by REINFORCE, 20 episodes at a time."""
+    """Train by REINFORCE, 20 episodes at a time."""
     rng = np.random.default_rng(config.seed)
     env.reset(seed=config.seed)
     agent, n_steps = LinearAgent(env, rng), 0
@@ -113,7 +113,7 @@ RULES = ("depth", "agenda", "score", "score+both+compact", "search")
 
 
 def count(policy: Any, graphs: list[Graph]) -> tuple[float, list[float]]:
-    """Plan mini-batches: the mean number of batches, and the seconds of each plan."""
+    """Plan mini-batches. Return the mean number of batches, and the seconds of each plan."""
     batches, seconds = [], []
     for graph in graphs:
         began = perf_counter()
@@ -123,7 +123,7 @@ def count(policy: Any, graphs: list[Graph]) -> tuple[float, list[float]]:
 
 
 def measure(config: Config) -> Findings:
-    """Learn and plan in all ways."""
+    """Measure all policies."""
     torch.set_num_threads(config.threads)
     workload = WORKLOADS[config.workload]
     data, graphs = workload.minibatches(config.size, config.learned + config.held_out, config.seed)

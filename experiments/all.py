@@ -1,11 +1,11 @@
-"""Measure every claim, and gather them in one page: `report.html`, which needs no network and no other file.
+"""Measure every claim, and collect them in one page: `report.html`, which needs no network and no other file.
 
     autobatch experiment all --out DIR
     autobatch experiment all --quick
 
-The claims run one after the other, each in a process of its own. What was interrupted goes on where it was: a record
-that is there, of the same settings and the same code, is not measured again. `--quick` takes less than five minutes;
-its figures show that all works, and mean nothing else. With `--ray` so do timings: see `claims.py`.
+The claims run one after the other, each in its own process. An interrupted run resumes: a part is skipped if it has a
+record with the same settings and the same code. `--quick` takes less than five minutes; its figures only show that
+everything works. With `--ray`, timings mean as little: see `claims.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FOLDER = Path(__file__).resolve().parent
 
 
 def measure_all(words: list[str]) -> int:
-    """Run every claim with the words of the command line, then write the report; give the exit status."""
+    """Run every claim with the command line's words, then write the report. Return the exit status."""
     given = read_words(words)
     out = Path(given.get("out", QUICK if given.get("quick") == "True" else RESULTS))
     if unknown := sorted(given.keys() - {"out", "quick", "again", "ray"}):

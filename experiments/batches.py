@@ -1,7 +1,7 @@
-"""Claim 1: compacted, a fixed rule plans as few batches as machines that are learned on the workload.
+"""Claim 1: with compaction, a fixed rule needs as few batches as machines that are learned on the workload.
 
-Every policy plans the first mini-batch of a workload, on which machines learn, and held-out ones, the next. Counts do
-not depend on the machine; a workload is a part:
+Every policy plans the first mini-batch of a workload, on which machines learn, and held-out ones, which follow it.
+Counts do not depend on the computer. Parts are workloads:
 
     python experiments/batches.py only=tree-lstm-2type,lattice-lstm-variadic sizes=32,256
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHOWN = "32"
-"""The size of mini-batches in the figure and in sentences, where a record has it."""
+"""Size of the mini-batches in the figure and in sentences, if a record has it."""
 DRAWN = {
     "tree-lstm": "trees", "bilstm-tagger": "tagger", "tree-lstm-2type": "two-type trees",
     "lattice-lstm-folded": "lattices, sums folded", "lattice-lstm-variadic": "lattices, one type of sum",
@@ -40,7 +40,7 @@ LINES = {
     "learned machines, compacted": ("fsm", BOTH),
     "rule score, compacted": ("score", BOTH),
 }
-"""Of the figure: the policy, and which of its plans."""
+"""Lines of the figure: the policy, and which of its plans."""
 IN_DOCUMENT = (
     ("trees", "tree-lstm", "256"), ("two-type trees", "tree-lstm-2type", "32"),
     ("two-type trees", "tree-lstm-2type", "256"), ("lattices, arity", "lattice-lstm-arity", "32"),
@@ -67,7 +67,7 @@ def measure(effort: Effort, workload: str) -> Findings:
 
 
 def to_row(name: str, found: Any) -> list[str]:
-    """Write means over held-out mini-batches."""
+    """Format the means over held-out mini-batches."""
     reached, plans = found["reached"], {policy: counted["held-out"] for policy, counted in found["policies"].items()}
     proven = reached["optimal"][1:]
     counts = [(policy, plan) for policy in ("agenda", "published fsm") for plan in (RAW, BOTH)]
@@ -81,7 +81,7 @@ def to_row(name: str, found: Any) -> list[str]:
 
 
 def tabulate(records: Records) -> list[Table]:
-    """Show every workload and size; and what planning and learning cost."""
+    """Show every workload and size, and what planning and learning cost."""
     sizes = [(name, size, found) for name, one in records.items() for size, found in one.figures["sizes"].items()]
     rows = [to_row(f"{name}, {size}", found) for name, size, found in sizes]
     title = "Batches of a held-out mini-batch, mean; in brackets, how many of the fewest known are proven optimal"
@@ -97,7 +97,7 @@ def tabulate(records: Records) -> list[Table]:
 
 
 def tabulate_some(records: Records) -> Table:
-    """Show the workloads and sizes of the page on policies."""
+    """Show the workloads and sizes of the document on policies."""
     rows = [
         to_row(f"{title}, {size}", records[workload].figures["sizes"][size])
         for title, workload, size in IN_DOCUMENT
@@ -119,13 +119,13 @@ def tabulate_first(records: Records) -> Table:
 
 
 def shown_size(record: Any) -> str:
-    """The size to show: 32, or the first that was measured."""
+    """Return the size to show: 32, or the first that was measured."""
     sizes = record.figures["sizes"]
     return SHOWN if SHOWN in sizes else str(next(iter(sizes)))
 
 
 def drawn_of(records: Records) -> list[str]:
-    """The workloads that the figure shows: those of `DRAWN`, or whatever was measured instead."""
+    """Return the workloads that the figure shows: those of `DRAWN`, or else whatever was measured."""
     return [workload for workload in DRAWN if workload in records] or [*records]
 
 
@@ -159,7 +159,7 @@ def draw(records: Records, figure: Figure) -> None:
 
 
 def message_of(records: Records) -> str:
-    """Say how far above the bound the compacted policies of the figure are, and how far apart."""
+    """State how far above the bound the figure's compacted policies are, and how far apart."""
     compacted = [which for which in LINES.values() if which[1] == BOTH]
     far = [[100 * max(0.0, above_bound(record, *which)) for which in compacted] for record in records.values()]
     raw = [100 * above_bound(record, *which) for record in records.values() for which in LINES.values()
@@ -172,7 +172,7 @@ def message_of(records: Records) -> str:
 
 
 def see(records: Records) -> str:
-    """Say how far above the bound the policies are."""
+    """State how far above the bound the policies are."""
     far = {label: [above_bound(record, *which) for record in records.values()] for label, which in LINES.items()}
     most = dict(zip(records, far["rule score, compacted"], strict=True))
     worst = max(most, key=most.__getitem__)
@@ -186,7 +186,7 @@ def see(records: Records) -> str:
 
 
 def above_bound(record: Any, policy: str, plan: int) -> float:
-    """How far a policy is above the better bound, as a fraction of it."""
+    """Return how far a policy is above the better bound, as a fraction of it."""
     found = record.figures["sizes"][shown_size(record)]
     return float(
         found["policies"][policy]["held-out"][plan] / statistics.fmean(found["reached"]["better bound"][1:]) - 1
@@ -194,7 +194,7 @@ def above_bound(record: Any, policy: str, plan: int) -> float:
 
 
 def ours_on(workload: str, size: str, records: Records) -> str:
-    """Say what we count on the first mini-batch of a size."""
+    """State our counts for the first mini-batch of a size."""
     if workload not in records or size not in records[workload].figures["sizes"]:
         return ""
     found = records[workload].figures["sizes"][size]
@@ -203,7 +203,7 @@ def ours_on(workload: str, size: str, records: Records) -> str:
 
 
 def published(rows: Sequence[tuple[str, str, str, str]]) -> list[Published]:
-    """Put the machine-found batches of the paper beside ours."""
+    """Compare the paper's counts for learned machines with ours."""
     source = "ED-Batch (arXiv:2302.03851)"
     return [Published(what, theirs, source, partial(ours_on, workload, size)) for what, theirs, workload, size in rows]
 

@@ -1,8 +1,8 @@
-"""Question: what does bucketing by node count save, and at which width does it stop to matter?
+"""Measure what bucketing by node count saves, and at which width it stops mattering.
 
-A Tree-LSTM trains for an epoch on recorded trees in mini-batches that are shuffled, or bucketed by their nodes in
-windows. Batches and launches do not depend on the machine; speed is a multiple of that of shuffled mini-batches, by
-medians of rounds in which all ways take turns.
+A Tree-LSTM trains for an epoch on recorded trees in mini-batches that are shuffled, or bucketed by node count within
+windows. Batches and launches do not depend on the machine. Speed is relative to shuffled mini-batches, from medians of
+rounds in which all variants take turns.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from records import Findings, Settings
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """Trees are the first ones, in file order; `windows` are mini-batches, 0 for none."""
+    """The trees are the first ones of the file; `windows` counts mini-batches, and 0 means shuffled."""
 
     dims: tuple[int, ...] = (64, 256)
     batch_sizes: tuple[int, ...] = (64, 256)
@@ -32,7 +32,7 @@ class Config(Settings):
 
 
 def measure(config: Config) -> Findings:
-    """Train an epoch in all ways in turn, at all sizes."""
+    """Train an epoch with all variants in turn, at all sizes."""
     data = load_sst_or_listops(config.seed)
     seconds: dict[str, list[float]] = {}
     figures: dict[str, dict[str, float]] = {}
@@ -60,12 +60,12 @@ def measure(config: Config) -> Findings:
 
 
 def describe(window: int) -> str:
-    """Name a way to cut mini-batches."""
+    """Name a way of dividing an epoch."""
     return f"bucketed, window {window}" if window else "shuffled"
 
 
 def cut(graphs: list[ab.Graph], size: int, window: int, seed: int) -> list[list[ab.Graph]]:
-    """The mini-batches of an epoch."""
+    """Return the mini-batches of an epoch."""
     rng = np.random.default_rng(seed)
     if not window:
         return list(ab.minibatches(graphs, size, rng))
@@ -73,7 +73,7 @@ def cut(graphs: list[ab.Graph], size: int, window: int, seed: int) -> list[list[
 
 
 def sweep(loss: ab.Batched, optimizer: Any, batches: list[list[ab.Graph]]) -> Callable[[], None]:
-    """What trains on all mini-batches."""
+    """Make a function that trains on all mini-batches."""
 
     def train() -> None:
         for batch in batches:
@@ -84,7 +84,7 @@ def sweep(loss: ab.Batched, optimizer: Any, batches: list[list[ab.Graph]]) -> Ca
 
 
 def count(loss: ab.Batched, batches: list[list[ab.Graph]]) -> dict[str, float]:
-    """Mean batches and launches of a mini-batch, forward."""
+    """Return the mean number of batches and launches per mini-batch, forward."""
     reports = [loss.explain(batch) for batch in batches]
     return {name: float(np.mean([getattr(r, name) for r in reports])) for name in ("batches", "launches")}
 

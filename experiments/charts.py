@@ -1,4 +1,4 @@
-"""What the figures of all claims share: size, type, colours, and a title that says what there is to see."""
+"""Shared code for the figures of all claims: size, type, colours, and a title that states the result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH = 7.5  # inches, of a page
-LINE = 86  # characters of a message that have room in it
+LINE = 86  # characters per line of the title
 DPI = 160
 STYLE: Any = {
     "font.size": 8.5,
@@ -29,12 +29,12 @@ STYLE: Any = {
     "errorbar.capsize": 2,
 }
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555")
-"""Distinct also for the colour-blind (Okabe and Ito 2008); a panel has at most as many lines."""
+"""Distinct for the colour-blind too (Okabe and Ito 2008); this is the most lines that a panel can have."""
 OURS, THEIRS, EACH = COLORS[0], COLORS[1], COLORS[6]
 
 
 def draw_into(path: Path, draw: Callable[[Figure], None]) -> str:
-    """Draw a figure of a page's width into a PNG file, whole or not at all; give its message."""
+    """Draw a figure of a page's width into a PNG file, atomically. Return its title."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
     from PIL import Image
@@ -50,20 +50,20 @@ def draw_into(path: Path, draw: Callable[[Figure], None]) -> str:
 
 
 def entitle(figure: Figure, message: str) -> None:
-    """Put the message of a figure above it, in lines of the figure's width."""
+    """Put a title above a figure, wrapped to its width."""
     lines = "\n".join(textwrap.wrap(message, LINE))
     figure.suptitle(lines, x=0.01, ha="left", fontsize=10, fontweight="bold", linespacing=1.3)
     figure.set_figheight(figure.get_figheight() + 0.18 * lines.count("\n"))
 
 
 def panels(figure: Figure, n_rows: int, n_columns: int, height: float) -> list[Axes]:
-    """Divide a figure into panels, each of this height in inches; row by row."""
+    """Divide a figure into panels, each `height` inches high. Return them row by row."""
     figure.set_figheight(height * n_rows + 0.5)
     return list(figure.subplots(n_rows, n_columns, squeeze=False).flat)
 
 
 def use_log(axes: Axes, *directions: Literal["x", "y"]) -> None:
-    """Make scales logarithmic, with ticks as people write numbers."""
+    """Make scales logarithmic, with ticks labelled in plain numbers."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     axes.set(**{f"{direction}scale": "log" for direction in directions})
@@ -82,6 +82,6 @@ def legend_below(figure: Figure, axes: Axes, n_columns: int = 4) -> None:
 
 
 def whiskers(values: Sequence[float], lows: Sequence[float], highs: Sequence[float]) -> list[list[float]]:
-    """Give the lengths of error bars from the ends of a spread."""
+    """Return the lengths of error bars from the ends of a range."""
     down = [max(0.0, value - low) for value, low in zip(values, lows, strict=True)]
     return [down, [max(0.0, high - value) for value, high in zip(values, highs, strict=True)]]

@@ -1,16 +1,15 @@
 """The nine claims of the project: each is a file here, and `autobatch experiment all` measures them all.
 
-A claim measures *parts*, such as one for each model, and writes a record of each. Its table, its figure and its
-sentences are made from the records alone, so that they can be made again without measuring. A part whose record is
-there already, of the same settings and the same code, is not measured again; `again=True` does. `only=tree-lstm` picks
-parts, and `--quick` measures so little that all claims together take minutes:
+A claim measures *parts*, such as one for each model, and writes a record of each. Its table, figure and sentences are
+made from the records only, so they can be made again without measuring. A part is skipped if it has a record with the
+same settings and the same code; `again=True` measures it nevertheless. `only=tree-lstm` selects parts, and `--quick`
+measures so little that all claims together take minutes:
 
     python experiments/batches.py only=tree-lstm,lattice-lstm-arity sizes=32,256
     python experiments/batches.py --quick --out /tmp/report
 
-With `ray=local` parts are measured as tasks of Ray, beside each other; with `ray=ADDRESS`, by a Ray that runs
-elsewhere. What is counted is the same there, bit for bit. Timings are not: they are taken while other parts are
-measured, and the record says so.
+With `ray=local`, parts are measured concurrently as tasks of Ray; with `ray=ADDRESS`, by a Ray cluster elsewhere.
+Counts are identical there. Timings are not, because other parts run at the same time; the record says so.
 """
 
 from __future__ import annotations
@@ -52,22 +51,22 @@ if TYPE_CHECKING:
 NAMES = (
     "batches", "learned_policies", "memory_plan", "throughput", "step_time", "ablation", "scale", "training", "serving"
 )  # fmt: skip
-"""Of the claims, in the order of the report."""
+"""Names of the claims, in the order of the report."""
 
 Records = Mapping[str, Record]
-"""By part."""
+"""Records by part."""
 S = TypeVar("S", bound=Settings)
 
 
 @dataclass(frozen=True)
 class Published:
-    """A figure of the literature, and ours beside it."""
+    """A figure of the literature, and ours to compare it with."""
 
     what: str
     theirs: str
     source: str
     ours: Callable[[Records], str]
-    """From the records; empty where they do not tell."""
+    """Format our figure from the records; empty if they do not contain it."""
 
 
 @dataclass(frozen=True)
@@ -75,19 +74,20 @@ class Claim(Generic[S]):
     """A claim, and how it is measured and shown.
 
     Attributes:
-        name: of its file and its records.
-        heading: what is claimed, in a line.
-        claimed: the same in a paragraph, with how it is measured.
-        settings, quick: what is measured, and what little of it `--quick` measures.
-        parts, quick_parts: names of what has a record each; one claim has a single part, whose name is empty.
+        name: name of its file and its records.
+        heading: the claim, in a line.
+        claimed: the claim in a paragraph, with how it is measured.
+        settings, quick: the settings, and smaller ones for `--quick`.
+        parts, quick_parts: names of the parts, each of which has a record; one claim has a single part, with an empty
+            name.
         measure: measures a part.
-        tabulate: makes tables of what was found.
-        draw: draws a figure of it, for the width of a page.
-        see: says in sentences what was seen.
-        published: what the literature found.
-        disagreement: says where we differ from it, and why.
-        modules: prefixes of what is measured.
-        needs: packages.
+        tabulate: makes tables of the results.
+        draw: draws a figure of the results, of a page's width.
+        see: states the results in sentences.
+        published: results of the literature.
+        disagreement: where we differ from the literature, and why.
+        modules: prefixes of the measured modules.
+        needs: required packages.
     """
 
     name: str
@@ -107,12 +107,12 @@ class Claim(Generic[S]):
     needs: Sequence[str] = ()
 
     def records(self, folder: Path) -> dict[str, Record]:
-        """Read the records that a folder has, by part."""
+        """Read the records of a folder, by part."""
         places = {part: place_of(folder, self.name, part) for part in self.parts}
         return {part: read_record(place) for part, place in places.items() if place.is_file()}
 
     def beside(self, records: Records) -> Table:
-        """Put the literature's figures beside ours."""
+        """Compare the literature's figures with ours."""
         rows = [(one.what, one.theirs, one.source, one.ours(records) or "–") for one in self.published]
         return Table("", ("", "published or measured elsewhere", "source", "ours"), rows)
 
@@ -129,10 +129,10 @@ def run_claim(claim: Claim[Any]) -> None:
 
 
 def follow(claim: Claim[Any], words: Sequence[str]) -> None:
-    """Measure and show a claim as the words of the command line say.
+    """Measure and show a claim as the command line's words say.
 
     Raises:
-        AutobatchError: they name a part or a setting that there is not.
+        AutobatchError: a part or a setting is unknown.
     """
     changes = read_words(words)
     ray = changes.pop("ray", "")
@@ -150,14 +150,14 @@ def follow(claim: Claim[Any], words: Sequence[str]) -> None:
 def measure_parts(
     claim: Claim[Any], settings: Settings, parts: Sequence[str], out: Path, again: bool, ray: str = ""
 ) -> None:
-    """Measure parts, each unless its record is there already; then show what the folder's records say.
+    """Measure the parts that have no up-to-date record; then show the folder's records.
 
     Args:
-        claim: which they are of.
+        claim: the claim that they belong to.
         settings: how they are measured.
         parts: their names.
         out: the folder.
-        again: measure also those whose record is there.
+        again: measure parts with an up-to-date record too.
         ray: where Ray measures them, see `on_ray`; empty to measure here, one after the other.
     """
     require((*claim.needs, "matplotlib"), f"measuring {claim.name}")
@@ -181,7 +181,7 @@ def measure_on_ray(claim: Claim[Any], settings: Settings, parts: Sequence[str], 
     """Measure parts in workers of Ray; write each record here as soon as it arrives.
 
     Raises:
-        AutobatchError: a worker has other code than this process.
+        AutobatchError: a worker's code differs from this process's.
     """
     what, code = f"measuring {claim.name}", Start.now(claim.name, settings, claim.modules).code
     with show_progress(len(parts)) as progress:
@@ -196,7 +196,7 @@ def measure_on_ray(claim: Claim[Any], settings: Settings, parts: Sequence[str], 
 
 
 def measure_part(name: str, settings: Settings, part: str) -> tuple[dict[str, Any], Findings]:
-    """Measure a part in this process, a worker: give its record, and what was found."""
+    """Measure a part in this process, a worker. Return its record and the findings."""
     claim = load_claim(name)
     start = Start.now(claim.name, settings, claim.modules)
     findings = claim.measure(settings, part)
@@ -204,7 +204,7 @@ def measure_part(name: str, settings: Settings, part: str) -> tuple[dict[str, An
 
 
 def show(claim: Claim[Any], folder: Path) -> str:
-    """Write the table and the figure of a claim beside its records; give the message of the figure."""
+    """Write a claim's table and figure beside its records. Return the figure's title."""
     from charts import draw_into
 
     records = claim.records(folder)
@@ -222,7 +222,7 @@ def to_markdown(claim: Claim[Any], records: Records) -> str:
 
 
 def in_list(words: Sequence[str]) -> str:
-    """Join words as a sentence lists them.
+    """Join words into a list for a sentence.
 
     >>> in_list(["trees", "chains", "lattices"])
     'trees, chains and lattices'
@@ -231,15 +231,15 @@ def in_list(words: Sequence[str]) -> str:
 
 
 def as_sentence(text: str) -> str:
-    """Begin with a capital, end with a full stop."""
+    """Capitalize the first letter and add a full stop."""
     return f"{text[:1].upper()}{text[1:]}."
 
 
 def require(packages: Sequence[str], what: str) -> None:
-    """Refuse to begin what needs packages that are not installed.
+    """Check that required packages are installed.
 
     Raises:
-        AutobatchError: names them.
+        AutobatchError: some are missing; the message names them.
     """
     if missing := [name for name in packages if find_spec(name) is None]:
         some = f"package{'s'[: len(missing) > 1]} {', '.join(missing)}"

@@ -1,8 +1,8 @@
-"""Question: when is the first step of training done in a new home, and when do steps run at full speed?
+"""Measure when the first training step is done with empty and full caches, and when steps run at full speed.
 
-Whole processes are started one after the other, each in the way that its row says, in a home whose caches are empty at
-first; the second process of a home finds what the first one compiled. Seconds are counted from the call of Python, of
-the wall clock and of the processor, without those that drawing the data takes.
+Processes are started one after the other, in a home directory whose caches are empty at first; the second process of a
+home finds what the first one compiled. Times are seconds of wall clock and of the processor since Python was started,
+without drawing the data.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from autobatch.cli.results import format_table
 from harness import run
 from records import QUICK, Findings, Settings
 
-PROCESS = "process"  # the first argument of a process that this one starts
+PROCESS = "process"  # the first argument of a child process
 LAST, NEAR = 20, 2.0
-"""Full speed is reached when a step takes at most NEAR times the median of the last steps, so many of them."""
+"""Full speed is reached once a step takes at most NEAR times the median of the last LAST steps."""
 COLUMNS = ("imported_s", "first_step_s", "full_speed_s", "last_steps_ms", "processor_s")
 
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """The model is trained on its own first mini-batch, again and again."""
+    """The model is trained on its own first mini-batch, repeatedly."""
 
     model: str = "tree-lstm"
     dim: int = 64
     batch_size: int = 64
     waits: tuple[str, ...] = ("0.3", "inf")
-    """Values of AUTOBATCH_COMPILE_WAIT, in seconds, each in a home of its own."""
+    """Values of AUTOBATCH_COMPILE_WAIT, in seconds; each has its own home directory."""
     limit_s: float = 300.0
-    """When a process gives up reaching full speed, which then takes infinitely long."""
+    """Seconds after which a process stops waiting for full speed and reports infinity."""
 
 
 def measure(config: Config) -> Findings:
@@ -67,7 +67,7 @@ def start(config: Config, wait: str, home: Path) -> dict[str, float]:
 
 
 def train(model: str, dim: int, batch_size: int, seed: int, limit_s: float, called: float) -> dict[str, float]:
-    """Train until steps run at full speed; give the figures.
+    """Train until steps run at full speed. Return the figures.
 
     Args:
         called: when the process was started, in seconds of `time.time`.

@@ -1,9 +1,9 @@
-"""Question: how long does it take until a model runs, with empty caches and with full ones?
+"""Measure how long it takes until a model runs, with empty caches and with full ones.
 
-`autobatch bench MODEL --compile` runs this. Two fresh processes do the same, one after the other, with a cache of their
-own that is empty at first. Each runs a mini-batch forward, then forward and backward with a step of Adam, on the cpu
-backend. The time is that of a first run minus that of a second one; that of cells is what planning their layouts and
-compiling their kernels took. The rest is lowering, and the measurement of the libraries of matrix products.
+`autobatch bench MODEL --compile` runs this. Two fresh processes do the same, one after the other, with their own cache,
+which is empty at first. Each runs a mini-batch forward, then forward and backward with a step of Adam, on the cpu
+backend. The time is that of a first run minus that of a second one. The time of cells is that of planning their layouts
+and compiling their kernels. The rest is lowering, and measuring the libraries of matrix products.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from records import QUICK, Findings, Settings
 LAYOUTS = "layouts of cells"
 CELLS = "the cells of this model"
 REST = "the rest of the first steps"
-PROCESS = "process"  # the first argument of a process that this one starts
+PROCESS = "process"  # the first argument of a child process
 
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """The mini-batch is the first one, in the order of the data's files."""
+    """The mini-batch is the first one of the data's files."""
 
     model: str = "tree-lstm"
     data: str = ""
-    """A name or path, in place of what the model has built in."""
+    """A name or path that replaces the model's built-in data."""
     dim: int = 128
     batch_size: int = 64
     json: str = ""
@@ -61,12 +61,12 @@ class CompileTimes:
         return format_table(("seconds", "cold", "from the cache"), rows)
 
     def figures(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return both as JSON data."""
         return {"cold_s": self.cold, "cached_s": self.cached}
 
 
 def measure(config: Config) -> Findings:
-    """Time the first steps of the model in processes of their own."""
+    """Time the first steps of the model in new processes."""
     with open_json(Path(config.json) if config.json else None) as results:
         workload = load_workload(config.model, config.data, config.dim, config.seed)
         workload.first(config.batch_size)
@@ -83,9 +83,9 @@ def time_compilation(workload: Workload, batch_size: int, note: Callable[[str], 
     """Time the first steps of a model in two processes.
 
     Args:
-        workload: names the model, its data, dim and seed.
+        workload: the model, its data, dim and seed.
         batch_size: instances in the mini-batch that is run.
-        note: called with what is compiled.
+        note: called with the name of what is being compiled.
 
     Raises:
         AutobatchError: a process failed.
@@ -101,7 +101,7 @@ def time_compilation(workload: Workload, batch_size: int, note: Callable[[str], 
 
 
 def _run_process(arguments: list[str], cache: str, note: Callable[[str], None]) -> dict[str, float]:
-    """Start this script as a process; pass on the names of what it compiles; return the seconds that it measured."""
+    """Start this script as a process and report what it compiles. Return the seconds that it measured."""
     command = [sys.executable, __file__, PROCESS, *arguments]
     measured: dict[str, float] = {}
     environment = {**os.environ, "AUTOBATCH_CACHE": cache, VARIABLE: "inf"}
@@ -121,7 +121,7 @@ def _run_process(arguments: list[str], cache: str, note: Callable[[str], None]) 
 
 
 def measure_here(workload: Workload, batch_size: int, begun: Callable[[str], None]) -> dict[str, float]:
-    """Measure the first steps in this process, which has run none before."""
+    """Measure the first steps in this process, which must not have run any before."""
     spent: defaultdict[str, float] = defaultdict(float)
 
     def spend(compilation: Compilation) -> None:
@@ -134,7 +134,7 @@ def measure_here(workload: Workload, batch_size: int, begun: Callable[[str], Non
 
 
 def _first_steps(workload: Workload, batch_size: int) -> tuple[float, float]:
-    """Run a mini-batch twice; give the seconds that the first run took more, and those of planning layouts."""
+    """Run a mini-batch twice. Return the seconds that the first run took longer, and those of planning layouts."""
     began = perf_counter()
     loss = workload.batched("loss", "score", "cpu", plan_cache=0)
     graphs = record(loss, workload.first(batch_size))
@@ -155,7 +155,7 @@ def _first_steps(workload: Workload, batch_size: int) -> tuple[float, float]:
 
 
 def main(model: str, data: str, dim: str, batch_size: str, seed: str) -> None:
-    """Measure, and print JSON: what is compiled, a line each, and at the end the seconds."""
+    """Measure, and print JSON: a line for each thing that is compiled, and at the end the seconds."""
     workload = load_workload(model, data, int(dim), int(seed))
 
     def say(what: object) -> None:

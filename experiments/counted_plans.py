@@ -1,8 +1,8 @@
-"""Count the batches that each policy plans, bound what any policy could, and time the planning.
+"""Count the batches that each policy plans, bound what any policy can reach, and time the planning.
 
-Each plan is counted raw and compacted, from the inputs, from the outputs, and the shorter of both. Bounds say what no
-policy can go below; search, and exact search within a budget of states, what can be reached. Counts of machines are
-medians over seeds of learning. Times are process times, of the first mini-batch, on which machines learn.
+Each plan is counted raw and compacted, from the inputs, from the outputs, and as the shorter of both. Lower bounds show
+what no policy can beat; search, and exact search within a budget of states, show what can be reached. Counts for
+machines are medians over learning seeds. Times are process times for the first mini-batch, on which machines learn.
 """
 
 from __future__ import annotations
@@ -37,37 +37,37 @@ MACHINES = {
     "fsm sort+critical": (Machine("sort", critical=True, mask=True), OURS),
 }
 DEFAULT_OF = ("fsm sort+critical", PUBLISHED)
-"""What `learn` learns by default: a machine and its rival, of which it keeps the shorter plan."""
+"""The default of `learn`: a machine and its rival; the shorter of their plans is used."""
 PLANS = ("raw", "raw back", "raw both", "compact", "compact back", "compact both")
 RAW, BOTH = PLANS.index("raw"), PLANS.index("compact both")
-TIMED_NODES = 20_000  # planned at least in a timed run
+TIMED_NODES = 20_000  # nodes to plan in a timed run, at least
 Figures: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Effort(Settings):
-    """How much is counted of each workload; settings of learning are `MACHINES`."""
+    """How much is counted for each workload; `MACHINES` has the settings of learning."""
 
     sizes: tuple[int, ...] = (1, 8, 32, 64, 256)
-    """Of mini-batches."""
+    """Sizes of mini-batches."""
     held_out: int = 24
-    """Mini-batches that no machine has learned on."""
+    """Number of mini-batches that no machine has learned on."""
     learning_seeds: int = 5
     search_steps: int = 5000
     bound_states: int = 400_000
-    """Made at most for the bound of one mini-batch."""
+    """Number of states to make for the bound of one mini-batch, at most."""
     exact_states: int = 200_000
     repeats: int = 5
 
 
 def compare(graphs: Sequence[Graph], effort: Effort, keep: Callable[[str, list[float]], None], size: int) -> Figures:
-    """Count, bound and time everything on mini-batches, the first of which is learned on.
+    """Count, bound and time everything on mini-batches; machines learn on the first one.
 
     Args:
-        graphs: at least one held-out one.
+        graphs: the mini-batches, of which at least one is held out.
         effort: how much to do.
-        keep: takes the name of what was timed, and its raw seconds.
-        size: of the mini-batches, for those names.
+        keep: called with a name and the raw seconds of each timing.
+        size: size of the mini-batches, for those names.
     """
     each = [reach(graph, effort) for graph in graphs]
     keep(f"search, {size}", [one.pop("search s") for one in each])
@@ -125,7 +125,7 @@ def candidates(first: Graph, effort: Effort) -> Iterator[tuple[str, tuple[Sequen
 def learn_machines(
     first: Graph, machine: Machine, settings: QLearning, effort: Effort
 ) -> tuple[Sequence[Fsm], Figures]:
-    """Learn each direction with each seed: the machines, and what it took."""
+    """Learn each direction with each seed. Return the machines, and what learning cost."""
     dag, types = to_dag(first), TypeNames.of(first.types)
     seconds: dict[str, list[float]] = {f"learning {way}": [] for way in WAYS}
     machines, episodes, states = [], [], []
@@ -150,7 +150,7 @@ def learn_machines(
 
 
 def pair(one: tuple[Sequence[Fsm], Figures], other: tuple[Sequence[Fsm], Figures]) -> tuple[Sequence[Fsm], Figures]:
-    """Make the policies that plan with a machine and its rival, learned with the same seed: with what both took."""
+    """Make the policies that plan with a machine and its rival, learned with the same seed. Return the cost of both."""
     costs = {
         "learning s": {way: round(one[1]["learning s"][way] + other[1]["learning s"][way], 4) for way in WAYS},
         **{what: one[1][what] + other[1][what] for what in ("episodes", "states")},
@@ -170,14 +170,14 @@ def count(policy: Directed, graph: Graph) -> list[int]:
 
 
 def towards(policy: Directed, way: Way) -> Directed:
-    """Give the policy as it plans in one direction, without compaction."""
+    """Return a copy of the policy that plans in one direction, without compaction."""
     turned = copy(policy)
     turned.direction, turned.compact = way, False
     return turned
 
 
 def time_plans(policy: Directed, graph: Graph, repeats: int) -> dict[str, list[float]]:
-    """Time planning in one direction, and in both with compaction: raw seconds of one plan."""
+    """Time planning in one direction, and in both with compaction. Return raw seconds per plan."""
     dag = known_dag(policy, graph)
     loops = 1 + TIMED_NODES // graph.n_nodes
     ways = {"one direction": towards(policy, "forward").plan_best, "both, compact": policy.plan_best}
@@ -192,5 +192,5 @@ def time_plans(policy: Directed, graph: Graph, repeats: int) -> dict[str, list[f
 
 
 def known_dag(policy: Directed, graph: Graph) -> Dag:
-    """The dag of a graph; machines have numbers of their own for its types."""
+    """Return the dag of a graph; machines have their own numbers for its types."""
     return policy.to_known(graph) if isinstance(policy, Fsm) else to_dag(graph)

@@ -1,12 +1,13 @@
-"""Question: how much faster do several processes train, and do shares of equal cost keep all of them busy?
+"""Measure how much faster several processes train, and whether shares of equal cost keep all of them busy.
 
 Processes of one thread each train together on the first mini-batches of recorded graphs: a group of each size stays
-alive, and the groups take turns on all mini-batches; a step divides a mini-batch, plans and runs this process's share,
-adds up the gradients over all processes and takes a step of Adam. A Tree-LSTM of PyTorch's modules that autobatch
-batches does the same under DistributedDataParallel, where each process has every n-th instance. The part `shares`
-divides mini-batches among more processes than there are, in the order in which instances come and by predicted cost
-(`ab.distributed.spread`), and gives the slowest share over the mean: of the predicted cost, over an epoch; and of the
-time of each share, run alone by one process.
+alive, and the groups take turns on all mini-batches. A step divides a mini-batch, plans and runs the process's share,
+adds up the gradients over all processes and takes a step of Adam. A Tree-LSTM of PyTorch modules batched by autobatch
+does the same under DistributedDataParallel, where each process has every n-th instance.
+
+The part `shares` divides mini-batches among more processes than there are, by count (in the order of the instances) and
+by predicted cost (`ab.distributed.spread`). It reports the slowest share divided by the mean, for the predicted cost
+over an epoch, and for the measured time of each share, run alone by one process.
 
     python experiments/data_parallel.py parts=tree-lstm,shares processes=1,2,4 dim=64 turns=3
 """
@@ -39,12 +40,12 @@ NAMES = {
 }  # fmt: skip
 COUNT, COST = "by count", "by cost"
 MODULES = (*STEP, "autobatch.distributed", "autobatch.models.graph_network", "autobatch.torch")
-N_DRAWN = 2000  # instances that are divided, at most
+N_DRAWN = 2000  # instances to divide, at most
 
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """Mini-batches are the first ones; those that are divided are drawn."""
+    """Training uses the first mini-batches; those that are divided into shares are drawn."""
 
     parts: tuple[str, ...] = (*TRAINED, TORCH, SHARES)
     processes: tuple[int, ...] = (1, 2)
@@ -54,7 +55,7 @@ class Config(Settings):
     turns: int = 21
     share_processes: tuple[int, ...] = (2, 4, 8, 16)
     share_minibatches: int = 2
-    """Of which shares are run."""
+    """Number of mini-batches whose shares are run."""
     share_repeats: int = 5
 
 
@@ -62,7 +63,7 @@ def measure(config: Config) -> Iterator[Findings]:
     """Measure every part.
 
     Raises:
-        AutobatchError: there is no such part.
+        AutobatchError: a part is unknown.
     """
     if unknown := [part for part in config.parts if part not in (*TRAINED, TORCH, SHARES)]:
         raise AutobatchError(f"{unknown[0]!r} is no part; there are {', '.join((*TRAINED, TORCH, SHARES))}.")
@@ -89,7 +90,8 @@ def measure_steps(config: Config, part: str) -> Findings:
 
 
 def compare(turns: Mapping[str, Sequence[Sequence[Sequence[Step]]]], size: int) -> dict[str, Any]:
-    """Give the figures of each number of processes; the speed-up is the median over turns, of the first one's time."""
+    """Return the figures by number of processes; the speed-up is the median over turns, relative to the first number.
+    """
     steps = {n: [step_seconds(turn) for turn in found] for n, found in turns.items()}
     first = next(iter(steps.values()))
     return {
@@ -141,7 +143,7 @@ def divide(costs: NDArray[np.float64], n: int, way: str) -> list[list[int]]:
 
 
 def unevenness(loads: Sequence[float]) -> float:
-    """The largest of some loads over their mean: 1 where all are equal.
+    """Return the largest load divided by the mean: 1 if all are equal.
 
     >>> unevenness([3.0, 1.0])
     1.5
@@ -150,7 +152,7 @@ def unevenness(loads: Sequence[float]) -> float:
 
 
 def time_shares(trainer: Trainer, shares: Sequence[Sequence[int]], repeats: int) -> list[float]:
-    """Seconds of each share, run alone: medians; a first round is not counted."""
+    """Return the median seconds of each share, run alone; a first round is not counted."""
     rounds = [trainer.time_alone(shares) for _ in range(repeats + 1)][1:]
     return [median(laps) for laps in zip(*rounds, strict=True)]
 

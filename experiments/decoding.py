@@ -1,12 +1,12 @@
-"""Question: what does decoding in rounds cost, beside PyTorch's, and beside the same graph known in advance?
+"""Measure decoding in rounds, compared with PyTorch and with the same graph known in advance.
 
-A decoder that waits for each word: LSTM encoder, LSTM decoder with attention over all encoder states, greedy. The
-sentences, and the lengths at which translations end, are those of `../shared/data/iwslt15`, or drawn where that is
-absent; words come from an untrained model, so the n-th word of the reference stands for the end of the sentence. Ours
-awaits every word nevertheless. PyTorch decodes as an expert writes it, a padded mini-batch with masks, where sentences
-that have ended stay until all have; and one sentence at a time. The replayed graph is ours, recorded with the words
-held, merged and planned anew in every call. Training compares the loss of each word, with the words awaited and with
-the recorded graph. One thread; all ways take turns; words are compared first.
+The model is an LSTM encoder and a greedy LSTM decoder with attention over all encoder states, which waits for each
+word. Sentences and lengths of translations come from `../shared/data/iwslt15`, or are drawn if it does not exist. The
+model is untrained, so a translation ends at the length of its reference; ours awaits every word nevertheless. PyTorch
+decodes one sentence at a time, and as an expert writes it: a padded mini-batch with masks, in which finished sentences
+stay until all have finished. The replayed graph is ours, recorded with the known words, and merged and planned in every
+call. Training computes the loss of each word, with awaited words and with the recorded graph. All variants use one
+thread and take turns; words are compared first.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """Sizes of the model and of the mini-batches."""
+    """Sizes of the model and the mini-batches."""
 
     dim: int = 256
     words: int = 4000
@@ -41,7 +41,7 @@ class Config(Settings):
 
 
 class Pair(NamedTuple):
-    """A sentence, and how many words its translation has."""
+    """A sentence, and the number of words in its translation."""
 
     source: Array
     length: int
@@ -73,11 +73,10 @@ class Decoder(ab.Module):
 
     @ab.cell
     def word_loss(self, logits: Any, word: int) -> Any:
-        """Compute the cross-entropy of a word."""
         return ab.cross_entropy(logits, word)
 
     def encode(self, source: Array) -> Any:
-        """Encode a sentence: the last state, and the output of every step."""
+        """Encode a sentence. Return the last state, and the output of every step."""
         state, memory = (self.zero, self.zero), []
         for word in source.tolist():
             state = self.read(word, state)
@@ -95,7 +94,7 @@ class Decoder(ab.Module):
         return words
 
     async def loss(self, pair: Pair) -> Any:
-        """Compute the loss of a translation that is fed its own words."""
+        """Compute the loss of a translation whose input is its own words."""
         state, memory = self.encode(pair.source)
         word, losses = START, []
         for k in range(pair.length):
@@ -121,7 +120,7 @@ class TorchDecoder(torch.nn.Module):
 
     @torch.no_grad()
     def translate(self, pairs: list[Pair]) -> list[list[int]]:
-        """Translate sentences, which are sorted by the length of the source for packing, until all have ended."""
+        """Translate sentences until all have finished."""
         lengths = torch.tensor([len(pair.source) for pair in pairs])
         padded = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(p.source) for p in pairs], batch_first=True)
         packed = torch.nn.utils.rnn.pack_padded_sequence(
@@ -162,7 +161,7 @@ def read_pairs(config: Config, rng: np.random.Generator) -> list[Pair]:
 
 
 def measure(config: Config) -> Findings:
-    """Compare the words, and time all ways on each mini-batch."""
+    """Compare the words, and time all variants on each mini-batch."""
     torch.set_num_threads(config.threads)
     rng = np.random.default_rng(config.seed)
     model = Decoder(config.words, config.dim, rng)

@@ -1,8 +1,8 @@
-"""The digest of the code that a record measures: it changes with what the code does, not with how it is explained.
+"""Digest the code that a record measures: the digest changes with the code, but not with its documentation.
 
-A record names modules by prefix: `autobatch.schedule` is that folder and all in it. Comments, docstrings, blank lines
-and the layout of lines are no part of the digest. Folders named `cuda` belong to it only where a prefix names one, for
-nothing that runs on a processor depends on them.
+A record names modules by prefix: `autobatch.schedule` means that folder and everything in it. Comments, docstrings,
+blank lines and line breaks are not part of the digest. Folders named `cuda` are included only if a prefix names one,
+because nothing that runs on a processor depends on them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 
 STRUCTURE = ("autobatch.graph", "autobatch.schedule", "autobatch.policies", "autobatch.models.shapes")
-"""What decides which nodes run together."""
+"""Modules that decide which nodes run together."""
 RUNTIME = tuple(
     f"autobatch.{station}"
     for station in (
@@ -25,7 +25,7 @@ RUNTIME = tuple(
         "graph", "optim", "ir", "params", "ops",
     )
 )  # fmt: skip
-"""All that a mini-batch passes on a processor."""
+"""Modules that a mini-batch passes through on a processor."""
 STEP = (
     *RUNTIME,
     *(
@@ -33,7 +33,7 @@ STEP = (
         for name in ("tree_classifier", "tree_lstm", "bilstm_tagger", "lattice_lstm", "lattice_tagger")
     ),
 )
-"""The same, of the models that most experiments run."""
+"""`RUNTIME`, and the models that most experiments run."""
 GPU = (*RUNTIME, "autobatch.devices", "autobatch.compiler.cuda", "autobatch.backends.cuda")
 
 
@@ -41,7 +41,7 @@ def digest_of(prefixes: Iterable[str], root: Path = ROOT) -> str:
     """Digest the code of all modules under some prefixes, such as `autobatch.schedule` or `autobatch.models.shapes`.
 
     Raises:
-        FileNotFoundError: a prefix names nothing.
+        FileNotFoundError: a prefix names no module.
     """
     found = hashlib.sha256()
     for path in sorted({path for prefix in prefixes for path in find_files(prefix, root)}):
@@ -51,7 +51,7 @@ def digest_of(prefixes: Iterable[str], root: Path = ROOT) -> str:
 
 
 def find_files(prefix: str, root: Path = ROOT) -> list[Path]:
-    """Find the files of a module, or of a package and all in it."""
+    """Find the files of a module, or of a package and everything in it."""
     place = root.joinpath(*prefix.split("."))
     if place.with_suffix(".py").is_file():
         return [place.with_suffix(".py")]
@@ -69,7 +69,9 @@ def _digest_of_code(content: bytes, suffix: str) -> str:
 
 
 def spell(node: Any) -> Iterator[str]:
-    """Spell a syntax tree without docstrings and empty fields, so that all versions of Python spell it alike."""
+    """Write a syntax tree as text, without docstrings and empty fields, so that it is the same in all versions of
+    Python.
+    """
     if isinstance(node, list):
         yield "["
         for one in node:
@@ -91,12 +93,12 @@ def spell(node: Any) -> Iterator[str]:
 
 
 def _without_empty_text(values: Sequence[ast.expr]) -> list[ast.expr]:
-    """Leave out the empty strings that Python 3.12.1 puts behind a nested format of an f-string."""
+    """Drop the empty strings that Python 3.12.1 puts after a nested format of an f-string."""
     return [one for one in values if not (isinstance(one, ast.Constant) and one.value == "")]
 
 
 def _without_docstring(body: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """Leave out strings that stand by themselves: docstrings, also those below a constant or a field."""
+    """Drop strings that are statements: docstrings, and those below a constant or a field."""
     return [
         one
         for one in body

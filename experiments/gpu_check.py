@@ -1,14 +1,14 @@
-"""Check: does the cuda backend work on this GPU, and how fast is it? The first thing to run on a machine that has one.
+"""Check that the cuda backend works on this GPU, and measure its speed. Run this first on a machine with a GPU.
 
-Each section runs in a process of its own, so that one that fails or hangs does not end the others; each writes a record
-and prints a table. The exit status is 1 if one failed, 69 without a GPU. It takes less than ten minutes.
+Each section runs in its own process, so that one that fails or hangs does not end the others. Each writes a record and
+prints a table. The exit status is 1 if a section failed, and 69 without a GPU. It takes less than ten minutes.
 
     python experiments/gpu_check.py
     python experiments/gpu_check.py --section products --minutes 3
     AUTOBATCH_CUDA=host python experiments/gpu_check.py --quick
 
-The last needs no GPU: a processor runs the same kernels, with sizes so small that it takes a minute or two. What is
-right there is right; times mean nothing, and say so.
+The last command needs no GPU: a processor runs the same kernels, with sizes so small that it takes a minute or two. Its
+results are valid; its times mean nothing, and the output says so.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from records import Findings, Settings
 
 
 class Part(NamedTuple):
-    """A section, and its share of the time; what one leaves, the next ones share."""
+    """A section, and its share of the time; later sections share the time that it does not use."""
 
     section: Callable[[Check], Result]
     share: float
@@ -70,12 +70,13 @@ class Config(Settings):
     """How much is measured."""
 
     quick: bool = False
-    """As little as can be, to see that the check itself runs."""
+    """Measure as little as possible, to see that the check itself runs."""
     minutes: float = 8.0
-    """After them nothing new begins; what is left out is said."""
+    """Time limit: nothing new starts after it, and the output lists what was left out."""
     section: str = ""
-    """The only one to run: tests, correctness, training, traffic, launches, products, bandwidth, race, policies,
-    simulator, rounds."""
+    """Run only this section: tests, correctness, training, traffic, launches, products, bandwidth, race, policies,
+    simulator, rounds.
+    """
 
 
 def measure(config: Config) -> Iterator[Findings]:
@@ -102,7 +103,7 @@ def measure(config: Config) -> Iterator[Findings]:
 
 
 def run_all(config: Config) -> int:
-    """Run all sections, each in a process; give the exit status."""
+    """Run all sections, each in a process. Return the exit status."""
     rows, deadline = [], time.perf_counter() + 60 * config.minutes
     shares = sum(part.share for part in SECTIONS.values())
     for name, part in SECTIONS.items():
@@ -117,7 +118,7 @@ def run_all(config: Config) -> int:
 
 
 def run_section(name: str, minutes: float) -> str:
-    """Run a section in a process of its own; say how it ended."""
+    """Run a section in a new process. Return how it ended."""
     command = [sys.executable, *sys.argv, f"section={name}", f"minutes={minutes:.3f}"]
     try:
         status = subprocess.run(command, check=False, timeout=seconds_until_killed(minutes)).returncode
@@ -127,7 +128,7 @@ def run_section(name: str, minutes: float) -> str:
 
 
 def seconds_until_killed(minutes: float) -> float:
-    """How long a section may take: what began in time is given some time to end, and kernels to compile."""
+    """Return the time limit of a section: two minutes extra for work in progress and for compiling kernels."""
     return 60 * minutes + 120
 
 

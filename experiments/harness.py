@@ -1,4 +1,4 @@
-"""What every experiment shares: the command line, and fair timing.
+"""Shared code of all experiments: the command line, and fair timing.
 
 An experiment is a frozen dataclass of settings and a function that measures; `run` joins them. A setting is changed on
 the command line by name:
@@ -45,8 +45,8 @@ def run(
 ) -> None:
     """Read changed settings from the command line, measure, print each table and write its record.
 
-    Records bear the name of the script, or the one that is given, and the digest of the modules that they measure; they
-    go to `folder` where the command line names none. Errors that a user can cause, and Ctrl-C, end in a sentence.
+    Records have the name of the script, or `name`, and the digest of the measured modules. They are written to `folder`
+    unless the command line names one. User errors and Ctrl-C end with a message instead of a traceback.
     """
     run_process(lambda: _measure(settings, measure, name or Path(sys.argv[0]).stem, modules, folder))
 
@@ -58,7 +58,6 @@ def _measure(
     modules: Sequence[str],
     folder: Path,
 ) -> None:
-    """Read changed settings, measure, print each table and write its record."""
     changes = read_words(sys.argv[1:])
     out = Path(changes.pop("out", folder))
     settings = change(settings, changes)
@@ -76,7 +75,7 @@ def change(settings: S, changes: Mapping[str, str]) -> S:
     """Change settings by name.
 
     Raises:
-        AutobatchError: there is no such setting, or it cannot be what is given.
+        AutobatchError: a setting is unknown, or its value has the wrong type.
     """
     known = [field.name for field in fields(settings)]
     if unknown := [name for name in changes if name not in known]:
@@ -87,9 +86,10 @@ def change(settings: S, changes: Mapping[str, str]) -> S:
 
 
 def use_threads(n_threads: int) -> None:
-    """Limit matrix products to `n_threads`: libraries read it when they load, so the script starts itself again.
+    """Limit matrix products to `n_threads`. The script restarts itself, because libraries read the limit when they
+    load.
 
-    What is not compiled is waited for, unless the environment says otherwise.
+    Compilation is waited for, unless the environment says otherwise.
     """
     wanted = dict.fromkeys(THREADS, str(n_threads)) | {VARIABLE: os.environ.get(VARIABLE, "inf")}
     if any(os.environ.get(name) != number for name, number in wanted.items()):
@@ -100,27 +100,27 @@ take_turns = racing.time_ways
 
 
 def medians(seconds: Seconds) -> dict[str, float]:
-    """The median of each way's seconds."""
+    """Return the median seconds of each variant."""
     return {name: statistics.median(times) for name, times in seconds.items()}
 
 
 def find_data(folder: str) -> str | None:
-    """The path of real data, where it lies beside the checkout."""
+    """Return the path of real data beside the checkout, None if it does not exist."""
     return str(DATA / folder) if (DATA / folder).is_dir() else None
 
 
 def load_sst_or_listops(seed: int) -> Dataset:
-    """The Stanford Sentiment Treebank, where it lies beside the checkout; else drawn list operations."""
+    """Load the Stanford Sentiment Treebank if it exists beside the checkout, else draw list operations."""
     return load_trees(find_data("sst") or "listops", np.random.default_rng(seed))
 
 
 def name_of(dataset: Dataset) -> str:
-    """The name of the data, without the folder that it lies in."""
+    """Return the name of a dataset, without its folder."""
     return Path(dataset.name).name
 
 
 def read_words(words: Sequence[str]) -> dict[str, str]:
-    """Read settings by name: `dim=128`, or `--dim 128` as of other commands; `--quick` alone is `quick=True`.
+    """Read settings by name: `dim=128`, or `--dim 128` as in other commands; `--quick` means `quick=True`.
 
     >>> read_words(["dim=128", "--section", "race", "--quick", "out=/tmp"])
     {'dim': '128', 'section': 'race', 'quick': 'True', 'out': '/tmp'}
@@ -139,10 +139,10 @@ def read_words(words: Sequence[str]) -> dict[str, str]:
 
 
 def read_setting(name: str, text: str, default: Any) -> Any:
-    """Read a setting as what its default is; one value may stand for a tuple of one.
+    """Parse a setting as the type of its default; a tuple may be given as a single value.
 
     Raises:
-        AutobatchError: it says something else.
+        AutobatchError: the text is not of that type.
     """
     try:
         value = ast.literal_eval(text)
@@ -162,5 +162,5 @@ def read_setting(name: str, text: str, default: Any) -> Any:
 
 
 def _is_like(value: Any, default: Any) -> bool:
-    """Whether a value is of the type of another; an int will do for a float."""
+    """Return whether a value has the same type as another; an int passes for a float."""
     return type(value) is type(default) or (isinstance(default, float) and type(value) is int)

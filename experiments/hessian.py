@@ -1,10 +1,11 @@
-"""Question: what does the product of the Hessian of a loss and a vector cost, beside PyTorch's of one tree at a time?
+"""Measure products of a loss's Hessian and a vector, compared with PyTorch one tree at a time.
 
 The trees and the Tree-LSTM are those of `experiments/per_instance.py`. The product is the gradient of the loss's
-derivative along the vector: in autobatch the program asks for that derivative (`ab.jvp`), and `value_and_grad` of the
-batched function gives the gradient. PyTorch has the same, `torch.func.jvp` of `torch.func.grad`, and a gradient of a
-gradient, both for one tree at a time: trees of different shapes have no `vmap`. All ways have the same parameters and
-vectors and one thread, and take turns; ours run recorded graphs whose plan is found. Products are compared first.
+derivative along the vector. In autobatch the program asks for that derivative (`ab.jvp`), and `value_and_grad` of the
+batched function returns the gradient. PyTorch has two variants, `torch.func.jvp` of `torch.func.grad`, and a gradient
+of a gradient; both run one tree at a time, because `vmap` does not support trees of different shapes. All variants have
+the same parameters and vectors, use one thread and take turns; ours run recorded graphs with cached plans. Products are
+compared first.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class Along(ab.Module):
     """The derivative of a model's loss along a vector.
 
     Args:
-        model: with a loss.
-        vector: as the parameters, by name.
+        model: a model with a loss.
+        vector: the direction, by parameter name.
     """
 
     def __init__(self, model: Tree, vector: Mapping[str, np.ndarray[Any, Any]]) -> None:
@@ -51,13 +52,13 @@ class Along(ab.Module):
         self.vector = [ab.Parameter(vector[name], trainable=False) for name in model.parameters()]
 
     def slope(self, instance: Any) -> Any:
-        """Differentiate the loss of an instance along the vector: a scalar."""
+        """Return the derivative of an instance's loss along the vector: a scalar."""
         parameters = tuple(self.model.parameters().values())
         return ab.jvp(self.model.loss, (instance,), tuple(self.vector), wrt=lambda instance: parameters)[1]
 
 
 def make_ways(config: Config, dim: int, backend: str = "cpu") -> Ways:
-    """All ways, for trees of one width; their products are equal."""
+    """Make all variants for trees of one width, and check that their products are equal."""
     rng = np.random.default_rng(config.seed)
     model = Tree(dim, rng)
     vector = {name: rng.standard_normal(p.shape).astype(np.float32) for name, p in model.parameters().items()}
@@ -82,7 +83,7 @@ def make_ways(config: Config, dim: int, backend: str = "cpu") -> Ways:
 def forward_over_reverse(
     weights: Mapping[str, torch.Tensor], vector: Mapping[str, torch.Tensor], trees: Sequence[Any]
 ) -> dict[str, torch.Tensor]:
-    """The sum of the products of all trees, by `torch.func`."""
+    """Return the sum of all trees' products, by `torch.func`."""
     total = {name: torch.zeros_like(weight) for name, weight in weights.items()}
     for tree, label in trees:
         gradient = torch.func.grad(partial(_loss_of, tree, label))
@@ -94,7 +95,7 @@ def forward_over_reverse(
 def reverse_over_reverse(
     weights: Mapping[str, torch.Tensor], vector: Mapping[str, torch.Tensor], trees: Sequence[Any]
 ) -> dict[str, torch.Tensor]:
-    """The sum of the products of all trees, by two backward passes each."""
+    """Return the sum of all trees' products, by two backward passes each."""
     own = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
     total = {name: torch.zeros_like(weight) for name, weight in weights.items()}
     for tree, label in trees:
@@ -113,7 +114,7 @@ def _loss_of(tree: Any, label: torch.Tensor, weights: Mapping[str, torch.Tensor]
 
 
 def measure(config: Config) -> Findings:
-    """Time all ways, for every width."""
+    """Time all variants, for every width."""
     torch.set_num_threads(config.threads)
     seconds: dict[str, list[float]] = {}
     figures, rows = dict[str, Any](), list[tuple[str, ...]]()

@@ -1,9 +1,9 @@
-"""Question: what does a plan that is found save, what does keeping one cost that is not, and what does a profile cost?
+"""Measure what a cached plan saves, what an unused cache entry costs, and what a profile costs.
 
-A Tree-LSTM trains on recorded trees, on the reference backend. Four ways take turns on the same mini-batches, after an
-untimed round: each planned anew; each plan found; each looked for and kept, but gone before it comes again, as when
-mini-batches are shuffled; and the first way under a profile. Planning is all that comes before the run: merging or
-finding, rewriting, scheduling and placing.
+A Tree-LSTM trains on recorded trees, on the reference backend. Four variants take turns on the same mini-batches, after
+an untimed round: plan each mini-batch; find each plan in the cache; look up and cache each plan, but evict it before it
+is needed again, as with shuffled mini-batches; and the first variant under a profile. Planning is everything before the
+run: merging or cache lookup, rewriting, scheduling and placing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WAYS = ("planned", "found", "kept in vain", "profiled")
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """Mini-batches are the first ones, in file order."""
+    """The mini-batches are the first ones of the file."""
 
     dim: int = 64
     batch_sizes: tuple[int, ...] = (64, 256)
@@ -37,7 +37,7 @@ class Config(Settings):
 
 
 def measure(config: Config) -> Findings:
-    """Train in all ways in turn, at all sizes."""
+    """Train with all variants in turn, at all sizes."""
     data = load_sst_or_listops(config.seed)
     model = TreeLSTM(dim=config.dim, rng=np.random.default_rng(config.seed), **data.sizes)
     seconds: dict[str, list[float]] = {}
@@ -65,7 +65,7 @@ def measure(config: Config) -> Findings:
 def make_run(
     model: TreeLSTM, policy: str, size: int, batches: list[Any], profiled: bool
 ) -> Callable[[], tuple[float, float]]:
-    """What trains on all mini-batches once; gives the mean seconds of planning, and of a step."""
+    """Make a function that trains on all mini-batches once. It returns the mean seconds of planning, and of a step."""
     loss = ab.batched(model.loss, policy=policy, backend="reference", plan_cache=size)
     graphs = [loss.record_all(batch) for batch in batches]
 

@@ -1,11 +1,11 @@
-"""Question: what does a small mini-batch cost, beside PyTorch eager?
+"""Measure the cost of small mini-batches, compared with eager PyTorch.
 
-One step of an LSTM with an output layer, on the cpu backend and one thread, for mini-batches of 1 to 64 instances; and
-the same with the gradients of a cross-entropy. PyTorch computes it one instance at a time, and batched by hand: states
-stacked, one call of the layers. Ours takes instances as they are, which are recorded in every call; graphs recorded
-before, which are planned in every call; and graphs whose plan is found. All ways take turns. The figures are the
-shortest time of each, which other work on the machine disturbs least, and the number of calls of Python functions,
-which does not depend on the machine. Results are compared with PyTorch's first.
+The program is one step of an LSTM with an output layer, on the cpu backend and one thread, for mini-batches of 1 to 64
+instances; in training it also computes the gradients of a cross-entropy. PyTorch computes it one instance at a time,
+and batched by hand: states stacked, one call of the layers. Ours runs instances, which are recorded in every call;
+pre-recorded graphs, which are planned in every call; and graphs with cached plans. All variants take turns. The figures
+are the shortest time of each, which other work on the machine disturbs least, and the number of Python function calls,
+which does not depend on the machine. Results are first compared with PyTorch's.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from records import Findings, Settings
 QUICK = 3
 """Repeats of a quick run."""
 WARM_UP = 3
-"""Calls until all is compiled and buffers have grown."""
+"""Calls until everything is compiled and buffers have grown."""
 N_COUNTED = 15
-"""Calls that are counted, of which the median is given."""
+"""Number of counted calls; the median is reported."""
 Ways: TypeAlias = dict[str, Callable[[], Any]]
 
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """Sizes of the step and of the mini-batches."""
+    """Sizes of the step and the mini-batches."""
 
     dim: int = 64
     batch_sizes: tuple[int, ...] = (1, 4, 16, 64)
@@ -74,11 +74,9 @@ class Step(ab.Module):
         return ab.cross_entropy(self.output(h), label)
 
     def infer(self, instance: Instance) -> Any:
-        """Compute a step of an instance."""
         return self.step(instance.x, instance.h, instance.c)
 
     def loss(self, instance: Instance) -> Any:
-        """Compute the loss of an instance."""
         return self.step_loss(*instance)
 
 
@@ -97,7 +95,7 @@ class TorchStep(torch.nn.Module):
 
 
 def measure(config: Config) -> Findings:
-    """Time all ways for every size, and count calls."""
+    """Time all variants for every size, and count calls."""
     torch.set_num_threads(config.threads)
     rng = np.random.default_rng(config.seed)
     model = Step(config.dim, rng)
@@ -128,7 +126,7 @@ def draw(dim: int, size: int, rng: np.random.Generator) -> list[Instance]:
 
 
 def inference(model: Step, dim: int, instances: list[Instance]) -> Ways:
-    """All ways to compute a step."""
+    """Make all variants of a step, and check that their results are equal."""
     twin = TorchStep(model, dim)
     states = [tuple(map(torch.from_numpy, instance[:3])) for instance in instances]
 
@@ -147,7 +145,7 @@ def inference(model: Step, dim: int, instances: list[Instance]) -> Ways:
 
 
 def training(model: Step, dim: int, instances: list[Instance]) -> Ways:
-    """All ways to compute the mean loss of a step, and its gradients."""
+    """Make all variants of a step's mean loss and its gradients, and check that their results are equal."""
     twin = TorchStep(model, dim)
     states = [tuple(map(torch.from_numpy, instance[:3])) for instance in instances]
     labels = [torch.tensor(instance.label) for instance in instances]
@@ -180,7 +178,7 @@ def name_ways(
     call: Callable[[ab.Batched, Any], Any],
     instances: list[Instance],
 ) -> Ways:
-    """Name two ways of PyTorch, and three of ours: `call` of the function, batched."""
+    """Name PyTorch's two variants and our three; ours apply `call` to the batched function."""
     planned, found = (ab.batched(function, backend="cpu", plan_cache=size) for size in (0, 1))
     return {
         "PyTorch, each": one_by_one,
@@ -192,7 +190,7 @@ def name_ways(
 
 
 def count_calls(way: Callable[[], Any]) -> int:
-    """Count the calls of functions, of Python and of C, that a call makes: the median of several."""
+    """Return the number of function calls, in Python and C, that a call makes: the median of several."""
     counts = []
     for _ in range(N_COUNTED):
         profile = Profile()

@@ -1,9 +1,9 @@
 """Claim 2: a state machine is learned in seconds from one mini-batch, and plans other mini-batches as well.
 
-Machines learn on the first mini-batch of a workload, forward, with several seeds; after every few episodes one rollout
-without exploration is counted. Learning goes on until the chain bound is reached or the episodes are used up. What was
-learned then plans mini-batches that it has not seen, and its batches are compared with the better bound of each. A
-workload is a part:
+Machines learn on the first mini-batch of a workload, forward, with several seeds; every few episodes, one rollout
+without exploration is counted. Learning ends when the chain bound is reached or the episodes are used up. The machine
+then plans mini-batches that it has not seen, and its batches are compared with the better bound of each. Parts are
+workloads:
 
     python experiments/learned_policies.py only=lattice-lstm-arity episodes=2000
 """
@@ -53,7 +53,7 @@ class Config(Settings):
     """Seeds of learning are `seed` and those that follow."""
 
     size: int = 32
-    """Of mini-batches."""
+    """Size of mini-batches."""
     held_out: int = 16
     seeds: int = 5
     episodes: int = 1000
@@ -95,12 +95,12 @@ def learn_seeds(
 
 
 def plan_length(fsm: Fsm, graph: Graph) -> int:
-    """Count the batches that a machine plans."""
+    """Return the number of batches that a machine plans."""
     return fsm.plan_best(fsm.to_known(graph)).n_batches
 
 
 def to_row(name: str, found: Any) -> list[str]:
-    """Write medians over seeds."""
+    """Format medians over seeds."""
     last = [curve[-1] for curve in found["curves"]]
     held_out = found["above_held_out"]
     return [
@@ -128,7 +128,9 @@ def tabulate(records: Records) -> list[Table]:
 
 
 def draw(records: Records, figure: Figure) -> None:
-    """Draw learning curves: medians over seeds, between the least and the most; lines that meet differ in width."""
+    """Draw learning curves: medians over seeds, and the range from least to most; lines differ in width where they
+    meet.
+    """
     axes = panels(figure, 2, 2, 2.3)
     for ax, (workload, record) in zip(axes, records.items(), strict=False):
         bound, machines = record.figures["bounds"][0], record.figures["machines"]
@@ -151,24 +153,25 @@ def draw(records: Records, figure: Figure) -> None:
 
 
 def best_until(curve: list[list[float]], episodes: float) -> float:
-    """The fewest batches until so many episodes; learning that has ended stays where it is."""
+    """Return the fewest batches within a number of episodes; after learning has ended, they no longer change."""
     return min((batches for at, batches in curve if at <= episodes), default=curve[0][1])
 
 
 def fewest_of(found: Any) -> float:
-    """The fewest batches of the mini-batch learned on: the median over seeds."""
+    """Return the fewest batches for the mini-batch learned on: the median over seeds."""
     fewest: list[float] = [min(batches for _, batches in curve) for curve in found["curves"]]
     return statistics.median(fewest)
 
 
 def above_of(found: Any) -> tuple[float, float]:
-    """How far above the bound, in per cent: on the mini-batch learned on, and on others; medians over seeds."""
+    """Return how far above the bound, in percent, on the mini-batch learned on and on others: medians over seeds."""
     first, others = (100 * statistics.median(found[f"above_{where}"]) for where in ("first", "held_out"))
     return first, others
 
 
 def message_of(records: Records) -> str:
-    """Say on which workloads a machine that marks critical types is learned to fewer batches than the published one."""
+    """State on which workloads a machine that marks critical types learns to use fewer batches than the published one.
+    """
     fewer, equal, more = compare_with_theirs(records, fewest_of)
     rest = "".join(f", {word} on {in_list(some)}" for word, some in (("as near", equal), ("farther", more)) if some)
     where = f"on {len(fewer)} of {len(records)} workloads"
@@ -185,7 +188,7 @@ def compare_with_theirs(records: Records, figure_of: Callable[[Any], float]) -> 
 
 
 def see(records: Records) -> str:
-    """Say how long learning takes, how good its machines are, and what one loses on other mini-batches."""
+    """State how long learning takes, how good its machines are, and how much worse one is on other mini-batches."""
     every = [found for record in records.values() for found in record.figures["machines"].values()]
     episodes = [statistics.median(curve[-1][0] for curve in found["curves"]) for found in every]
     states = [statistics.median(found["states"]) for found in every]
@@ -208,13 +211,13 @@ def see(records: Records) -> str:
 
 
 def in_words(compared: tuple[list[str], list[str], list[str]]) -> str:
-    """Say where ours needs fewer batches, as many and more."""
+    """State where ours needs fewer batches, as many and more."""
     words = zip(("fewer batches", "as many", "more"), compared, strict=True)
     return "; ".join(f"{word} on {in_list(some)}" for word, some in words if some)
 
 
 def batches_of_machine(records: Records) -> str:
-    """Say what the published machine reaches here on lattices."""
+    """State what the published machine reaches here on lattices."""
     if "lattice-lstm-arity" not in records or records["lattice-lstm-arity"].settings["size"] != 32:
         return ""
     found = records["lattice-lstm-arity"].figures["machines"]

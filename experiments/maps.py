@@ -1,7 +1,7 @@
-"""Question: what does a map over children inside one cell gain over a cell of its own for each child?
+"""Compare a map over children inside one cell with a separate cell for each child.
 
-Four models, each written in both ways with the same parameters: a tree of any arity with a gate per child, additive
-attention, a graph network with gated edges, and a conditional random field over a lattice.
+Four models are each written in both forms with the same parameters: a tree of any arity with a gate per child, additive
+attention, a graph network with gated edges, and a conditional random field over a lattice. The variants take turns.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class ChildSum(ab.Module):
 
     @ab.cell
     def leaf(self, word: Any) -> Any:
-        """A node without children."""
+        """Compute the state of a node without children."""
         i, o, u = ab.split(self.x_iou(self.embedding(word)), 3)
         c = ab.sigmoid(i) * ab.tanh(u)
         return ab.sigmoid(o) * ab.tanh(c), c
 
     @ab.cell
     def node(self, word: Any, children: Any) -> Any:
-        """A node and its gates, in one cell."""
+        """Compute the state of a node and its gates, in one cell."""
         x = self.embedding(word)
         kept = sum(ab.sigmoid(self.x_f(x) + self.h_f(h)) * c for h, c in children)
         i, o, u = ab.split(self.x_iou(x) + self.h_iou(sum(h for h, _ in children)), 3)
@@ -62,20 +62,20 @@ class ChildSum(ab.Module):
 
     @ab.cell
     def gate(self, word: Any, child: Any) -> Any:
-        """What a node keeps of a child."""
+        """Compute what a node keeps of a child."""
         h, c = child
         return h, ab.sigmoid(self.x_f(self.embedding(word)) + self.h_f(h)) * c
 
     @ab.cell
     def join(self, word: Any, gated: Any) -> Any:
-        """A node of gated children."""
+        """Compute the state of a node from gated children."""
         total, kept = ab.sum_n(gated)
         i, o, u = ab.split(self.x_iou(self.embedding(word)) + self.h_iou(total), 3)
         c = ab.sigmoid(i) * ab.tanh(u) + kept
         return ab.sigmoid(o) * ab.tanh(c), c
 
     def visit(self, tree: Tree, in_one: bool) -> Any:
-        """The state of a tree."""
+        """Compute the state of a tree."""
         children = [self.visit(child, in_one) for child in tree.children]
         if not children:
             return self.leaf(tree.word)
@@ -84,13 +84,13 @@ class ChildSum(ab.Module):
         return self.join(tree.word, [self.gate(tree.word, child) for child in children])
 
     def loss(self, tree: Tree, in_one: bool = True) -> Any:
-        """A number made of the root."""
+        """Compute a scalar from the root's state."""
         h, c = self.visit(tree, in_one)
         return ab.sum(h * h) + ab.sum(c)
 
 
 class Attention(ab.Module):
-    """A decoder that looks at all words of a sentence at each step (Bahdanau, Cho, Bengio 2015)."""
+    """A decoder that attends to all words of a sentence at each step (Bahdanau, Cho, Bengio 2015)."""
 
     def __init__(self, rng: Rng, dim: int) -> None:
         self.source, self.target = (ab.Embedding(WORDS, dim, rng=rng) for _ in range(2))
@@ -102,13 +102,13 @@ class Attention(ab.Module):
 
     @ab.cell
     def read(self, word: Any) -> Any:
-        """A word, and what it is found by."""
+        """Return the key and the value of a word."""
         x = self.source(word)
         return self.keys(x), x
 
     @ab.cell
     def look(self, word: Any, state: Any, memory: Any) -> Any:
-        """A step of the decoder, with attention in one cell."""
+        """Compute a step of the decoder, with attention in one cell."""
         query = self.query(state)
         weights = ab.softmax_n([ab.dot(self.v, ab.tanh(query + key)) for key, _ in memory])
         context = ab.dot_n(weights, [x for _, x in memory])
@@ -116,27 +116,27 @@ class Attention(ab.Module):
 
     @ab.cell
     def ask(self, state: Any) -> Any:
-        """What a state looks for."""
+        """Compute the query of a state."""
         return self.query(state)
 
     @ab.cell
     def score(self, query: Any, key: Any) -> Any:
-        """How well a word fits."""
+        """Score how well a word matches a query."""
         return ab.dot(self.v, ab.tanh(query + key))
 
     @ab.cell
     def step(self, word: Any, state: Any, scores: Any, values: Any) -> Any:
-        """A step of the decoder, given the scores."""
+        """Compute a step of the decoder from the scores."""
         context = ab.dot_n(ab.softmax_n(scores), values)
         return self.decoder(ab.concat((self.target(word), context)), state)
 
     @ab.cell
     def error(self, state: Any, word: Any) -> Any:
-        """The loss of a word."""
+        """Compute the loss of a word."""
         return ab.cross_entropy(self.output(state), word)
 
     def loss(self, pair: Any, in_one: bool = True) -> Any:
-        """The loss of a translation."""
+        """Compute the loss of a translation."""
         memory = [self.read(word) for word in pair[0]]
         state, losses = np.zeros(self.dim), []
         for word in pair[1]:
@@ -165,33 +165,33 @@ class GatedGraph(ab.Module):
 
     @ab.cell
     def begin(self, word: Any) -> Any:
-        """The state of a node."""
+        """Return the first state of a node."""
         return self.start(word)
 
     @ab.cell
     def receive(self, h: Any, others: Any) -> Any:
-        """A round of a node, its edges in one cell."""
+        """Compute a round of a node with all of its edges, in one cell."""
         gate = self.mine(h)
         heard = ab.sum_n([ab.sigmoid(gate + self.theirs(x)) * self.message(x) for x in others])
         return h + ab.relu(self.own(h) + heard)
 
     @ab.cell
     def edge(self, h: Any, x: Any) -> Any:
-        """What a node hears from another one."""
+        """Compute the message of an edge."""
         return ab.sigmoid(self.mine(h) + self.theirs(x)) * self.message(x)
 
     @ab.cell
     def update(self, h: Any, heard: Any) -> Any:
-        """A round of a node, given what it hears."""
+        """Compute a round of a node from its messages."""
         return h + ab.relu(self.own(h) + ab.sum_n(heard))
 
     @ab.cell
     def read(self, states: Any) -> Any:
-        """A number made of all nodes."""
+        """Compute a scalar from all nodes."""
         return ab.sum(ab.tanh(ab.mean_n(states)))
 
     def loss(self, graph: Any, in_one: bool = True) -> Any:
-        """A number made of a graph, which is a word and the numbers of neighbours for each node."""
+        """Compute a scalar from a graph: a word and the neighbours' numbers for each node."""
         states = [self.begin(word) for word, _ in graph]
         for _ in range(ROUNDS):
             heard = [[states[j] for j in neighbours] for _, neighbours in graph]
@@ -220,32 +220,32 @@ class LatticeCRF(ab.Module):
 
     @ab.cell
     def begin(self, word: Any) -> Any:
-        """The scores of the tags of a first word."""
+        """Score the tags of a first word."""
         return self.emit(self.embedding(word))
 
     @ab.cell
     def forward(self, word: Any, before: Any) -> Any:
-        """The scores of the tags of a word, after any of the words before, in one cell."""
+        """Score the tags of a word after all preceding words, in one cell."""
         paths = [ab.logsumexp(alpha + self.transitions, axis=1) for alpha in before]
         return self.emit(self.embedding(word)) + ab.logsumexp_n(paths)
 
     @ab.cell
     def move(self, alpha: Any) -> Any:
-        """The scores of the tags after a word."""
+        """Score the tags after a word."""
         return ab.logsumexp(alpha + self.transitions, axis=1)
 
     @ab.cell
     def join(self, word: Any, paths: Any) -> Any:
-        """The scores of the tags of a word, given those after the words before."""
+        """Score the tags of a word from the scores after the preceding words."""
         return self.emit(self.embedding(word)) + ab.logsumexp_n(paths)
 
     @ab.cell
     def end(self, alpha: Any) -> Any:
-        """The logarithm of the partition function."""
+        """Compute the logarithm of the partition function."""
         return ab.logsumexp(alpha)
 
     def loss(self, lattice: Any, in_one: bool = True) -> Any:
-        """The logarithm of the partition function of a lattice: a word and the numbers of those before for each."""
+        """Compute the logarithm of a lattice's partition function: a word and the preceding words' numbers for each."""
         alphas: list[Any] = []
         for word, before in lattice:
             if not before:
@@ -258,7 +258,7 @@ class LatticeCRF(ab.Module):
 
 
 def draw_lattice(rng: Rng) -> list[tuple[int, list[int]]]:
-    """Draw words, each after one to four of the six before it."""
+    """Draw words, each of which follows one to four of the six before it."""
     words = []
     for i in range(int(rng.integers(5, 25))):
         near = np.arange(max(0, i - 6), i)
@@ -287,7 +287,7 @@ class Config(Settings):
 
 
 def measure(config: Config) -> Findings:
-    """Run both ways of every model in turn: counts of a step, types, and time of layout, inference and training."""
+    """Measure both variants of every model: counts of a step, types, and times of layout, inference and training."""
     seconds: dict[str, list[float]] = {}
     rows: list[tuple[str, ...]] = []
     figures: dict[str, Any] = {}

@@ -1,9 +1,9 @@
-"""The matrix products of a planned mini-batch, alone: what a step cannot do without.
+"""The matrix products of a planned mini-batch, run alone: the least that a step can take.
 
-They are read off the plan and the compiled cells: the sizes and the order of a step, operands that lie in memory as the
-plan has them (rows a block apart, outputs where they are written), the model's own weights, and for each size the
-library that the cpu backend takes. The memory is one of their own, full of random numbers, as kernels do not run.
-Not among them: interpreted ops (a matrix per node), and what cells compute from parameters alone.
+They are read from the plan and the compiled cells: the sizes and the order of a step, operands placed in memory as in
+the plan (rows a block apart, outputs where they are written), the model's own weights, and the library that the cpu
+backend chooses for each size. The memory is separate and full of random numbers, because kernels do not run.
+Interpreted ops (a matrix per node) and products of parameters alone are left out.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from autobatch.params.stacks import Targets
 from autobatch.plan.plan import Batch, PlannedCell
 
 Array = NDArray[Any]
-ONCE = -1  # the type of what a stage does once for all rows of the types, before or after its batches
-TABLE, GRADIENT = list(SLOTS).index("table"), len(SLOTS)  # slots of the memory of a product
+ONCE = -1  # the type of what a stage does once for all rows, before or after its batches
+TABLE, GRADIENT = list(SLOTS).index("table"), len(SLOTS)  # slots of a product's memory
 
 
 class Part(NamedTuple):
@@ -53,7 +53,7 @@ class Part(NamedTuple):
 
 
 class Matmul(NamedTuple):
-    """out = a @ b, or out += a @ b."""
+    """A product: out = a @ b, or out += a @ b."""
 
     part: Part
     a: Array
@@ -64,35 +64,35 @@ class Matmul(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions."""
+        """Return the number of multiplications and additions."""
         (m, k), n = self.a.shape, self.b.shape[1]
         flops: int = 2 * m * n * k
         return flops
 
     @property
     def is_packed(self) -> bool:
-        """Whether it is our own product of rows with a matrix that is packed once per run."""
+        """Return whether it is our own product of rows with a matrix that is packed once per run."""
         return self.provider.name == PACKED and self.part.stage != "weights"
 
 
 class Stages:
-    """The stages of planned cells, each compiled once; but for their kernels, whose source stays text."""
+    """The stages of planned cells, each compiled once, except for their kernels, whose source stays text."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, str], tuple[PlannedCell, StageProgram]] = {}
 
     def of(self, cell: PlannedCell, name: str) -> StageProgram:
-        """The stage "forward", "backward" or "weights" of a cell."""
+        """Return the stage "forward", "backward" or "weights" of a cell."""
         if (id(cell), name) not in self._known:
             self._known[id(cell), name] = cell, COMPILE[name](cell)
         return self._known[id(cell), name][1]
 
 
 class Matmuls:
-    """The products of one mini-batch, to be run over and over.
+    """The products of one mini-batch, for repeated runs.
 
     Args:
-        listed: in the order of a step; see `list_matmuls`.
+        listed: the products in the order of a step; see `list_matmuls`.
     """
 
     def __init__(self, listed: Sequence[Matmul]) -> None:
@@ -110,7 +110,7 @@ class Matmuls:
         self._runs = [(parts[start], start, end) for start, end in itertools.pairwise([*starts, len(parts)])]
 
     def _bind(self, one: Matmul, dtype: str) -> tuple[Any, ...]:
-        """Return the address of the function that multiplies, and its memory, descriptor and fields of a tile.
+        """Return the address of the function that multiplies, its memory, its descriptor and the fields of a tile.
 
         The array in the first slot begins at address zero, so that operands are found by their addresses.
         """
@@ -137,7 +137,7 @@ class Matmuls:
         return FUNCTIONS[function], memory, descriptor, fields
 
     def _pack(self, one: Matmul) -> Array:
-        """The packed matrix, which a stage packs once."""
+        """Return the packed matrix; each stage packs it once."""
         key = one.part.stage, address_of(one.b), one.b.shape, one.b.strides
         if key not in self._panels:
             self._panels[key] = np.empty(panel_words(len(one.b), one.b.shape[1], False), np.uint32)
@@ -145,7 +145,7 @@ class Matmuls:
         return self._panels[key]
 
     def flops(self) -> dict[Part, int]:
-        """Multiplications and additions of each part."""
+        """Return the number of multiplications and additions of each part."""
         total: defaultdict[Part, int] = defaultdict(int)
         for one in self.listed:
             total[one.part] += one.flops
@@ -158,7 +158,7 @@ class Matmuls:
         self._run(0, len(self.listed))
 
     def time_parts(self) -> dict[Part, float]:
-        """Run all of them, in order; give the seconds of each part. Matrices are packed in the part ONCE of a stage."""
+        """Run all of them, in order. Return the seconds of each part; packing counts for the part ONCE of a stage."""
         total: defaultdict[Part, float] = defaultdict(float)
         for stage in self._packed:
             began = perf_counter()
@@ -183,7 +183,7 @@ class Matmuls:
 
 
 class Memory:
-    """Memory for the products of plans, one at a time: full of random numbers, and as large as asked for so far."""
+    """Memory for the products of plans, one plan at a time: full of random numbers, and grown on demand."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         self._rng = np.random.default_rng(0)
@@ -191,25 +191,25 @@ class Memory:
         self.dtype = dtype
 
     def take(self, area: object, size: int) -> Array:
-        """The first `size` elements of an area."""
+        """Return the first `size` elements of an area."""
         if area not in self._areas or self._areas[area].size < size:
             self._areas[area] = self.draw((size,))
         return self._areas[area][:size]
 
     def draw(self, shape: tuple[int, ...]) -> Array:
-        """An array of random numbers that nothing else uses."""
+        """Return an array of random numbers that nothing else uses."""
         return self._rng.uniform(-0.5, 0.5, shape).astype(self.dtype)
 
 
 def list_matmuls(
     executable: CompiledPlan, stages: Stages, memory: Memory, gradients: dict[int, Gradient]
 ) -> Iterator[Matmul]:
-    """List the products of a mini-batch: of its forward pass, and in training of its backward pass and weights.
+    """List the products of a mini-batch: those of its forward pass and, in training, of its backward pass and weights.
 
     Args:
         executable: what ran.
-        stages: of its cells.
-        memory: for the operands.
+        stages: the stages of its cells.
+        memory: memory for the operands.
         gradients: by `id` of each trainable parameter, arrays that the products of the weights are added to.
 
     Cost: some microseconds per product.
@@ -225,7 +225,7 @@ def list_matmuls(
     targets = Targets(gradients, cells.stacks).arrays
     for kind in range(len(cells.cells)):
         active = activity.rows(kind, 0, int(plan.type_ptr[kind + 1] - plan.type_ptr[kind]))
-        if active.size and active.all():  # else the interpreter computes them
+        if active.size and active.all():  # otherwise the interpreter computes them
             yield from lister.weights(kind, targets)
 
 
@@ -244,8 +244,8 @@ class _Lister:
         self._copies: dict[tuple[int, tuple[int, ...]], Array] = {}
 
     def stage(self, name: str, batches: Iterable[Batch]) -> Iterator[Matmul]:
-        """The products of a stage: before its batches, in these, after them."""
-        apart = [kind for kind in self._kinds if self._mean_rows[kind, 1]]  # where steps of all rows are not in batches
+        """List the products of a stage: before, in and after its batches."""
+        apart = [kind for kind in self._kinds if self._mean_rows[kind, 1]]  # types with steps outside batches
         for kind in apart:
             stage = self.stages.of(self.cells.cells[kind], name)
             yield from self._steps(Part(name, ONCE), stage, self._all_rows(kind), 0, stage.n_before)
@@ -261,7 +261,7 @@ class _Lister:
             yield from self._steps(Part(name, ONCE), stage, self._all_rows(kind), last - stage.n_after, last)
 
     def weights(self, kind: int, targets: dict[int, Gradient]) -> Iterator[Matmul]:
-        """The products that are gradients of weights, over all rows of a type."""
+        """List the products that are gradients of weights, over all rows of a type."""
         cell, rows = self.cells.cells[kind], self._all_rows(kind)
         stage, derivative = self.stages.of(cell, "weights"), cell.derivative
         assert derivative is not None, "there are gradients in training only"
@@ -299,7 +299,7 @@ class _Lister:
         return RowRange(self.plan, Batch(kind, 0, n_rows, self.plan.type_bases[kind]), HOST)
 
     def _matrix(self, stage: StageProgram, term: Term) -> Array:
-        """A matrix that rows are multiplied by: a parameter where it lies, or numbers."""
+        """Return a matrix that rows are multiplied by: a parameter in place, or random numbers."""
         key = id(stage), term.weight
         if key not in self._matrices:
             var = stage.lowered.vars[term.weight]
@@ -309,7 +309,7 @@ class _Lister:
         return matrix.T if term.transposed else matrix
 
     def _side_by_side(self, matrix: Array) -> Array:
-        """A transpose as libraries take it: copied, so that its rows lie side by side."""
+        """Return a contiguous copy of a transpose, as libraries need it."""
         key = address_of(matrix), matrix.shape
         if key not in self._copies:
             self._copies[key] = np.ascontiguousarray(matrix)
@@ -318,7 +318,7 @@ class _Lister:
     def _values(
         self, rows: RowRange, cell: PlannedCell, stage: StageProgram, value: int, offset: int, width: int, domain: int
     ) -> Array:
-        """Elements of a value of a stage in some rows: `(rows, width)`."""
+        """Return elements of a stage's value in some rows: `(rows, width)`."""
         location, view = stage.storage.locate(View(value, offset, (width,), (1,)))
         return self._place(rows, cell, stage, location, view.offset, width, domain)
 
@@ -326,7 +326,7 @@ class _Lister:
         self, rows: RowRange, cell: PlannedCell, stage: StageProgram | None, location: Location | None, offset: int,
         width: int, domain: int,
     ) -> Array:  # fmt: skip
-        """Columns of an area in some rows, as the plan has them; without a location, rows side by side."""
+        """Return columns of an area in some rows, placed as in the plan; without a location, contiguous rows."""
         n_rows, (first_row, _), number = rows.count(domain), rows.of(domain), domain - NODE
         step, start, column, memory = width, 0, 0, self.buffer
         match location:

@@ -1,14 +1,14 @@
-"""Claim 3: inside the cells of the literature nothing is copied; the published planner copies 48 to 4128 kB a batch.
+"""Claim 3: nothing is copied inside the literature's cells, where the published planner copies 48 to 4128 kB per batch.
 
-The seven cells of the literature, planned at width 128 for a batch of 32 nodes. Copies of the published planner
-(ED-Batch, arXiv:2302.03851) are those of its design. "op by op" is what a backend without fused kernels would copy
-besides: operands of element-wise ops that do not lie side by side. Then what is executed of each: products, other
-instructions and copied bytes, written and planned, forward and with the backward stages.
+The seven cells of the literature are planned at width 128 for a batch of 32 nodes. Copies of the published planner
+(ED-Batch, arXiv:2302.03851) follow from its design. "op by op" is what a backend without fused kernels would also copy:
+operands of element-wise ops that are not adjacent in memory. The next table shows what each cell executes: products,
+other instructions and copied bytes, written and planned, forward and with the backward stages.
 
-The models that come with autobatch follow, forward and in training, with all parts of the planner, and without each:
-nodes, batches, launches, bytes that the reference backend moves, bytes that move without a launch of their own where
-kernels are fused, and bytes of the buffer. Counts do not depend on the machine. What each part is worth in time is
-another question (`ablation.py`).
+Then the models of the package are planned, forward and in training, with all parts of the planner and without each:
+nodes, batches, launches, bytes that the reference backend moves, the share of these bytes that needs no launch if
+kernels are fused, and bytes of the buffer. Counts do not depend on the machine. `ablation.py` measures what each part
+is worth in time.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ FLOAT_BYTES = 4
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """Published figures are about this width and number of nodes; models have `dim` and mini-batches of `batch`."""
+    """The published figures are for this width and number of nodes; models have width `dim` and mini-batches of
+    `batch`.
+    """
 
     width: int = WIDTH
     instances: int = INSTANCES
@@ -65,13 +67,13 @@ class Config(Settings):
 
 
 class Way(NamedTuple):
-    """How mini-batches are planned."""
+    """A variant of planning mini-batches."""
 
     planner: MemoryPlanner = MemoryPlanner()
     rewrites: Sequence[str] = DEFAULT
 
     def batched(self, model: Any) -> ab.Batched:
-        """Wrap the loss of a model to be planned so."""
+        """Batch the loss of a model with this planner and these rewrites."""
         return ab.batched(
             model.loss, policy="score", backend="reference", planner=self.planner, rewrites=self.rewrites, plan_cache=0
         )
@@ -88,7 +90,7 @@ WAYS = {
 
 
 def measure(config: Config, part: str) -> Findings:
-    """Plan and check every cell, then plan the models in all ways."""
+    """Plan and check every cell, then plan the models with all variants."""
     figures = {"cells": decide(config), "executed": execute(config), "models": count_models(config)}
     return Findings({}, figures, "\n\n".join(table.text() for table in tables_of(figures)))
 
@@ -113,7 +115,7 @@ def decide(config: Config) -> dict[str, Any]:
 
 
 def execute(config: Config) -> dict[str, Any]:
-    """Count what is executed of each cell, as written and as planned."""
+    """Count what each cell executes, as written and as planned."""
     figures = {}
     for name, published in SEVEN.items():
         program = trace_cell(published.body, config.width)
@@ -129,7 +131,7 @@ def plan_one(planner: MemoryPlanner, program: CellProgram) -> PlannedCell:
 
 
 def count_cell(cell: PlannedCell, n_nodes: int) -> dict[str, dict[str, int]]:
-    """Instructions that compute, and bytes copied inside the cell, forward and in all stages."""
+    """Count computing instructions, and bytes copied inside the cell, forward and in all stages."""
     derivative = cell.derivative
     assert derivative is not None, "plan_one plans for training"
     forward = set(cell.program.instructions)
@@ -152,7 +154,7 @@ def count_cell(cell: PlannedCell, n_nodes: int) -> dict[str, dict[str, int]]:
 
 
 def count_models(config: Config) -> dict[str, Any]:
-    """Count what the models take, forward and in training, in all ways."""
+    """Count the costs of the models, forward and in training, with all variants."""
     figures: dict[str, Any] = {}
     for name, folder in MODELS.items():
         spec, rng = find_model(name), np.random.default_rng(config.seed)
@@ -167,7 +169,7 @@ def count_models(config: Config) -> dict[str, Any]:
 
 
 def count_model(loss: ab.Batched, instances: Sequence[Any], training: bool) -> dict[str, float]:
-    """What a mini-batch takes."""
+    """Count the costs of a mini-batch."""
     report = loss.explain(instances, training=training)
     step = loss.plan(loss._call(instances, training))
     moved = [movement for part in step.parts for movement in movements(part.plan, step.cells)]
@@ -182,7 +184,7 @@ def count_model(loss: ab.Batched, instances: Sequence[Any], training: bool) -> d
 
 
 def tables_of(figures: Mapping[str, Any]) -> list[Table]:
-    """Show what is copied in cells, what is executed of them, and what models move."""
+    """Show what is copied in cells, what they execute, and what models move."""
     decided, executed = [], []
     for name, cell in figures["cells"].items():
         counts = (cell[what] for what in ("instructions", "batches", "copies", "of parameters", "kB", "apart_kB"))
@@ -210,7 +212,7 @@ def tabulate(records: Records) -> list[Table]:
 
 
 def draw(records: Records, figure: Figure) -> None:
-    """Draw what is copied in each cell, published and here, and what whole models move without parts of the planner."""
+    """Draw what is copied in each cell, published and here, and what models move without each part of the planner."""
     cells, models = figure.subplots(1, 2, width_ratios=(3, 2))
     figure.set_figheight(3.6)
     found = records[""].figures
@@ -246,7 +248,7 @@ def draw(records: Records, figure: Figure) -> None:
 
 
 def message_of(cells: Mapping[str, Any]) -> str:
-    """Say what is copied inside of cells, with fused kernels and without."""
+    """State what is copied inside cells, with fused kernels and without."""
     fused, apart = ([cell[what] for cell in cells.values() if cell[what]] for what in ("kB", "apart_kB"))
     of_fused = f"at most {max(fused):,g} kB are copied" if fused else "nothing is copied"
     but = f"op by op, up to {max(apart):,g} kB in {len(apart)} of them" if apart else "nor op by op"
@@ -254,7 +256,7 @@ def message_of(cells: Mapping[str, Any]) -> str:
 
 
 def see(records: Records) -> str:
-    """Say what is copied."""
+    """State what is copied."""
     found = records[""].figures
     copied = {name: cell["kB"] for name, cell in found["cells"].items() if cell["kB"]}
     copying = ", ".join(f"{name} {kilobytes:g} kB" for name, kilobytes in copied.items()) or "none"
@@ -267,7 +269,7 @@ def see(records: Records) -> str:
 
 
 def published(name: str) -> Published:
-    """Put the copies of the published planner in a cell beside ours."""
+    """Compare the copies of the published planner in a cell with ours."""
     theirs = f"{SEVEN[name].copies} copies, {SEVEN[name].kilobytes:g} kB"
 
     def ours(records: Records) -> str:

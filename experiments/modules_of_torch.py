@@ -1,12 +1,12 @@
-"""Question: how fast are modules of PyTorch that `abt.batched` batches, beside our own API and what PyTorch has?
+"""Measure PyTorch modules batched by `abt.batched`, compared with our own API and with plain PyTorch.
 
-A Tree-LSTM of plain modules (`tests/helpers/models/torch_modules.py`), forward and backward over a mini-batch of SST
-trees, or drawn ones where that is absent, whose cells autobatch runs, or torch. Our own API runs the same model of
-`autobatch.models`. PyTorch runs those modules one tree at a time; a careful user's version of that, which computes the
-leaves of a tree at once; trees batched by level as a good user writes them; and as an expert does. Our ways record the
-trees anew, or are given recorded graphs; the others are given trees prepared beforehand, and merge them. In a variant
-of the model cells apply a function that autobatch lacks: torch runs that op alone, or the whole cells that have it. One
-thread; all ways take turns, those of one tree at a time on the first trees alone; losses are compared first.
+The model is a Tree-LSTM of plain modules (`tests/helpers/models/torch_modules.py`), forward and backward over a
+mini-batch of SST trees, or of drawn ones if those do not exist; autobatch or torch runs its cells. Our own API runs the
+same model of `autobatch.models`. PyTorch runs the modules one tree at a time; a careful user's version, which computes
+the leaves of a tree at once; a good user's version, with trees batched by level; and an expert's. Our variants record
+the trees in the call, or use recorded graphs; the others merge trees that were prepared beforehand. In another version
+of the model, cells apply a function that autobatch lacks: torch runs that op only, or the whole cells that contain it.
+All use one thread and take turns, those of one tree at a time with the first trees only; losses are compared first.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OWN, OURS, THEIRS = "autobatch's own API", "modules, run by autobatch", "modules
 OP, CELLS = "a variant, with one op run by torch", "the variant, with cells that have it run by torch"
 LEVELS, EXPERT = "PyTorch, by level", "PyTorch, by level, an expert's"
 ONE, CAREFUL = "modules, one tree at a time", "PyTorch, one tree at a time, a careful user's"
-NAMES = {  # of parameters: in the modules, and in our own model
+NAMES = {  # of parameters: modules to our own model
     "leaf.embedding.weight": "embedding",
     "leaf.gates": "leaf_gates",
     "merge.left": "left_gates",
@@ -53,17 +53,17 @@ NAMES = {  # of parameters: in the modules, and in our own model
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """The mini-batch, and how often each way runs."""
+    """The mini-batch, and the number of repeats."""
 
     dims: tuple[int, ...] = (64, 256)
     batch_size: int = 256
     n_slow: int = 32
-    """Of the trees, what runs one at a time."""
+    """Number of trees for running one at a time."""
     repeats: int = 15
 
 
 class OddMerge(plain.Merge):
-    """Applies a function that autobatch lacks to the state."""
+    """A cell that applies a function that autobatch lacks to the state."""
 
     def forward(self, left: plain.State, right: plain.State) -> plain.State:
         h, c = super().forward(left, right)
@@ -71,7 +71,7 @@ class OddMerge(plain.Merge):
 
 
 def make_variant(state: dict[str, Any], sizes: Mapping[str, int], dim: int, runs: str) -> plain.TreeLSTM:
-    """Make the variant of the model, whose odd cells are run by torch, or by autobatch but for one op ("auto")."""
+    """Make the model with odd cells, which torch runs, or autobatch except for one op ("auto")."""
     model = make_modules(state, sizes, dim, "auto")
     merge = OddMerge(dim)
     merge.load_state_dict(model.merge.state_dict())
@@ -91,7 +91,7 @@ def make_modules(state: dict[str, Any], sizes: Mapping[str, int], dim: int, runs
 
 
 def step_of(model: torch.nn.Module, loss: Callable[[Any], Any], batch: Any) -> Callable[[], None]:
-    """A step without the optimizer."""
+    """Make a step without the optimizer."""
 
     def step() -> None:
         model.zero_grad()
@@ -101,7 +101,7 @@ def step_of(model: torch.nn.Module, loss: Callable[[Any], Any], batch: Any) -> C
 
 
 def one_by_one(model: plain.TreeLSTM, trees: Sequence[Any]) -> Callable[[], None]:
-    """The same, tree by tree."""
+    """Make a step that runs one tree at a time, without the optimizer."""
 
     def step() -> None:
         model.zero_grad()
@@ -112,7 +112,7 @@ def one_by_one(model: plain.TreeLSTM, trees: Sequence[Any]) -> Callable[[], None
 
 
 def peer_step(peer: Peer, trees: Sequence[Any]) -> Callable[[], None]:
-    """A step of a model of the peers, on trees that it has prepared."""
+    """Make a step of a peer model, on trees that it has prepared."""
     prepared = [peer.prepare(tree) for tree in trees]
 
     def step() -> None:
@@ -122,7 +122,7 @@ def peer_step(peer: Peer, trees: Sequence[Any]) -> Callable[[], None]:
 
 
 def measure(config: Config) -> Iterator[Findings]:
-    """Compare the losses, and time all ways, for each width."""
+    """Compare the losses, and time all implementations, for each width."""
     torch.set_num_threads(config.threads)
     data = load_sst_or_listops(config.seed)
     trees, few = data.train[: config.batch_size], data.train[: config.n_slow]
@@ -162,7 +162,7 @@ def measure(config: Config) -> Iterator[Findings]:
 
 
 def show(config: Config, dim: int, seconds: dict[str, list[float]]) -> Findings:
-    """Show trees per second, and how many times as fast as the others ours are."""
+    """Show trees per second, and speeds relative to other implementations."""
     sizes = {way: config.n_slow if way in (ONE, CAREFUL) else config.batch_size for way in seconds}
     rates = {way: sizes[way] / float(np.median(times)) for way, times in seconds.items()}
     rows = [

@@ -1,11 +1,11 @@
-"""Question: how fast is training on energies and forces, whose loss holds a derivative, beside PyTorch?
+"""Measure training on energies and forces, whose loss contains a derivative, compared with PyTorch.
 
-A step of training, with Adam, of `autobatch.models.molecule_forces` on mini-batches of molecules of 5 to 60 atoms. The
-loss holds the forces, which are a gradient of the energy, so a step differentiates twice. PyTorch runs one molecule at
-a time, all of its atoms and pairs at once; and all molecules of a mini-batch at once, as an expert batches them by
-hand: their tensors are put together in each step, or ahead of time. Ours takes molecules, which are recorded in each
-step; graphs recorded before, planned in each step; and graphs whose plan is found. All ways have the same parameters,
-take turns, on one thread; losses and gradients are compared first.
+A step trains `autobatch.models.molecule_forces` with Adam on mini-batches of molecules of 5 to 60 atoms. The loss
+contains the forces, which are a gradient of the energy, so a step differentiates twice. PyTorch runs one molecule at a
+time, with all of its atoms and pairs at once; and all molecules of a mini-batch at once, as an expert batches them by
+hand, with tensors merged in each step or ahead of time. Ours runs molecules, which are recorded in each step;
+pre-recorded graphs, which are planned in each step; and graphs with cached plans. All variants have the same
+parameters, use one thread and take turns; losses and gradients are compared first.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LOSS_TOLERANCE, GRADIENT_TOLERANCE = 2e-5, 1e-3  # of float32, relative to the l
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """The model, the mini-batches, and how often each way runs all of them."""
+    """The model, the mini-batches, and the number of repeats."""
 
     dims: tuple[int, ...] = (64,)
     batch_size: int = 32
@@ -64,7 +64,7 @@ def draw(config: Config) -> list[Conformation[int]]:
 
 
 def make_peers(model: MoleculeForces) -> dict[str, Peer]:
-    """Build the same model in PyTorch, in both ways."""
+    """Build both PyTorch versions of the model."""
     n_elements, dim = model.elements.shape
     peers: dict[str, Peer] = {
         name: make(n_elements, dim, len(model.blocks))
@@ -76,7 +76,7 @@ def make_peers(model: MoleculeForces) -> dict[str, Peer]:
 
 
 def their_ways(model: MoleculeForces, molecules: Sequence[Conformation[int]], size: int) -> dict[str, Way]:
-    """All ways of PyTorch."""
+    """Make all variants of PyTorch."""
     ways = dict[str, Way]()
     for kind, peer in make_peers(model).items():
         prepared = list(ab.minibatches([peer.prepare(molecule) for molecule in molecules], size))
@@ -91,7 +91,7 @@ def their_ways(model: MoleculeForces, molecules: Sequence[Conformation[int]], si
 def our_ways(
     model: MoleculeForces, molecules: Sequence[Conformation[int]], size: int, threads: int
 ) -> tuple[dict[str, Way], Any]:
-    """All ways of autobatch, and the batched loss whose counts are shown."""
+    """Make all variants of autobatch, and return the batched loss whose counts are shown."""
     model = deepcopy(model)
     optimizer = ab.optim.Adam(model, lr=LR)
     n_plans = 2 * len(molecules) // size
@@ -105,10 +105,10 @@ def our_ways(
 
 
 def check_equal(model: MoleculeForces, molecules: Sequence[Conformation[int]]) -> None:
-    """Refuse to time what computes different losses or gradients.
+    """Check that losses and gradients are equal before they are timed.
 
     Raises:
-        AssertionError: it does; names what differs.
+        AssertionError: they differ; the message names what differs.
     """
     loss = ab.batched(model.loss, backend="cpu")
     expected = loss(molecules)
@@ -122,7 +122,7 @@ def check_equal(model: MoleculeForces, molecules: Sequence[Conformation[int]]) -
 
 
 def measure(config: Config) -> Iterator[Findings]:
-    """Compare, and time all ways, for each width."""
+    """Compare, and time all variants, for each width."""
     torch.set_num_threads(config.threads)
     molecules, size = draw(config), config.batch_size
     for dim in config.dims:
@@ -145,7 +145,7 @@ def show(
     timed: Mapping[str, Sequence[Sequence[float]]],
     counts: Mapping[str, int],
 ) -> Findings:
-    """Show the mean over mini-batches of the median time of a step, and how many times as fast as PyTorch's ways."""
+    """Show the mean over mini-batches of a step's median time, and the speed relative to PyTorch's variants."""
     ms = {way: 1e3 * fmean(map(median, minibatches)) for way, minibatches in timed.items()}
     head = ("way", "ms per step", "molecules/s", *(f"of: {other}" for other in (ONE, EXPERT, AHEAD)))
     rows = [

@@ -1,10 +1,10 @@
-"""Question: what is each pass over cells worth, in instructions, launches and time?
+"""Measure what each pass over cells is worth, in instructions, launches and time.
 
-The models that come with autobatch, and a gated cell that is written carelessly, with all passes, without each one, and
-with none, on the cpu backend. Counted, of all types that the mini-batch has: instructions that compute (neither views
-nor copies) forward and backward, steps of the compiled stages (kernels, products, interpreted ops) and the loop
-nests in the kernels; of the mini-batch: launches, floats saved per node, and kB of the buffer. Counts do not depend on
-the machine; times are multiples of those with all passes, by medians of rounds in which all ways take turns.
+The models of the package, and a carelessly written gated cell, run on the cpu backend with all passes, without each
+one, and with none. Counts for all types of the mini-batch are instructions that compute (neither views nor copies)
+forward and backward, steps of the compiled stages (kernels, products, interpreted ops), and loop nests in the kernels.
+Counts for the mini-batch are launches, floats saved per node, and kB of the buffer. Counts do not depend on the
+machine; times are relative to all passes, from medians of rounds in which all variants take turns.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PASSES: dict[str, Any] = {
     **dict.fromkeys(("simplifies", "joins", "sums", "stacks", "cuts", "hoists", "fuses", "reuses"), False),
     "recomputes": "nothing",
 }
-"""How each is switched off."""
+"""How each pass is switched off."""
 ALL = "all passes"
 LENGTHS = (4, 40)  # of the sequences that the careless cell reads
 
@@ -50,7 +50,7 @@ class Config(Settings):
 
 
 class Careless(ab.Module):
-    """A gated recurrent cell as one may write it: every gate where it is needed, and numbers as they come to mind."""
+    """A gated recurrent cell written carelessly: gates are computed repeatedly, with useless factors."""
 
     def __init__(self, dim: int, rng: np.random.Generator) -> None:
         self.dim = dim
@@ -60,13 +60,12 @@ class Careless(ab.Module):
 
     @ab.cell
     def read(self, h: Any, x: Any) -> Any:
-        """One step."""
         kept = ab.sigmoid(self.forget @ ab.concat((h, x))) * h * 1.0
         new = (1.0 - ab.sigmoid(self.forget @ ab.concat((h, x)))) * ab.tanh(self.update @ ab.concat((h, x)))
         return ab.concat(ab.split(kept + new, 2)) / 1.0
 
     def loss(self, xs: Any) -> Any:
-        """A sum of squares of the last state."""
+        """Compute the mean square of the last state."""
         h: Any = np.zeros(self.dim)
         for x in xs:
             h = self.read(h, x)
@@ -74,14 +73,14 @@ class Careless(ab.Module):
 
 
 def ways() -> dict[str, MemoryPlanner]:
-    """All passes, all but one, and none."""
+    """Make planners with all passes, without each one, and with none."""
     apart = {f"without: {name}": MemoryPlanner(**{name: off}) for name, off in PASSES.items()}
     more = {"recomputes more": MemoryPlanner(recomputes="more")}
     return {ALL: MemoryPlanner(), **apart, **more, "none": MemoryPlanner(**PASSES)}
 
 
 def measure(config: Config) -> Iterator[Findings]:
-    """Count and time every model, forward and in training, in all ways."""
+    """Count and time every model, forward and in training, with all variants."""
     for name, (model, instances) in load(config).items():
         tables: list[str] = []
         seconds: dict[str, list[float]] = {}
@@ -107,7 +106,7 @@ def measure(config: Config) -> Iterator[Findings]:
 
 
 def load(config: Config) -> dict[str, tuple[Any, Sequence[Any]]]:
-    """The models, and instances of each."""
+    """Load the models, and instances of each."""
     found: dict[str, tuple[Any, Sequence[Any]]] = {}
     for name, folder in MODELS.items():
         spec, rng = find_model(name), np.random.default_rng(config.seed)
@@ -121,13 +120,13 @@ def load(config: Config) -> dict[str, tuple[Any, Sequence[Any]]]:
 
 
 def run_one(loss: ab.Batched, instances: Sequence[Any], training: bool) -> Callable[[], object]:
-    """What runs a mini-batch of recorded graphs."""
+    """Make a function that runs a mini-batch of recorded graphs."""
     graphs = loss.record_all(instances)
     return (lambda: loss.value_and_grad(graphs)) if training else (lambda: loss(graphs))
 
 
 def count(loss: ab.Batched, instances: Sequence[Any], training: bool) -> dict[str, float]:
-    """What a mini-batch takes, and the cells of its types."""
+    """Count the costs of a mini-batch, and of the cells of its types."""
     report = loss.explain(instances, training=training)
     step = loss.plan(loss._call(instances, training))
     cells = [step.cells.cells[kind] for kind in np.unique(step.graph.type_id)]
@@ -145,14 +144,14 @@ def count(loss: ab.Batched, instances: Sequence[Any], training: bool) -> dict[st
 
 
 def count_saved(step: Step) -> float:
-    """Floats of saved values per node, of nodes and edges, over all types."""
+    """Return the number of saved floats per node, over all types; values of nodes and edges count."""
     plan = step.parts[0].plan
     n_saved = plan.size - 2 * plan.mirror if plan.mirror else 0
     return n_saved / max(1, plan.graph.n_nodes)
 
 
 def count_instructions(cell: PlannedCell) -> int:
-    """The instructions of a cell that compute, in all its stages."""
+    """Return the number of instructions that compute in a cell, over all its stages."""
     vars, indices = cell.program.vars, set(cell.program.instructions)
     if cell.derivative is not None:
         vars, indices = cell.derivative.vars, indices | {*cell.derivative.backward, *cell.derivative.weights}

@@ -1,10 +1,10 @@
-"""Question: how much memory do training steps take, beyond what the process held before?
+"""Measure how much memory training steps take, beyond what the process held before.
 
-Each version of each model runs in a process of its own: autobatch on recorded graphs that are planned in each step, and
-the same model in PyTorch, batched by hand and by an expert, on mini-batches that are merged in each step. All train
-with Adam. A step on a few instances comes first, so that libraries are loaded and kernels compiled. The figure is the
-peak resident memory during the steps minus the resident memory before them. It contains values, gradients, scratch
-memory, plans, and free memory that the allocators keep. Linux only.
+Each implementation of each model runs in its own process: autobatch on recorded graphs that are planned in each step,
+and the same model in PyTorch, batched by hand and by an expert, on mini-batches that are merged in each step. All train
+with Adam. A first step on a few instances loads libraries and compiles kernels. The figure is the peak resident memory
+during the steps minus the resident memory before them. It includes values, gradients, scratch memory, plans, and free
+memory that the allocators hold. Linux only.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Config(Settings):
 
 
 def measure(config: Config) -> Findings:
-    """Measure all ways, each in a process of its own."""
+    """Measure all implementations, each in its own process."""
     if not Path("/proc/self/clear_refs").exists():
         raise AutobatchError("peak_memory needs Linux, whose /proc/self/clear_refs resets the peak of a process.")
     figures: dict[str, dict[str, float]] = {}
@@ -56,13 +56,13 @@ def measure(config: Config) -> Findings:
 
 
 def in_a_process(model: str, way: str, config: Config) -> int:
-    """The bytes that the steps of one way take, in a new process."""
+    """Return the bytes that one implementation's steps take, in a new process."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(peak_of, model, way, config).result()
 
 
 def peak_of(model: str, way: str, config: Config) -> int:
-    """Run the steps; return the bytes of their peak, less those before."""
+    """Run the steps. Return the bytes of their peak minus those before."""
     torch.set_num_threads(config.threads)
     workload = load_workload(model, find_data(DATA[model]), config.dim, config.seed)
     instances = workload.first(config.batch * config.steps)
@@ -76,7 +76,7 @@ def peak_of(model: str, way: str, config: Config) -> int:
 
 
 def ours(workload: Any, instances: list[Any], config: Config) -> Callable[[int], object]:
-    """A step of autobatch on mini-batch 0, of a few instances, or on another one."""
+    """Make the step of autobatch, which takes a mini-batch's number; mini-batch 0 has few instances."""
     loss = ab.batched(workload.model.loss, plan_cache=0, threads=config.threads)
     graphs = record(loss, instances)
     minibatches = [graphs[:N_WARM], *ab.minibatches(graphs, config.batch)]
@@ -84,7 +84,7 @@ def ours(workload: Any, instances: list[Any], config: Config) -> Callable[[int],
 
 
 def theirs(workload: Any, way: str, model: str, instances: list[Any], config: Config) -> Callable[[int], object]:
-    """The same of a version in PyTorch."""
+    """Make the same step in PyTorch."""
     peer = make_peers(model, workload)[way]
     assert isinstance(peer, Peer)
     prepared = [peer.prepare(instance) for instance in instances]
@@ -94,7 +94,7 @@ def theirs(workload: Any, way: str, model: str, instances: list[Any], config: Co
 
 
 def status(name: str) -> int:
-    """A number of bytes that Linux knows of this process."""
+    """Read a field of this process from Linux, in bytes."""
     found = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"), re.MULTILINE)
     assert found is not None, "Linux says so of each process"
     return 1024 * int(found[1])

@@ -1,9 +1,9 @@
-"""Question: what do gradients of each instance cost, and sums of which each is clipped, beside those of the sum?
+"""Measure gradients of each instance, and sums of clipped gradients, compared with the gradients of the sum.
 
-Chains are LSTMs over sequences of one length, for which PyTorch has `torch.func.vmap` of `grad`. Trees are binary, of
-different sizes, for which there is nothing but a loop over instances, in PyTorch and in autobatch. All ways have the
-same parameters and one thread, and take turns; ours run recorded graphs whose plan is found. Gradients are compared
-first. PyTorch clips what it has of each instance; ours measures norms without the gradients.
+Chains are LSTMs over sequences of equal length, for which PyTorch has `torch.func.vmap` of `grad`. Trees are binary and
+of different sizes, so PyTorch needs a loop over instances; autobatch runs such a loop too, for comparison. All variants
+have the same parameters, use one thread and take turns; ours run recorded graphs with cached plans. Gradients are
+compared first. PyTorch clips the gradients of each instance; ours computes norms without these gradients.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Weights: TypeAlias = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """Sizes of the models and of the mini-batches."""
+    """Sizes of the models and the mini-batches."""
 
     dims: tuple[int, ...] = (64, 256)
     batch_size: int = 64
@@ -50,7 +50,6 @@ class Chain(ab.Module):
 
     @ab.cell
     def step(self, frame: Any, state: Any) -> Any:
-        """Read a frame."""
         return self.lstm(frame, state)
 
     @ab.cell
@@ -69,7 +68,7 @@ class Chain(ab.Module):
 
 
 def chain_loss(weights: Weights, frames: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-    """The loss of a chain in PyTorch."""
+    """Compute the loss of a chain in PyTorch."""
     h = c = torch.zeros(frames.shape[1])
     inputs = frames @ weights["lstm.weight_ih"].T + weights["lstm.bias_ih"] + weights["lstm.bias_hh"]
     for x in inputs:
@@ -88,13 +87,11 @@ class Tree(ab.Module):
 
     @ab.cell
     def leaf(self, word: int) -> Any:
-        """Read a word."""
         c = ab.lookup(self.words, word)
         return ab.tanh(c), c
 
     @ab.cell
     def merge(self, left: Any, right: Any) -> Any:
-        """Join two subtrees."""
         i, f, g, o, u = ab.split(self.gates(ab.concat([left[0], right[0]])), 5)
         c = ab.sigmoid(i) * ab.tanh(u) + ab.sigmoid(f) * left[1] + ab.sigmoid(g) * right[1]
         return ab.sigmoid(o) * ab.tanh(c), c
@@ -105,7 +102,6 @@ class Tree(ab.Module):
         return ab.cross_entropy(self.output(h), label)
 
     def state(self, tree: Any) -> Any:
-        """The state of a subtree."""
         return self.leaf(tree) if isinstance(tree, int) else self.merge(*map(self.state, tree))
 
     def loss(self, instance: Any) -> Any:
@@ -114,7 +110,7 @@ class Tree(ab.Module):
 
 
 def tree_loss(weights: Weights, tree: Any, label: torch.Tensor) -> torch.Tensor:
-    """The loss of a tree in PyTorch."""
+    """Compute the loss of a tree in PyTorch."""
 
     def state(tree: Any) -> tuple[torch.Tensor, torch.Tensor]:
         if isinstance(tree, int):
@@ -128,7 +124,7 @@ def tree_loss(weights: Weights, tree: Any, label: torch.Tensor) -> torch.Tensor:
 
 
 def measure(config: Config) -> Findings:
-    """Time all ways, for chains and for trees of every width."""
+    """Time all variants, for chains and trees of every width."""
     torch.set_num_threads(config.threads)
     seconds: dict[str, list[float]] = {}
     figures, rows = dict[str, Any](), list[tuple[str, ...]]()
@@ -147,7 +143,7 @@ def measure(config: Config) -> Findings:
 
 
 def of_chains(config: Config, dim: int, rng: np.random.Generator, backend: str = "cpu") -> Ways:
-    """All ways for chains."""
+    """Make all variants for chains, and check that their gradients are equal."""
     model = Chain(dim, rng)
     frames = rng.standard_normal((config.batch_size, config.length, dim)).astype(np.float32)
     labels = rng.integers(0, CLASSES, config.batch_size)
@@ -163,7 +159,7 @@ def of_chains(config: Config, dim: int, rng: np.random.Generator, backend: str =
 
 
 def of_trees(config: Config, dim: int, rng: np.random.Generator, backend: str = "cpu") -> Ways:
-    """All ways for trees."""
+    """Make all variants for trees, and check that their gradients are equal."""
     model = Tree(dim, rng)
     sizes = rng.permutation(np.linspace(1, config.length, config.batch_size).round().astype(int))
     batch = [(draw_tree(rng, int(n)), int(rng.integers(CLASSES))) for n in sizes]
@@ -197,7 +193,7 @@ def of_trees(config: Config, dim: int, rng: np.random.Generator, backend: str = 
 
 
 def our_ways(model: Any, batch: Sequence[Any], config: Config, backend: str) -> Ways:
-    """Our ways: the gradients of the sum, those of each instance, and the sum of those that are clipped."""
+    """Make our variants: gradients of the sum, of each instance, and the sum of clipped ones."""
     loss = ab.batched(model.loss, backend=backend)
     graphs = loss.record_all(batch)
     options = {"clip": "per-instance", "max_norm": config.max_norm}
@@ -209,7 +205,7 @@ def our_ways(model: Any, batch: Sequence[Any], config: Config, backend: str) -> 
 
 
 def clip(gradients: Mapping[str, torch.Tensor], max_norm: float) -> dict[str, torch.Tensor]:
-    """The sum over instances of gradients, each scaled down to a norm that is too large."""
+    """Sum gradients over instances, each scaled down if its norm is too large."""
     flat = [gradient.reshape(len(gradient), -1) for gradient in gradients.values()]
     norms = torch.stack([one.square().sum(1) for one in flat]).sum(0).sqrt()
     factors = (max_norm / norms).clamp(max=1.0)
@@ -217,13 +213,13 @@ def clip(gradients: Mapping[str, torch.Tensor], max_norm: float) -> dict[str, to
 
 
 def compare(ours: Mapping[str, Any], theirs: Mapping[str, torch.Tensor]) -> None:
-    """Check that gradients are equal, but for rounding."""
+    """Check that gradients are equal up to rounding."""
     for name, gradient in theirs.items():
         np.testing.assert_allclose(np.asarray(ours[name]), gradient.detach().numpy(), rtol=2e-3, atol=2e-5)
 
 
 def to_torch(model: ab.Module) -> dict[str, torch.Tensor]:
-    """The parameters as tensors."""
+    """Return the parameters as tensors."""
     return {name: torch.tensor(data) for name, data in model.state_dict().items()}
 
 

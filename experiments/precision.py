@@ -1,10 +1,10 @@
-"""Question: does training with products in bf16 go as in float32, and what does it save?
+"""Measure whether training with bf16 products matches float32, and what it saves.
 
-A Tree-LSTM trains with `precision="float32"` and with "bf16", and so does the same model as an expert writes it in
-PyTorch: in float32; with `set_float32_matmul_precision("medium")`, which lets oneDNN round operands to bf16 and does so
-where a processor has AMX; and with products of bf16 tensors. All start from the same parameters, see the same
-mini-batches in the same order, and take a step of Adam each in turn, so that drifts of the machine's speed meet all.
-Losses are means per tree; after every epoch also on the development data.
+A Tree-LSTM trains with `precision="float32"` and with "bf16". The same model trains in PyTorch, as an expert writes it:
+in float32; with `set_float32_matmul_precision("medium")`, which allows oneDNN to round operands to bf16, as it does if
+the processor has AMX; and with products of bf16 tensors. All start from the same parameters and see the same
+mini-batches in the same order. They take steps of Adam in turn, so that changes of the machine's speed affect all
+equally. Losses are means per tree, also on the development data after every epoch.
 
     python experiments/precision.py dim=64 epochs=4
 """
@@ -33,13 +33,13 @@ from peers.tree_lstm_expert import ExpertTreeLSTM, OneDnnTreeLSTM
 from records import Findings, Settings
 
 OURS = ("float32", "bf16")
-SMOOTH = 25  # mini-batches whose mean is a point of a curve
+SMOOTH = 25  # mini-batches averaged for a point of a curve
 WARM = 20  # steps that are not timed
 
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """As `autobatch train tree-lstm --data ../shared/data/sst --dim 256 --backend cpu`."""
+    """Settings of `autobatch train tree-lstm --data ../shared/data/sst --dim 256 --backend cpu`."""
 
     dim: int = 256
     batch_size: int = 64
@@ -64,19 +64,19 @@ class Way(ABC):
 
     @abstractmethod
     def prepare(self, instances: Sequence[Any]) -> Sequence[Any]:
-        """Make what can be made of instances ahead of time."""
+        """Prepare instances, as far as that is possible ahead of time."""
 
     @abstractmethod
     def learn(self, instances: Sequence[Any]) -> float:
-        """Take a step; give the mean loss before it."""
+        """Take a step. Return the mean loss before it."""
 
     @abstractmethod
     def measure(self, instances: Sequence[Any]) -> float:
-        """Sum the losses."""
+        """Return the sum of the losses."""
 
 
 class Ours(Way):
-    """autobatch."""
+    """Training with autobatch."""
 
     def __init__(self, workload: Workload, precision: str, config: Config) -> None:
         super().__init__()
@@ -85,22 +85,22 @@ class Ours(Way):
         self.optimizer = ab.optim.Adam(model, lr=config.lr)
 
     def prepare(self, instances: Sequence[Any]) -> Sequence[Any]:
-        """Record them."""
+        """Record the instances."""
         return record(self.loss, instances)
 
     def learn(self, instances: Sequence[Any]) -> float:
-        """Take a step."""
         value, grads = self.loss.value_and_grad(instances)
         self.optimizer.step(grads)
         return float(value)
 
     def measure(self, instances: Sequence[Any]) -> float:
-        """Sum the losses."""
         return float(self.loss(instances).sum())
 
 
 class Bf16TreeLSTM(ExpertTreeLSTM):
-    """Products of tensors that are bf16, as autocast makes them: their results are bf16 too, before they are copied."""
+    """The expert's model with products of bf16 tensors, as in autocast: results are rounded to bf16 before they are
+    copied.
+    """
 
     def multiply(self, x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None = None) -> Tensor:
         """Compute x @ weight.T + bias, in `out`."""
@@ -117,7 +117,7 @@ class Bf16TreeLSTM(ExpertTreeLSTM):
 
 
 class Theirs(Way):
-    """PyTorch."""
+    """Training with PyTorch."""
 
     def __init__(self, workload: Workload, way: str, config: Config) -> None:
         super().__init__()
@@ -125,15 +125,14 @@ class Theirs(Way):
         self.model = expert(dim=workload.dim, **workload.dataset.sizes)
         self.model.copy_parameters(workload.model.state_dict())
         for parameter in self.model.parameters():
-            parameter.grad = torch.zeros_like(parameter)  # which the model overwrites in every step
+            parameter.grad = torch.zeros_like(parameter)  # the model overwrites it in every step
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=config.lr, fused=True)
 
     def prepare(self, instances: Sequence[Any]) -> Sequence[Any]:
-        """Lay them out."""
+        """Prepare the instances of the model."""
         return [self.model.prepare(instance) for instance in instances]
 
     def learn(self, instances: Sequence[Any]) -> float:
-        """Take a step."""
         torch.set_float32_matmul_precision(self.precision)
         loss = self.model.losses(self.model.merge(instances)).mean()
         torch.autograd.backward(loss)
@@ -141,7 +140,6 @@ class Theirs(Way):
         return loss.item()
 
     def measure(self, instances: Sequence[Any]) -> float:
-        """Sum the losses."""
         torch.set_float32_matmul_precision(self.precision)
         with torch.inference_mode():
             return float(self.model.losses(self.model.merge(instances)).sum())
@@ -152,11 +150,11 @@ THEIRS: dict[str, tuple[type[ExpertTreeLSTM], str]] = {
     "medium": (ExpertTreeLSTM, "medium"),
     "bf16": (Bf16TreeLSTM, "highest"),
 }
-"""The fastest model of each; operators of oneDNN called by name stay float32, whatever the setting."""
+"""The fastest model of each; oneDNN operators called by name stay float32, whatever the setting."""
 
 
 def measure(config: Config) -> Findings:
-    """Train in all ways."""
+    """Train all variants."""
     torch.set_num_threads(config.threads)
     workload = load_workload("tree-lstm", find_data("sst"), config.dim, config.seed)
     ways: dict[str, Way] = {f"autobatch, {p}": Ours(workload, p, config) for p in OURS}
@@ -178,7 +176,7 @@ def measure(config: Config) -> Findings:
 
 
 def compare(workload: Workload, ways: Mapping[str, Way], config: Config) -> Findings:
-    """Put the curves and times next to each other; distances are from our float32."""
+    """Compare curves and times; distances are from our float32."""
     curves = {name: smooth(way.losses) for name, way in ways.items()}
     first = curves[f"autobatch, {OURS[0]}"]
     ms = {name: 1e3 * statistics.median(way.seconds[WARM:]) for name, way in ways.items()}
@@ -209,12 +207,12 @@ def compare(workload: Workload, ways: Mapping[str, Way], config: Config) -> Find
 
 
 def wide_of(name: str) -> str:
-    """The way in float32 that another one is compared with."""
+    """Return the float32 variant that another one is compared with."""
     return f"{name.split(',')[0]}, float32"
 
 
 def smooth(losses: Sequence[float]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Means over neighbouring mini-batches."""
+    """Average neighbouring mini-batches."""
     n = min(SMOOTH, len(losses))
     return np.convolve(losses, np.full(n, 1 / n), mode="valid")
 

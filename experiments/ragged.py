@@ -1,10 +1,10 @@
-"""Question: are sentences of any length faster without padding than PyTorch's padded tensors, and its nested ones?
+"""Measure sentences of any length without padding, compared with PyTorch's padded and nested tensors.
 
-A classifier reads the words of a sentence in residual layers, pools them by attention and by a maximum, and gives a
-cross-entropy. Lengths are spread evenly over 1 to 100. PyTorch computes a mini-batch in two ways, on one thread: padded
-to the longest sentence, with a mask; and as nested tensors (the jagged layout). Ours is one cell, for mini-batches that
-are recorded in every call, and for recorded ones whose plan is found. All ways have the same parameters, take turns,
-and begin with the same lists of arrays; losses and gradients are compared first.
+A classifier reads the words of a sentence in residual layers, pools them by attention and by a maximum, and computes a
+cross-entropy. Lengths are spread evenly over 1 to 100. PyTorch computes a mini-batch padded to the longest sentence,
+with a mask, and as nested tensors (the jagged layout). Ours is one cell, for mini-batches that are recorded in every
+call, and for recorded ones with cached plans. All variants have the same parameters, use one thread, take turns and
+start from the same lists of arrays; losses and gradients are compared first.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Ways: TypeAlias = dict[str, Callable[[], Any]]
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """Sizes of the model and of the mini-batch."""
+    """Sizes of the model and the mini-batch."""
 
     dims: tuple[int, ...] = (64, 256)
     batch_size: int = 64
@@ -49,7 +49,7 @@ class Sentence(NamedTuple):
 
 
 class Reader(ab.Module):
-    """Residual layers over words, attention and a maximum over these, and logits."""
+    """Residual layers over words, pooling by attention and by a maximum, and logits."""
 
     def __init__(self, n_words: int, dim: int, rng: np.random.Generator) -> None:
         self.embedding = ab.Embedding(n_words, dim, rng=rng)
@@ -67,12 +67,11 @@ class Reader(ab.Module):
         return ab.cross_entropy(self.output(ab.concat((pooled, ab.max(x, axis=0)))), label)
 
     def loss(self, sentence: Sentence) -> Any:
-        """Compute the loss of a sentence."""
         return self.read(*sentence)
 
 
 class TorchReader(torch.nn.Module):
-    """The same in PyTorch, with the same parameters."""
+    """The same model in PyTorch, with the same parameters."""
 
     def __init__(self, model: Reader, n_words: int, dim: int) -> None:
         super().__init__()
@@ -83,14 +82,14 @@ class TorchReader(torch.nn.Module):
         self.load_state_dict({name: torch.from_numpy(data) for name, data in model.state_dict().items()})
 
     def states(self, words: torch.Tensor) -> torch.Tensor:
-        """The states of all words."""
+        """Compute the states of all words."""
         x: torch.Tensor = self.embedding(words)
         for layer in self.layers:
             x = x + torch.tanh(layer(x))
         return x
 
     def padded(self, sentences: list[torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
-        """The losses of sentences, padded to the longest."""
+        """Compute the losses of sentences, padded to the longest."""
         words = torch.nn.utils.rnn.pad_sequence(sentences, batch_first=True)
         is_word = torch.arange(words.shape[1]) < torch.tensor([len(s) for s in sentences])[:, None]
         x = self.states(words)
@@ -100,7 +99,9 @@ class TorchReader(torch.nn.Module):
         return self.losses(pooled, largest, labels)
 
     def nested(self, sentences: list[torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
-        """The losses of sentences as a nested tensor; the gradient of its own softmax is wrong (2.13), so by hand."""
+        """Compute the losses of sentences as a nested tensor. The softmax is written by hand, because the gradient of
+        PyTorch's own is wrong (2.13).
+        """
         x = self.states(torch.nested.nested_tensor(sentences, layout=torch.jagged))
         n, rows = len(sentences), x.values()
         owner = torch.repeat_interleave(torch.arange(n), torch.tensor([len(s) for s in sentences]))
@@ -112,13 +113,13 @@ class TorchReader(torch.nn.Module):
         return self.losses(pooled, x.amax(dim=1), labels)
 
     def losses(self, pooled: torch.Tensor, largest: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The cross-entropy of each sentence."""
+        """Compute the cross-entropy of each sentence."""
         logits = self.output(torch.cat((pooled, largest), dim=1))
         return torch.nn.functional.cross_entropy(logits, labels, reduction="none")
 
 
 def measure(config: Config) -> Findings:
-    """Time all ways for every width."""
+    """Time all variants for every width."""
     torch.set_num_threads(config.threads)
     seconds: dict[str, list[float]] = {}
     figures, rows = dict[str, Any](), list[tuple[str, ...]]()
@@ -140,13 +141,13 @@ def measure(config: Config) -> Findings:
 
 
 def draw(config: Config, rng: np.random.Generator) -> list[Sentence]:
-    """Draw sentences, with lengths spread evenly, in a random order."""
+    """Draw sentences, with lengths spread evenly, in random order."""
     lengths = rng.permutation(np.linspace(1, config.longest, config.batch_size).round().astype(int))
     return [Sentence(rng.integers(0, config.words, n), int(rng.integers(CLASSES))) for n in lengths]
 
 
 def inference(model: Reader, twin: TorchReader, sentences: list[Sentence], backend: str = "cpu") -> Ways:
-    """All ways to compute the losses."""
+    """Make all variants of computing the losses, and check that they are equal."""
     words, labels = to_torch(sentences)
     compute = torch.no_grad()
     ways: Ways = {name: compute(partial(way, words, labels)) for name, way in ways_of(twin).items()}
@@ -158,7 +159,7 @@ def inference(model: Reader, twin: TorchReader, sentences: list[Sentence], backe
 
 
 def training(model: Reader, twin: TorchReader, sentences: list[Sentence], backend: str = "cpu") -> Ways:
-    """All ways to compute the mean loss and its gradients."""
+    """Make all variants of the mean loss and its gradients, and check that they are equal."""
     words, labels = to_torch(sentences)
 
     def step(compute: Callable[..., torch.Tensor]) -> float:
@@ -182,12 +183,12 @@ def training(model: Reader, twin: TorchReader, sentences: list[Sentence], backen
 
 
 def ways_of(twin: TorchReader) -> dict[str, Callable[..., torch.Tensor]]:
-    """PyTorch's ways."""
+    """Return PyTorch's variants."""
     return {"padded": twin.padded, "nested": twin.nested}
 
 
 def to_torch(sentences: list[Sentence]) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Words and labels as tensors."""
+    """Return words and labels as tensors."""
     return [torch.from_numpy(s.words) for s in sentences], torch.tensor([s.label for s in sentences])
 
 

@@ -1,9 +1,9 @@
-"""Question: what does recording cost per node, beside the same program with empty functions in place of cells?
+"""Measure what recording costs per node, compared with the same program with empty functions as cells.
 
-The programs walk through trees, lattices and sentences, and call cells. The first way records them as one graph of the
-mini-batch; the second makes a graph of each instance (`record_all`). In the third, every cell is a Python function that
-returns an object made before, and so does every op between cells: what is left is the user's own Python. Results are
-nanoseconds per node: medians of rounds in which all ways take turns.
+The programs walk through trees, lattices and sentences, and call cells. The first variant records them as one graph of
+the mini-batch; the second makes a graph of each instance (`record_all`). In the third, every cell is a Python function
+that returns a ready-made object, and so is every op between cells: what remains is the user's own Python. Results are
+nanoseconds per node, from medians of rounds in which all variants take turns.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from records import Findings, Settings
 MODELS = {"tree-lstm": "sst", "lattice-lstm": "lattice", "bilstm-tagger": "wikiner"}
 RECORDED, EACH, EMPTY = "recorded", "recorded, a graph each", "empty functions"
 TITLES = ("", "nodes", RECORDED, EACH, EMPTY, "recorded / empty", "a graph each / empty")
-WALKED = 8  # instances that are run eagerly, to find what cells return
+WALKED = 8  # instances to run eagerly, to find what cells return
 
 
 @dataclass(frozen=True)
@@ -41,22 +41,20 @@ class Config(Settings):
 
 
 class Dummy(Symbol):
-    """Stands for every value; every op on it returns it."""
+    """A stand-in for every value; every op on it returns it."""
 
     __slots__ = ()
     shape = ()
 
     def apply(self, op: Any, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
-        """Return it."""
         return self
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return it."""
         return self
 
 
 def measure(config: Config) -> Iterator[Findings]:
-    """Time the ways for each model."""
+    """Time the variants for each model."""
     for name, folder in MODELS.items():
         spec, rng = find_model(name), np.random.default_rng(config.seed)
         data = spec.load(find_data(folder) or spec.default_data, rng)
@@ -72,7 +70,7 @@ def measure(config: Config) -> Iterator[Findings]:
 
 
 def ways_of(model: Any, instances: Sequence[Any], put: Callable[[bool], None]) -> dict[str, Callable[[], Any]]:
-    """Make the three ways, each a call over all instances."""
+    """Make the three variants, each a call over all instances."""
     loss = ab.batched(model.loss)
 
     def walk() -> None:
@@ -106,7 +104,7 @@ def cells_of(model: Any) -> Iterator[Method]:
 
 @contextmanager
 def empty_cells(model: Any, instances: Sequence[Any]) -> Iterator[Callable[[bool], None]]:
-    """Within the context, a function puts empty functions in place of the model's cells, or takes them back."""
+    """Yield a function that replaces the model's cells with empty functions, or restores them."""
     methods, found = [*cells_of(model)], dict[Method, Callable[..., Any]]()
 
     def watched(method: Method) -> Callable[..., Any]:

@@ -1,7 +1,7 @@
-"""The record of a run: how an experiment was run, on what, on which code, and what it found.
+"""The record of a run: its settings, machine and code, and its results.
 
-A record is one JSON file. It is *stale* when the code that it measures is no longer the code of the checkout: then the
-tables made from it say so (`tables.py`), and the experiment runs again where it would otherwise be found done.
+A record is a JSON file. It is *stale* if the code that it measures has changed: the tables made from it then say so
+(`tables.py`), and the experiment is run again instead of being skipped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from digest import ROOT, digest_of
 
 RESULTS = ROOT / "experiments" / "results"
 QUICK = RESULTS / "quick"
-"""Where records go that the documents are not made from, such as those of `--quick`: git ignores it."""
+"""Folder for records that are not used in documents, such as those of `--quick`; git ignores it."""
 
 Seconds: TypeAlias = Mapping[str, Sequence[float]]
 
@@ -33,51 +33,48 @@ class Settings:
 
     seed: int = 0
     threads: int = 1
-    """Of every matrix product."""
+    """Threads of matrix products."""
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What an experiment found: raw seconds by name, the figures made of them, and those as text."""
+    """The results of an experiment: raw seconds by name, the figures made from them, and a table as text."""
 
     seconds: Seconds
     figures: Mapping[str, Any]
     table: str
     part: str = ""
-    """Names the record, where an experiment makes several."""
+    """The part of the record's name after the experiment's, if an experiment writes several."""
     draw: Callable[[Path], None] | None = None
-    """Draws them into a PNG file, which lies beside the record."""
+    """Draws the results into a PNG file beside the record."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """A record that was read."""
+    """A record that was read from a file."""
 
     name: str
-    """Of its file, without the suffix."""
+    """The file's name, without the suffix."""
     content: Mapping[str, Any]
 
     @property
     def figures(self) -> Mapping[str, Any]:
-        """What was found."""
         found: Mapping[str, Any] = self.content["figures"]
         return found
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The settings it ran with."""
         found: Mapping[str, Any] = self.content["settings"]
         return found
 
     @property
     def seconds(self) -> Seconds:
-        """Raw times."""
         found: Seconds = self.content["seconds"]
         return found
 
     @property
     def is_stale(self) -> bool:
-        """Whether the code that it measures has changed since, has gone, or is not known."""
+        """Return whether the measured code has changed, is missing, or is unknown."""
         code = self.content.get("code")
         try:
             return code is None or digest_of(code["modules"]) != code["digest"]
@@ -86,7 +83,7 @@ class Record:
 
 
 def origins(records: Iterable[Record]) -> str:
-    """Say when and on what some records were measured, and which are stale."""
+    """State when and on which machines records were measured, and which are stale."""
     found = list(records)
     commits: dict[str, dict[str, None]] = {}
     for content in (record.content for record in found):
@@ -101,12 +98,11 @@ def origins(records: Iterable[Record]) -> str:
 
 
 def place_of(folder: Path, experiment: str, part: str = "") -> Path:
-    """Give the place of a record."""
+    """Return the path of a record."""
     return folder / ("-".join(filter(None, (experiment, part))) + ".json")
 
 
 def read_record(path: Path) -> Record:
-    """Read a record."""
     return Record(path.stem, json.loads(path.read_text(encoding="utf-8")))
 
 
@@ -117,24 +113,24 @@ def read_records(folder: Path) -> dict[str, Record]:
 
 @dataclass(frozen=True)
 class Start:
-    """What is known when a run begins: the code and the machine are those of the beginning."""
+    """What is known when a run starts, such as the code and the machine's load."""
 
     experiment: str
     settings: Settings
     code: Mapping[str, Any]
-    """Prefixes of the modules that are measured, and the digest of these."""
+    """Prefixes of the measured modules, and their digest."""
     time: str
     load: float
-    """Of the machine."""
+    """The machine's load average."""
 
     @classmethod
     def now(cls, experiment: str, settings: Settings, modules: Sequence[str]) -> Start:
-        """Note what is known."""
+        """Note what is known now."""
         code = {"modules": list(modules), "digest": digest_of(modules)}
         return cls(experiment, settings, code, time.strftime("%Y-%m-%d %H:%M"), round(os.getloadavg()[0], 2))
 
     def write(self, path: Path, findings: Findings) -> None:
-        """Write a record whole or not at all, and what it draws beside it."""
+        """Write a record atomically, and its drawing beside it."""
         write_record(path, self.to_record(findings), findings.draw)
 
     def to_record(self, findings: Findings) -> dict[str, Any]:
@@ -152,7 +148,7 @@ class Start:
         }
 
     def is_finished(self, path: Path) -> bool:
-        """Whether a record of the same settings and the same code is there."""
+        """Return whether a record with the same settings and the same code exists."""
         if not path.is_file():
             return False
         record = read_record(path).content
@@ -162,12 +158,12 @@ class Start:
 
 
 def command_line() -> str:
-    """Give the command that this process runs."""
+    """Return the command that this process runs."""
     return " ".join(["python", f"experiments/{Path(sys.argv[0]).name}", *sys.argv[1:]])
 
 
 def write_record(path: Path, record: Mapping[str, Any], draw: Callable[[Path], None] | None = None) -> None:
-    """Write a record whole or not at all, and what `draw` draws beside it."""
+    """Write a record atomically, and what `draw` draws beside it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, to_json(record))
     if draw is not None:
@@ -175,20 +171,20 @@ def write_record(path: Path, record: Mapping[str, Any], draw: Callable[[Path], N
 
 
 def in_json(settings: Settings) -> Mapping[str, Any]:
-    """Give settings as a record has them."""
+    """Return settings as they appear in a record."""
     found: Mapping[str, Any] = json.loads(json.dumps(asdict(settings)))
     return found
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all: an interrupt leaves the one that was there."""
+    """Write a file atomically: an interrupt leaves the old one in place."""
     beside = path.with_name(f".{path.name}.new")
     beside.write_text(text, encoding="utf-8")
     os.replace(beside, path)
 
 
 def to_json(record: Mapping[str, Any]) -> str:
-    """JSON with a line per entry; the numbers of a list share one."""
+    """Return JSON with a line per entry; the numbers of a list share one."""
     text = json.dumps(record, indent=2)
     return re.sub(r"\[[^][{}]*\]", lambda numbers: " ".join(numbers[0].split()), text) + "\n"
 

@@ -1,9 +1,9 @@
-"""Question: what does a schedule cost that is known, beside searching for it and beside a rule?
+"""Measure the cost of a known schedule, compared with searching for it and with a rule.
 
-The first mini-batches of each workload are scheduled forward by `Search()`, which finds the best schedule that it can;
-by `Recurring`, which was given what the search found and comes from its file; and by `Score`, the rule for others.
-The three take turns on the same graphs. Batches do not depend on the machine; all of a mini-batch's time is the
-policy's, recording, rewriting and placing are left out.
+The first mini-batches of each workload are scheduled forward by `Search()`, which searches for the best schedule; by
+`Recurring`, which has read the results of that search from its file; and by the rule `Score`. The three take turns on
+the same graphs. Batches do not depend on the machine; times are those of the policy only, without recording, rewriting
+and placing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Config(Settings):
 
 
 def measure(config: Config) -> Findings:
-    """Schedule in all ways in turn, at all sizes."""
+    """Schedule with all policies in turn, at all sizes."""
     seconds: dict[str, list[float]] = {}
     figures: dict[str, dict[str, Any]] = {}
     for workload in config.workloads:
@@ -66,7 +66,7 @@ def measure(config: Config) -> Findings:
 
 
 def make_policies(graphs: Sequence[Graph]) -> dict[str, Any]:
-    """The policies of the three ways."""
+    """Make the three policies."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "policy.json"
         ab.policies.Recurring.of(graphs).save(path)
@@ -74,7 +74,7 @@ def make_policies(graphs: Sequence[Graph]) -> dict[str, Any]:
 
 
 def sweep(policy: Any, graphs: Sequence[Graph]) -> Callable[[], None]:
-    """What schedules all graphs."""
+    """Make a function that schedules all graphs."""
 
     def schedule() -> None:
         for graph in graphs:
@@ -84,7 +84,7 @@ def sweep(policy: Any, graphs: Sequence[Graph]) -> Callable[[], None]:
 
 
 def mean(numbers: Sequence[float]) -> float:
-    """The mean of some numbers."""
+    """Return the mean of some numbers."""
     return sum(numbers) / len(numbers)
 
 

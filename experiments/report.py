@@ -1,4 +1,4 @@
-"""Gather the claims in one page, `report.html`: figures are part of it, and it needs no network.
+"""Collect the claims in one page, `report.html`, which contains the figures and needs no network.
 
 python experiments/report.py --out DIR
 """
@@ -33,10 +33,10 @@ th:first-child, td:first-child, .words th, .words td { text-align: left; }
 
 
 def read_folder(words: Sequence[str]) -> Path:
-    """Read where the records lie from the words of the command line.
+    """Read the folder of the records from the command line's words.
 
     Raises:
-        AutobatchError: they say something else.
+        AutobatchError: a word is not understood.
     """
     given = read_words(words)
     folder = Path(given.pop("out", RESULTS))
@@ -46,7 +46,7 @@ def read_folder(words: Sequence[str]) -> Path:
 
 
 def write_report(folder: Path) -> Path:
-    """Write the report of the records in a folder; give its place.
+    """Write the report of the records in a folder. Return its path.
 
     Raises:
         DataError: the folder has no record of any claim.
@@ -74,7 +74,8 @@ def write_report(folder: Path) -> Path:
 
 
 def to_section(claim: Claim[Any], records: Records, folder: Path, message: str) -> str:
-    """Write a claim, what was seen, the figure and its message for narrow screens, the literature and the tables."""
+    """Write a claim's section: the results, the figure and its title for narrow screens, the literature and the tables.
+    """
     image = base64.b64encode((folder / f"{claim.name}.png").read_bytes()).decode()
     stale = [record.name for record in records.values() if record.is_stale]
     missing = [part for part in claim.parts if part not in records]

@@ -1,9 +1,9 @@
-"""Question: how much longer does a step take than its matrix products alone, and where does the rest go?
+"""Measure how much longer a step takes than its matrix products alone, and where the rest goes.
 
 `autobatch bench MODEL --roofline` runs this. On each mini-batch four things take turns: a step; its products alone; a
-step with a clock around every batch; its products with a clock around every part. The first two give the ratio, the
-others say where it comes from. Products run once before they are timed, so that nothing of the step is left in the
-caches: this gives the stricter ratio.
+step with a clock around every batch; its products with a clock around every part. The first two yield the ratio, the
+others explain it. Products run once before they are timed, so that nothing of the step remains in the caches; this
+makes the ratio stricter.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ BESIDES: Mapping[str, str] = {
     "around": "Python around the stages",
     "optimizer": "optimizer",
 }
-"""What takes the time besides products, by stage."""
+"""What takes time besides products, by stage."""
 
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """Mini-batches are the first ones, in the order of the data's files."""
+    """The mini-batches are the first ones of the data's files."""
 
     model: str = "tree-lstm"
     data: str = ""
-    """A name or path, in place of what the model has built in."""
+    """A name or path that replaces the model's built-in data."""
     dim: int = 128
     batch_size: int = 64
     policy: str = "auto"
     backend: str = "cpu"
-    """It has to compile cells."""
+    """The backend, which must compile cells."""
     mode: str = "train"
-    """"infer" computes losses, "train" losses and gradients, and takes a step of Adam."""
+    """"infer" computes losses; "train" computes losses and gradients, and takes a step of Adam."""
     minibatches: int = 4
     repeats: int = 5
     json: str = ""
@@ -69,18 +69,18 @@ class Config(Settings):
 
 @dataclass(frozen=True)
 class Line:
-    """A part of the step: milliseconds of a mini-batch, of its products alone, and their operations."""
+    """A part of the step: milliseconds per mini-batch, those of its products alone, and their operations."""
 
     stage: str
     cell: str
-    """Of the batches; empty for what runs once for all rows, and for what has no cell."""
+    """The cell of the batches; empty for what runs once for all rows, and for what has no cell."""
     ms: float
     matmul_ms: float
     flops: float
 
     @property
     def name(self) -> str:
-        """For a table."""
+        """Return a name for a table."""
         if self.cell:
             return f"{self.cell}, {self.stage}"
         return f"outside batches, {self.stage}" if self.stage in RUNNING else self.stage
@@ -91,10 +91,10 @@ class Roofline:
     """Means over the mini-batches of the medians of their runs.
 
     Attributes:
-        ms, matmul_ms: of a step, and of its products alone, both without a clock inside.
-        peak: GFLOP/s of the fastest product of large squares, and the library that it is of.
+        ms, matmul_ms: time of a step, and of its products alone, both without a clock inside.
+        peak: GFLOP/s of the fastest product of large squares; `peak_library` computes it.
         lines: the parts of a step, with a clock around each.
-        seconds: of all timed runs, by what ran.
+        seconds: all timed runs, by what ran.
     """
 
     policy: str
@@ -109,23 +109,23 @@ class Roofline:
 
     @property
     def ratio(self) -> float:
-        """The time of a step over that of its products."""
+        """Return the time of a step relative to that of its products."""
         return self.ms / self.matmul_ms
 
     @property
     def flops(self) -> float:
-        """Of the products of a mini-batch."""
+        """Return the operations of a mini-batch's products."""
         return sum(line.flops for line in self.lines)
 
     def besides(self) -> dict[str, float]:
-        """Milliseconds besides products, by stage."""
+        """Return milliseconds besides products, by stage."""
         found: defaultdict[str, float] = defaultdict(float)
         for line in self.lines:
             found[line.stage] += line.ms - line.matmul_ms
         return dict(found)
 
     def figures(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the figures as JSON data."""
         return {
             "ms": self.ms,
             "matmul_ms": self.matmul_ms,
@@ -171,9 +171,9 @@ class _Racer:
     """Runs the steps of one loss, and their products.
 
     Args:
-        loss: with the cpu backend, and without a cache of plans.
-        optimizer: changes the model after each step; None computes losses alone.
-        minibatches: of recorded graphs.
+        loss: a loss with the cpu backend, and without a cache of plans.
+        optimizer: changes the model after each step; None computes losses only.
+        minibatches: mini-batches of recorded graphs.
     """
 
     def __init__(self, loss: Any, optimizer: Any, minibatches: Sequence[Sequence[Any]]) -> None:
@@ -200,7 +200,6 @@ class _Racer:
             self.matmuls.append(Matmuls(list(list_matmuls(executable, stages, memory, gradients))))
 
     def step(self, number: int) -> None:
-        """Run a mini-batch."""
         if self.optimizer is None:
             self.loss(self.minibatches[number])
         else:
@@ -235,7 +234,7 @@ class _Racer:
 
 
 def split_call(call: Call) -> dict[Part, float]:
-    """Divide the stages of a call into parts: seconds."""
+    """Divide the stages of a call into parts. Return seconds."""
     found: defaultdict[Part, float] = defaultdict(float)
     for batch in call.batches:
         found[Part(batch.stage, batch.type_id)] += batch.end - batch.start
@@ -266,11 +265,11 @@ def measure(config: Config) -> Findings:
 
 
 def race_matmuls(workload: Workload, config: Config) -> Roofline:
-    """Time steps and their products alone, which take turns; mode train changes the model's parameters.
+    """Time steps and their products alone, in turn; mode train changes the model's parameters.
 
     Raises:
         DataError: the data is too small.
-        BackendError: the backend does not compile cells, or the cells multiply no matrices.
+        BackendError: the backend does not compile cells, or the cells have no matrix products.
     """
     racer = _make_racer(workload, config)
     loss = racer.loss
@@ -325,7 +324,7 @@ def _mean_ms(seconds: Sequence[Sequence[float]]) -> float:
 
 
 def _make_lines(racer: _Racer, names: Sequence[str]) -> list[Line]:
-    """The parts with their means; cells by time, the longest first, then what has no cell."""
+    """Return the parts with their means; cells by time, the longest first, then what has no cell."""
     parts, matmul_parts = (_mean_parts(times) for times in (racer.parts, racer.matmul_parts))
     n = len(racer.matmuls)
     flops: defaultdict[Part, float] = defaultdict(float)
@@ -353,7 +352,7 @@ def _make_lines(racer: _Racer, names: Sequence[str]) -> list[Line]:
 
 
 def _mean_parts(times: Sequence[Sequence[Mapping[Part, float]]]) -> dict[Part, float]:
-    """Milliseconds of each part: medians of the timed runs of a mini-batch, the first one is not, and their means."""
+    """Return milliseconds of each part: means over mini-batches of the medians of their runs, without the first run."""
     found: defaultdict[Part, list[float]] = defaultdict(list)
     for laps in times:
         for part in {part for lap in laps[1:] for part in lap}:

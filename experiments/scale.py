@@ -1,9 +1,9 @@
-"""Claim 7: planning is linear in the nodes of a mini-batch, but for the caches, and so is learning a policy.
+"""Claim 7: planning is linear in the nodes of a mini-batch, except for cache misses, and so is learning a policy.
 
-*Planning*: trees are recorded, merged, rewritten, scheduled by the rule that `auto` starts with on the cpu backend, and
-placed for training, in mini-batches of a thousand to two million nodes. A node is one of the merged graph, a call of a
-cell. Beside recording stands what Python takes anyway: the same recursion over the same trees, calling empty functions
-where the recorded one calls cells. Sharing depends on the data, and trees have no sums to fold: both are left out.
+*Planning*: trees are recorded, merged, rewritten, scheduled by the default rule of `auto` on the cpu backend, and
+placed for training, in mini-batches of a thousand to two million nodes. A node is one of the merged graph: a call of a
+cell. Recording is compared with the unavoidable cost of Python: the same recursion over the same trees, with empty
+functions as cells. Sharing depends on the data, and trees have no sums to fold, so both are left out.
 
 *Learning*: a state machine learns on random graphs of a few types, for a fixed number of episodes.
 
@@ -54,7 +54,7 @@ STAGES = ("recording", "merge", "rewrite", "schedule", "place")
 BARE = "bare recursion"
 PLANNING, LEARNING = "planning", "learning"
 RECORDED = 200_000
-"""Nodes that are recorded at most; beyond, recorded trees are merged several times."""
+"""Number of nodes to record, at most; for more, recorded trees are merged several times."""
 
 
 @dataclass(frozen=True)
@@ -72,16 +72,16 @@ class Config(Settings):
 
 
 class Bare:
-    """The shape of `TreeLSTM.loss`, with nothing in it."""
+    """The recursion of `TreeLSTM.loss`, with empty functions as cells."""
 
     def leaf(self, word: int) -> Any:
-        """Take what the cell takes."""
+        """Take the cell's arguments."""
 
     def merge(self, left: Any, right: Any) -> Any:
-        """Take what the cell takes."""
+        """Take the cell's arguments."""
 
     def node_loss(self, state: Any, label: int) -> Any:
-        """Take what the cell takes."""
+        """Take the cell's arguments."""
 
     def loss(self, tree: Tree[int]) -> Any:
         """Visit all nodes as `TreeLSTM.loss` does."""
@@ -134,7 +134,7 @@ def time_planning(config: Config) -> Findings:
 
 
 def take_nodes(graphs: Sequence[Graph], n_nodes: int) -> list[int]:
-    """Number graphs, from the first again after the last, that hold `n_nodes` nodes together."""
+    """Return numbers of graphs that have `n_nodes` nodes together, starting again with the first after the last."""
     taken: list[int] = []
     total = 0
     for number in itertools.cycle(range(len(graphs))):
@@ -146,7 +146,7 @@ def take_nodes(graphs: Sequence[Graph], n_nodes: int) -> list[int]:
 
 
 def stages(batch: list[Graph], policy: str, planned: PlannedTypes) -> dict[str, Callable[[], object]]:
-    """What each stage does, on what the stage before it gave."""
+    """Make a function for each stage, which runs on the result of the stage before it."""
     merged = merge_graphs(batch)
     rewritten, _ = rewrite(merged, UNSHARED)
     chosen = policies.get(policy)
@@ -182,7 +182,7 @@ def time_learning(config: Config) -> Findings:
 
 
 def table_of_planning(figures: Any) -> Table:
-    """Show nanoseconds of each stage; recording was not timed of the largest."""
+    """Show nanoseconds of each stage; recording was not timed for the largest."""
     rows = []
     for one in figures["sizes"]:
         ns = one["ns_per_node"]
@@ -191,7 +191,7 @@ def table_of_planning(figures: Any) -> Table:
 
 
 def table_of_learning(figures: Any) -> Table:
-    """Show milliseconds of an episode."""
+    """Show milliseconds per episode."""
     rows = []
     for one in figures["sizes"]:
         costs = f"{one['ms']:.3f}", f"{1e6 * one['ms'] / one['nodes']:.0f}"
@@ -208,7 +208,7 @@ def tabulate(records: Records) -> list[Table]:
 
 
 def draw(records: Records, figure: Figure) -> None:
-    """Draw the cost of a node, by stage, and of an episode of learning, by types."""
+    """Draw the cost of a node by stage, and of an episode of learning by number of types."""
     axes = panels(figure, 1, len(records), 3)
     message = "Learning takes time in proportion to the nodes"
     for ax, (part, record) in zip(axes, records.items(), strict=True):
@@ -249,12 +249,12 @@ def draw_learning(record: Record, axes: Axes) -> None:
 
 
 def sums_of(sizes: Sequence[Any]) -> list[float]:
-    """What the stages after recording take together, at each size: nanoseconds per node, the sum of the medians."""
+    """Return the total of the stages after recording, at each size: nanoseconds per node, the sum of the medians."""
     return [sum(one["ns_per_node"][stage] for stage in STAGES[1:]) for one in sizes]
 
 
 def planning_ns(record: Record) -> str:
-    """Say what planning a recorded graph takes, in the smallest and the largest mini-batch."""
+    """State the cost of planning a recorded graph, in the smallest and the largest mini-batch."""
     sizes = record.figures["sizes"]
     totals = sums_of(sizes)
     nodes = f"{sizes[0]['nodes']:,} to {sizes[-1]['nodes']:,}"
@@ -262,7 +262,7 @@ def planning_ns(record: Record) -> str:
 
 
 def see(records: Records) -> str:
-    """Say what a node costs."""
+    """State the cost of a node."""
     parts = []
     if PLANNING in records:
         sizes = records[PLANNING].figures["sizes"]

@@ -1,11 +1,11 @@
-"""Question: does a model of a step, made of measured costs, predict steps of 1, 2 and 4 processes, and what of 1000?
+"""Predict training steps of many processes from measured costs, and check predictions for 1, 2 and 4 processes.
 
 The costs of `step_model.py` are measured on one process and on exchanges of made-up gradients: the time of shares of
 several sizes, as a function of their predicted work; of the optimizer; of exchanges by bytes, for each number of
-processes; how much slower processes are that compute at once, each for itself; how much the time of one share varies.
-Between these measurements groups of 1, 2 and 4 processes train, by turns, and what the model says of their steps stands
-beside what they took. Then it says what steps of 8 to 1000 processes would take, of which each has a core and a machine
-of its own, over a network that is assumed, with shares by count and by cost; and what 10^9 instances would need.
+processes; the slowdown of processes that compute at the same time, independently; and how much the time of one share
+varies. Between these measurements, groups of 1, 2 and 4 processes train by turns, and their steps are compared with the
+model's predictions. The model then predicts steps of 8 to 1000 processes, each with its own core and machine, over an
+assumed network, with shares by count and by cost; and what 10^9 instances would need.
 
     python experiments/scaling.py models=tree-lstm turns=3 dim=64
 """
@@ -49,23 +49,23 @@ from table import Table
 from teams import DATA, Step, Team, Trainer, stage_seconds, step_seconds
 
 MODULES = (*STEP, "autobatch.distributed", "autobatch.serving")
-FLOATS = 1 << 18  # of one made-up array: 1 MiB
+FLOATS = 1 << 18  # size of one made-up array: 1 MiB
 SENT = ((0, 0), (1, 0), (4, 0), (16, 0), (0, 250), (0, 1000), (0, 4000), (4, 1000))
-"""Exchanges that are timed: arrays of 1 MiB, and rows of a table."""
+"""Timed exchanges: numbers of arrays of 1 MiB, and of rows of a table."""
 TABLE = 20_000  # rows of the made-up table
 SHARE_SIZES = (256, 128, 64, 32, 16)
-CHECK_DRAWS = 100  # of the time of a step, where others compute
-DRAWS = 5  # of mini-batches, for each prediction of many processes
+CHECK_DRAWS = 100  # samples of the time of a step while other processes compute
+DRAWS = 5  # samples of mini-batches, for each prediction of many processes
 INSTANCES = 10**9
 HOUR, DAY = 3600.0, 86400.0  # seconds
 GROUPS, GROUP = "in groups", 16
-SLOW = 2.0  # how many times as long the straggler takes
+SLOW = 2.0  # relative time of the straggler
 TOLERANCE = 0.1
 
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """What is measured, and the network that is assumed: 25 Gbit/s, 20 µs."""
+    """What is measured, and the assumed network: 25 Gbit/s, 20 µs."""
 
     models: tuple[str, ...] = ("tree-lstm", "lattice-lstm")
     processes: tuple[int, ...] = (1, 2, 4)
@@ -76,7 +76,7 @@ class Config(Settings):
     exchanges: int = 20
     many: tuple[int, ...] = (8, 32, 128, 512, 1000)
     fixed_batch: int = 16_384
-    """Instances of a mini-batch that does not grow with the processes."""
+    """Instances of a mini-batch whose size does not grow with the number of processes."""
     gbit_per_s: float = 25.0
     latency_us: float = 20.0
     requests: int = 256
@@ -91,7 +91,7 @@ class Probe(Trainer):
         self.wire = TorchWire(300.0) if n > 1 else None
 
     def exchange(self, n_arrays: int, n_rows: int, repeats: int) -> list[float]:
-        """Seconds of exchanges of arrays of 1 MiB and of rows of a table, which are drawn."""
+        """Return the seconds of exchanges of arrays of 1 MiB and of drawn rows of a table."""
         assert self.wire is not None
         rng, seconds = np.random.default_rng(self.rank), list[float]()
         for _ in range(repeats + 1):
@@ -99,7 +99,7 @@ class Probe(Trainer):
             if n_rows:
                 ids = np.sort(rng.choice(TABLE, n_rows, replace=False))
                 grads["table"] = Rows(ids, np.ones((n_rows, self.dim), np.float32), (TABLE, self.dim))
-            self.wire.gather(np.zeros(1, np.int64))  # all begin together
+            self.wire.gather(np.zeros(1, np.int64))  # so that all start together
             start = perf_counter()
             exchange = Exchange(self.wire, {}, len(grads), HOST, self.kept)
             exchange.add(np.float64(1.0), grads, Clock())
@@ -107,7 +107,7 @@ class Probe(Trainer):
         return seconds[1:]
 
     def describe(self) -> dict[str, Any]:
-        """Count what a mini-batch has, and what its gradients are."""
+        """Count what a mini-batch contains, and describe its gradients."""
         rows, size = dict[int, int](), 0
         for size in SHARE_SIZES:
             if size <= len(self.graphs):
@@ -126,30 +126,30 @@ class Probe(Trainer):
 
 @dataclass
 class Measurements:
-    """What was measured of a model."""
+    """Measurements of a model."""
 
     about: dict[str, Any]
     shares: list[list[int]]
     steps: dict[int, list[list[list[Step]]]]
-    """By the number of processes: turns, processes, steps."""
+    """By number of processes: turns, processes, steps."""
     alone: list[list[float]]
     """Seconds of the shares, by turns."""
     beside: dict[int, list[list[float]]]
-    """By the number of processes that compute at once, each for itself: how much longer their steps took, by turns."""
+    """By number of processes that compute at the same time, independently: relative times of their steps, by turns."""
     exchanges: dict[int, dict[tuple[int, int], list[float]]]
 
 
 @dataclass(frozen=True)
 class Slowed:
-    """How much longer steps take while other processes compute too, beyond what processes that share a core must."""
+    """The slowdown of steps while other processes compute too, beyond what sharing a core explains."""
 
     factor: float
     noise: float
-    """The standard deviation of its logarithm, from step to step."""
+    """The standard deviation of the slowdown's logarithm, from step to step."""
 
     @classmethod
     def of(cls, ratios: Sequence[Sequence[float]], shared: float) -> Slowed:
-        """Find it from the ratios of steps, by turns, of `shared` processes to a core.
+        """Compute it from the ratios of steps, by turns, with `shared` processes per core.
 
         >>> Slowed.of([[3.0, 3.0], [2.0, 2.0], [4.0, 4.0]], 2.0)
         Slowed(factor=1.5, noise=0.0)
@@ -159,13 +159,13 @@ class Slowed:
 
 
 def deviation(x: FloatArray) -> float:
-    """The standard deviation of normal numbers, from their quartiles."""
+    """Return the standard deviation of normally distributed numbers, from their quartiles."""
     quarters = np.percentile(x, (25, 75))
     return float(quarters[1] - quarters[0]) / 1.349
 
 
 def measure(config: Config) -> Iterator[Findings]:
-    """Measure every model, compare what the model of a step says, and go on to many processes."""
+    """Measure every model, compare its steps with the predictions, and predict many processes."""
     seconds: dict[str, list[float]] = {}
     figures: dict[str, Any] = {"models": {}, "network": {"gbit_per_s": config.gbit_per_s, "us": config.latency_us}}
     merge_s = time_merge(config)
@@ -205,7 +205,7 @@ def measure(config: Config) -> Iterator[Findings]:
 
 
 def measure_model(config: Config, model: str) -> Measurements:
-    """Let groups train by turns, and time shares and exchanges between."""
+    """Let groups train by turns, and time shares and exchanges in between."""
     sizes = model, config.dim, config.batch_size, config.minibatches, config.seed
     with ExitStack() as stack:
         singles = [stack.enter_context(Team(1, Probe, *sizes)) for _ in range(max(config.processes))]
@@ -236,7 +236,7 @@ def measure_model(config: Config, model: str) -> Measurements:
 
 
 def make_shares(n: int, size: int) -> list[list[int]]:
-    """Shares of several sizes, from one mini-batch after the other."""
+    """Make shares of several sizes, from successive instances."""
     shares, begin = list[list[int]](), 0
     for wanted in SHARE_SIZES:
         length = min(wanted, size, n)
@@ -247,7 +247,7 @@ def make_shares(n: int, size: int) -> list[list[int]]:
 
 
 def calibrate(found: Measurements, config: Config) -> tuple[Costs, dict[int, Measured]]:
-    """Find the costs of one process, and of exchanges among each number of processes."""
+    """Compute the costs of one process, and of exchanges among each number of processes."""
     typical = np.median(found.alone, axis=0)
     work = [float(found.about["costs"][share].sum()) for share in found.shares]
     fixed, per_work = fit_line(work, typical.tolist())
@@ -270,7 +270,7 @@ def calibrate(found: Measurements, config: Config) -> tuple[Costs, dict[int, Mea
 def check(
     found: Measurements, costs: Costs, carriers: Mapping[int, Measured], slowed: Mapping[int, Slowed], config: Config
 ) -> dict[str, Any]:
-    """Set the measured step of each number of processes beside the prediction."""
+    """Compare the measured step of each number of processes with the prediction."""
     works, cores, rng = found.about["costs"], usable_cores(), np.random.default_rng(config.seed)
     batches = list(ab.minibatches(range(len(works)), config.batch_size))
     checked = {}
@@ -296,7 +296,8 @@ def check(
 def foresee(
     found: Measurements, costs: Costs, network: Network, spread_s: float, config: Config, grows: bool
 ) -> dict[str, Any]:
-    """Predict steps of many processes, of mini-batches that grow with these or do not; instances are drawn again."""
+    """Predict steps of many processes, for mini-batches of fixed or growing size; instances are drawn with replacement.
+    """
     rng = np.random.default_rng(config.seed)
     works = found.about["costs"]
     one = config.batch_size / sum(mean_parts([
@@ -324,10 +325,10 @@ def foresee(
 
 
 def ways_of(costs: Costs, n: int, size: int, spread_s: float) -> dict[str, Costs]:
-    """The costs of each way to share a mini-batch among n processes.
+    """Return the costs of each way of dividing a mini-batch among n processes.
 
-    In the last way, which is not built, processes divide by cost within groups, of which each works out its own part
-    of the mini-batch; and tables are added up as arrays where this sends less than the rows of all processes.
+    The last one is not implemented: processes divide by cost within groups, each of which divides only its own part of
+    the mini-batch; and tables are added up as arrays if this sends less than the rows of all processes.
     """
     by_cost = replace(costs, divide_s=costs.divide_s + spread_s)
     in_groups = replace(by_cost, divide_s=by_cost.divide_s / n_groups(n))
@@ -337,7 +338,7 @@ def ways_of(costs: Costs, n: int, size: int, spread_s: float) -> dict[str, Costs
 
 
 def slow_down(found: Measurements, costs: Costs, network: Network, spread_s: float, config: Config) -> dict[str, Any]:
-    """Predict the step of the most processes with one that takes twice as long, under each way of sharing."""
+    """Predict the step of the most processes with one that takes twice as long, for each way of dividing."""
     n, rng = max(config.many), np.random.default_rng(config.seed)
     size = config.batch_size * n
     many = ways_of(costs, n, size, spread_s)[COST]
@@ -355,7 +356,7 @@ def slow_down(found: Measurements, costs: Costs, network: Network, spread_s: flo
 
 
 def needs_of(found: Measurements, costs: Costs, model: str, config: Config) -> dict[str, float]:
-    """What 10^9 instances such as those measured need, in an epoch."""
+    """Estimate what 10^9 instances like the measured ones need, in an epoch."""
     nodes = float(found.about["nodes"].mean())
     planning = stage_seconds(found.steps[1])["planning"] / (nodes * config.batch_size) if 1 in found.steps else 0.0
     recording = time_recording(config, model) / nodes
@@ -378,12 +379,12 @@ def needs_of(found: Measurements, costs: Costs, model: str, config: Config) -> d
 
 
 def n_groups(n: int) -> int:
-    """In how many groups n processes divide mini-batches by cost, where each group does so for itself."""
+    """Return the number of groups in which n processes divide mini-batches by cost, each group separately."""
     return -(-n // GROUP)
 
 
 def loads_of(costs: FloatArray, n: int, way: str) -> list[float]:
-    """The cost of each process's share."""
+    """Return the cost of each process's share."""
     if way == GROUPS:
         parts = np.array_split(np.arange(n), n_groups(n))
         cut = (np.cumsum([0, *map(len, parts)]) * len(costs) / n).astype(int)
@@ -396,12 +397,12 @@ def loads_of(costs: FloatArray, n: int, way: str) -> list[float]:
 
 
 def mean_parts(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each part over steps."""
+    """Return the mean of each part over steps."""
     return {part: fmean(step[part] for step in steps) for part in steps[0]}
 
 
 def time_merge(config: Config) -> float:
-    """Seconds in which a byte of the rows of another process is added to those of all."""
+    """Return the seconds per byte of adding another process's rows to the sum."""
     rng, n_rows, n = np.random.default_rng(config.seed), 1000, 16
     ids = np.concatenate([np.sort(rng.choice(TABLE, n_rows, replace=False)) for _ in range(n)])
     values = np.ones((n * n_rows, config.dim), np.float32)
@@ -415,7 +416,8 @@ def time_merge(config: Config) -> float:
 
 
 def time_spread(config: Config) -> float:
-    """Seconds per instance in which a mini-batch is divided among the most processes, beyond those among one."""
+    """Return the seconds per instance of dividing a mini-batch among the most processes, minus those for one process.
+    """
     costs = np.random.default_rng(config.seed).random(config.fixed_batch)
     seconds: dict[int, list[float]] = {1: [], max(config.many): []}
     for _ in range(5):
@@ -428,7 +430,7 @@ def time_spread(config: Config) -> float:
 
 
 def time_recording(config: Config, model: str) -> float:
-    """Seconds in which an instance is recorded."""
+    """Return the seconds per recorded instance."""
     workload = load_workload(model, find_data(DATA[model]), config.dim, config.seed)
     loss, instances = workload.batched("loss", "auto", "cpu"), workload.up_to(config.batch_size)
     seconds = []
@@ -440,7 +442,7 @@ def time_recording(config: Config, model: str) -> float:
 
 
 def time_admission(config: Config) -> dict[str, float]:
-    """What a request costs a server of trees: until `submit` returns, and until all are done."""
+    """Measure what a request costs a server of trees: until `submit` returns, and until all are done."""
     workload = load_workload("tree-lstm", find_data("sst"), config.dim, config.seed)
     workload.model.eval()
     requests, admitted, done = workload.up_to(config.requests), list[float](), list[float]()
@@ -459,7 +461,7 @@ def time_admission(config: Config) -> dict[str, float]:
 
 
 def table_of_check(figures: Mapping[str, Any]) -> Table:
-    """Show predictions beside measurements."""
+    """Compare predictions with measurements."""
     rows = [
         (NAMES[model], n, f"{one['measured_ms']:.1f}", f"{one['predicted_ms']:.1f}", f"{100 * one['error']:+.0f}%")
         for model, found in figures["models"].items() for n, one in found["check"].items()
@@ -468,7 +470,7 @@ def table_of_check(figures: Mapping[str, Any]) -> Table:
 
 
 def table_of_many(figures: Mapping[str, Any], hows: Sequence[str] = ("growing", "fixed")) -> Table:
-    """Show what many processes would do; the parts of a step are those of shares by cost."""
+    """Show predictions for many processes; the parts of a step are those of shares by cost."""
     rows = []
     for model, found in figures["models"].items():
         for how in hows:
@@ -491,7 +493,7 @@ def table_of_many(figures: Mapping[str, Any], hows: Sequence[str] = ("growing", 
 
 
 def table_of_stragglers(figures: Mapping[str, Any]) -> Table:
-    """Show the step with one process that is slower."""
+    """Show the step with one slow process."""
     named = {"even": "no straggler, ms", COUNT: COUNT, COST: COST, "by cost and speed": "by cost and speed"}
     rows = []
     for model, found in figures["models"].items():

@@ -1,15 +1,15 @@
-"""Claim 9: requests that arrive one by one share batches, and leave when they are done.
+"""Claim 9: requests that arrive one by one share batches, and leave as soon as they are done.
 
-Requests are instances of a model's own data. Ways to serve them, each by one thread beside the one that sends:
+Requests are instances of a model's own data. Ways to serve them, each with one thread beside the sender's:
 
 - server: `ab.serve`; agenda: the same with the heuristic of DyNet.
-- window: what has arrived within a window, at most `batch_size`, is one mini-batch of `ab.batched`. Of several lengths
-  the one with the lowest 99th percentile at each load. Length 0 takes what has arrived while the last mini-batch ran.
-- one at a time: each request is a mini-batch; PyTorch, one at a time: a model in PyTorch answers each.
+- window: requests that arrive within a window, at most `batch_size`, are one mini-batch of `ab.batched`. At each load,
+  the length with the lowest 99th percentile is used. Length 0 takes what has arrived while the last mini-batch ran.
+- one at a time: each request is a mini-batch; PyTorch, one at a time: a PyTorch model answers each.
 
-Capacity is what a way answers a second when `n_full` requests are there at once. In the open loop requests arrive in a
-Poisson process, at shares of the capacity of window 0, whatever has been answered by then. In the closed loop so many
-clients each send a request when they have the answer to their last one.
+Capacity is the throughput when `n_full` requests arrive at once. In the open loop, requests arrive in a Poisson
+process, at fractions of the capacity of window 0, whether or not earlier ones have been answered. In the closed loop, a
+number of clients each send a request when their last one has been answered.
 
     python experiments/serving.py only=tree-lstm-256 loads=0.5,0.8
 """
@@ -49,7 +49,7 @@ SERVER, AGENDA, WINDOW, GREEDY = "server", "agenda", "window", "window 0"
 ALONE, TORCH = "one at a time", "PyTorch, one at a time"
 REPEATS = 4
 Taken = tuple[list[float], float]
-"""The seconds that requests took, and how many were answered a second."""
+"""Latencies in seconds, and answers per second."""
 PERCENTS = (50, 99)
 COLUMNS = [*itertools.product(("0.5", "0.8"), PERCENTS, (WINDOW, SERVER))]
 LATENCIES = ("p50, ms", "p99, ms", "answered/s")
@@ -57,7 +57,7 @@ LATENCIES = ("p50, ms", "p99, ms", "answered/s")
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """How requests come."""
+    """Settings of the requests' arrival."""
 
     loads: tuple[float, ...] = (0.1, 0.3, 0.5, 0.8, 1.0, 1.2)
     clients: tuple[int, ...] = (1, 8, 64)
@@ -65,13 +65,13 @@ class Config(Settings):
     batch_size: int = 64
     n_full: int = 512
     turns: int = 3
-    """Of each way, at each load, one after the other."""
+    """Number of turns of each server at each load."""
     seconds: float = 1.5
-    """Of each turn."""
+    """Duration of each turn."""
 
 
 class Windows:
-    """Collects what arrives within a window, and runs it as one mini-batch."""
+    """A server that collects what arrives within a window, and runs it as one mini-batch."""
 
     def __init__(self, call: Callable[[list[Any]], object], window: float, batch_size: int) -> None:
         self._call, self._window, self._batch_size = call, window, batch_size
@@ -81,7 +81,7 @@ class Windows:
         self._thread.start()
 
     def submit(self, instance: Any) -> Future[Any]:
-        """Give an instance; the future is set when its mini-batch has run."""
+        """Queue an instance; the future is set when its mini-batch has run."""
         future = Future[Any]()
         with self._changed:
             self._queue.append((instance, future))
@@ -89,7 +89,7 @@ class Windows:
         return future
 
     def close(self) -> None:
-        """End, when all is done."""
+        """Stop when all requests are done."""
         with self._changed:
             self._is_closing = True
             self._changed.notify()
@@ -105,20 +105,20 @@ class Windows:
                     self._changed.wait_for(lambda: len(self._queue) >= self._batch_size, self._window)
                 taken = [self._queue.popleft() for _ in range(min(self._batch_size, len(self._queue)))]
             self._call([instance for instance, _ in taken])
-            for _, future in taken:  # splitting the results is given to them for free
+            for _, future in taken:  # the time to split the results is not counted
                 future.set_result(None)
 
 
 @dataclass(frozen=True)
 class Load:
-    """Requests, and the ways to answer them: each makes what has `submit` and `close`."""
+    """Requests, and the servers to compare: each value makes an object with `submit` and `close`."""
 
     instances: Sequence[Any]
     ways: Mapping[str, Callable[[], Any]]
 
 
 def make_load(part: str, config: Config) -> Load:
-    """Build a model with its data, and all ways to serve it."""
+    """Build a model with its data, and all servers."""
     import torch
 
     from peers.alone import make_predictor
@@ -142,7 +142,7 @@ def make_load(part: str, config: Config) -> Load:
 
 
 def measure(config: Config, part: str) -> Findings:
-    """Measure the capacities of all ways, then how long requests take; the ways take turns at each load."""
+    """Measure the capacity of all servers, then latencies; the servers take turns at each load."""
     load = make_load(part, config)
     servers = {way: make() for way, make in load.ways.items()}
     capacities = {
@@ -151,7 +151,7 @@ def measure(config: Config, part: str) -> Findings:
         if way == GREEDY or not way.startswith(WINDOW)
     }
     gc.collect()
-    gc.freeze()  # as `autobatch serve` does
+    gc.freeze()  # as in `autobatch serve`
     seconds = dict[str, list[float]]()
     figures: dict[str, Any] = {"capacities": capacities, "open": {}, "closed": {}}
     for share in config.loads:
@@ -160,7 +160,7 @@ def measure(config: Config, part: str) -> Findings:
         able = {
             way: partial(send_at, server, load.instances, times)
             for way, server in servers.items()
-            if way not in (ALONE, TORCH) or rate < capacities[way]  # else their queue only grows
+            if way not in (ALONE, TORCH) or rate < capacities[way]  # otherwise their queue only grows
         }
         taken = take_turns(able, config.turns)
         seconds |= {f"load {share:g}, {way}": thin(turns) for way, turns in taken.items()}
@@ -180,7 +180,7 @@ def measure(config: Config, part: str) -> Findings:
 
 
 def take_turns(ways: Mapping[str, Callable[[], Taken]], turns: int) -> dict[str, list[Taken]]:
-    """Let each way answer requests in turn with the others; give the latencies and the rate of each turn."""
+    """Let servers answer requests in turn. Return the latencies and the rate of each turn."""
     taken: dict[str, list[Taken]] = {way: [] for way in ways}
     for _ in range(turns):
         for way, send in ways.items():
@@ -189,16 +189,16 @@ def take_turns(ways: Mapping[str, Callable[[], Taken]], turns: int) -> dict[str,
 
 
 def thin(turns: Sequence[Taken]) -> list[float]:
-    """The quantiles of all latencies in steps of a percent, from the least to the most: all of them are megabytes."""
+    """Return the quantiles of all latencies in steps of 1%, from least to most; all latencies would take megabytes."""
     latencies = np.concatenate([latencies for latencies, _ in turns])
     quantiles: list[float] = np.quantile(latencies, np.linspace(0, 1, 101)).tolist()
     return quantiles
 
 
 def summarize(taken: Mapping[str, Sequence[Taken]]) -> dict[str, Any]:
-    """The median over turns of milliseconds and answers a second, of each way; of windows the best.
+    """Return the median over turns of latency percentiles in ms and answers per second; for windows, of the best one.
 
-    A pause of the machine, of a tenth of a second, is a hundredth of the requests of a turn, but falls into few turns.
+    A pause of the machine of 0.1 s affects 1% of the requests of a turn, but few turns.
     """
     found = {
         way: np.median([[*(1e3 * np.percentile(one, PERCENTS)), answered] for one, answered in turns], axis=0).tolist()
@@ -211,7 +211,7 @@ def summarize(taken: Mapping[str, Sequence[Taken]]) -> dict[str, Any]:
 
 
 def find_capacity(server: Any, instances: Sequence[Any]) -> float:
-    """Requests that are answered a second, when all are there at once."""
+    """Return the requests answered per second when all arrive at once."""
     took = list[float]()
     for _ in range(REPEATS):  # the first time warms up
         began = time.perf_counter()
@@ -229,7 +229,7 @@ def draw_arrivals(rate: float, config: Config) -> list[float]:
 
 
 def send_at(server: Any, instances: Sequence[Any], times: Sequence[float]) -> Taken:
-    """Send requests at some times; give the seconds that each took, and how many were answered a second."""
+    """Send requests at given times. Return the latency of each in seconds, and the answers per second."""
     ends, futures, began = [0.0] * len(times), list[Future[Any]](), time.perf_counter()
 
     def note(number: int, future: Future[Any]) -> None:
@@ -248,7 +248,7 @@ def send_at(server: Any, instances: Sequence[Any], times: Sequence[float]) -> Ta
 
 
 def send_after_answers(server: Any, instances: Sequence[Any], n_clients: int, seconds: float) -> Taken:
-    """Let clients send one request after the other for some time; give the seconds that each took, and their rate."""
+    """Let clients send one request after the other for some time. Return latencies in seconds, and the rate."""
     taken, began = list[float](), time.perf_counter()
 
     def be_client(own: Sequence[Any]) -> None:
@@ -268,7 +268,7 @@ def send_after_answers(server: Any, instances: Sequence[Any], n_clients: int, se
 
 
 def tables_of(part: str, figures: Any) -> list[Table]:
-    """Show the capacities, then each load and way."""
+    """Show the capacities, then each load and server."""
     capacities = [(way, f"{rate:,.0f}") for way, rate in figures["capacities"].items()]
     shown = [Table(f"{part}: capacity", ("way", "requests/s"), capacities)]
     for loop, what in (("open", "load"), ("closed", "clients")):
@@ -290,7 +290,7 @@ def tabulate(records: Records) -> list[Table]:
 
 
 def tabulate_some(records: Records) -> Table:
-    """Show capacities, and latencies at half and at four fifths of that of windows."""
+    """Show capacities, and latencies at 50% and 80% of the windows' capacity."""
     header = ["", "requests/s: server", "windows", "one at a time", "PyTorch, one at a time"]
     header += [f"p{percent} at {load}, {way}" for load, percent, way in COLUMNS]
     rows = []
@@ -303,7 +303,7 @@ def tabulate_some(records: Records) -> Table:
 
 
 def draw(records: Records, figure: Figure) -> None:
-    """Draw the 99th percentile over what is answered, in the open loop, a panel for each model and width."""
+    """Draw the 99th percentile by throughput, in the open loop, with a panel for each model and width."""
     axes = panels(figure, -(-len(records) // 2), 2 if len(records) > 1 else 1, 2.2)
     colors = {SERVER: OURS, WINDOW: THEIRS, AGENDA: COLORS[2], ALONE: COLORS[4], TORCH: EACH}
     for ax, (part, record) in zip(axes, records.items(), strict=False):
@@ -319,7 +319,7 @@ def draw(records: Records, figure: Figure) -> None:
 
 
 def see(records: Records) -> str:
-    """Say what the server does beside windows."""
+    """State how the server compares with windows."""
     figures = [record.figures for record in records.values()]
     capacity = [found["capacities"][SERVER] / found["capacities"][GREEDY] for found in figures]
     latency = {

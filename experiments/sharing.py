@@ -1,9 +1,9 @@
-"""Question: does the rule that decides which nodes are shared choose the better way, and what does asking cost?
+"""Measure whether the rule that decides which nodes to share is right, and what it costs.
 
-Every model takes training steps, and runs forward alone, on recorded graphs whose plans are made anew: with nothing
-shared, with all equal nodes shared, and by the rule. The ways take turns on every mini-batch, so that each round has a
-time of each; `rule / better` is the median over rounds of the rule's time over that of the way that is better by its
-median. Three models read real data, where it lies beside the checkout, in the order of its files.
+Every model takes training steps, and runs forward only, on recorded graphs that are planned in each step: with nothing
+shared, with all equal nodes shared, and by the rule. The variants take turns on every mini-batch, so that each round
+has a time of each. `rule / better` is the rule's time relative to that of the variant with the better median: the
+median over rounds. Three models read real data, if it exists beside the checkout, in the order of its files.
 
     python experiments/sharing.py models=tree-lstm,lstm-lm dims=64 batch_size=256
 """
@@ -34,7 +34,7 @@ HEADER = ("model", "width", "mode", "nodes", "shared", "by rule", "all / nothing
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """Mini-batches are the first ones."""
+    """The mini-batches are the first ones."""
 
     models: tuple[str, ...] = tuple(MODELS)
     dims: tuple[int, ...] = (64, 256)
@@ -59,7 +59,7 @@ def measure(config: Config) -> Findings:
 
 
 def race(workload: Workload, mode: str, config: Config) -> tuple[dict[str, list[float]], dict[str, Any]]:
-    """Time the three ways in turn; count nodes, and those that each way shares."""
+    """Time the three variants in turn; count nodes, and those that each variant shares."""
     instances = workload.first(config.batch_size * config.minibatches)
     optimizer = ab.optim.Adam(workload.model, lr=1e-3)
     calls: dict[str, Callable[[], None]] = {}
@@ -85,12 +85,12 @@ def race(workload: Workload, mode: str, config: Config) -> tuple[dict[str, list[
 
 
 def ratio(times: Mapping[str, Sequence[float]], way: str, other: str) -> float:
-    """The median over rounds of one way's time over another's in the same round."""
+    """Return the median over rounds of one variant's time relative to another's in the same round."""
     return round(median(own / theirs for own, theirs in zip(times[way], times[other], strict=True)), 3)
 
 
 def row_of(name: str, found: Mapping[str, Any]) -> tuple[str, ...]:
-    """A line of the table."""
+    """Format a line of the table."""
     counts = (f"{found[column]:,}" for column in HEADER[3:6])
     return (*name.split(", "), *counts, *(f"{found[column]:.2f}" for column in HEADER[6:]))
 

@@ -1,8 +1,8 @@
-"""Claim: the core schedules a mini-batch by the agenda at 20 million nodes per second, several times a loop in Python.
+"""Check that the core schedules 20 million nodes per second by the agenda, several times as many as a loop in Python.
 
-One graph is a mini-batch; many graphs are its instances, one after the other. They are scheduled from where nothing has
-run to the end, by the agenda, and by the rule `score`, which reads the chains ahead as well. Beside them stands the
-loop over lists that one would write in Python, which draws a ready type at random.
+One graph is a mini-batch; many graphs are its instances, one after the other. Each is scheduled from start to end, by
+the agenda and by the rule `score`, which also reads the chains ahead. They are compared with an obvious loop over lists
+in Python, which draws a ready type at random.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ TARGET_NODES_PER_S = 20_000_000
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """Graphs are two-type trees, the first ones in file order."""
+    """The graphs are two-type trees, the first ones of the file."""
 
     n_trees: int = 256
     repeats: int = 21
 
 
 class Obvious:
-    """One graph as lists: what is ready by type, and what each node still waits for."""
+    """One graph as lists: ready nodes by type, and the number of inputs that each node still waits for."""
 
     def __init__(self, dag: Dag) -> None:
         ptr, sources = dag.edge_ptr.tolist(), dag.edge_src.tolist()
@@ -49,7 +49,7 @@ class Obvious:
         self.restart()
 
     def restart(self) -> None:
-        """Go back to where nothing has run."""
+        """Return to the state in which nothing has run."""
         self.waiting = self.n_inputs.copy()
         self.ready: list[list[int]] = [[] for _ in range(self.n_types)]
         for node, kind in enumerate(self.type_id):
@@ -99,7 +99,7 @@ def measure(config: Config) -> Findings:
 
 
 def make_ways(dags: Sequence[Dag], config: Config) -> dict[str, Callable[[], object]]:
-    """Give, by name, functions that schedule all graphs."""
+    """Make functions that schedule all graphs, by name."""
     obvious, draw = [Obvious(dag) for dag in dags], random.Random(config.seed).choice
 
     def in_python() -> None:

@@ -1,6 +1,6 @@
-"""Question: what does a step of each model take, whatever the machine: batches, launches, copied bytes, planned bytes?
+"""Count what a step of each model takes, whatever the machine: batches, launches, copied bytes, planned bytes.
 
-The counts of two versions of the code are compared by the records that both write.
+To compare two versions of the code, compare the records that both write.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ COUNTS = ("nodes", "batches", "launches", "copied_bytes", "planned_bytes")
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """The first instances of each model's own data."""
+    """Settings; the instances are the first ones of each model's own data."""
 
     dim: int = 64
     batch_size: int = 32
@@ -27,7 +27,7 @@ class Config(Settings):
 
 
 def measure(config: Config) -> Findings:
-    """Run a step of every model, forward alone and with gradients, on both backends."""
+    """Run a step of every model, forward only and with gradients, on both backends."""
     rows: list[tuple[Any, ...]] = []
     for model in MODELS:
         workload = load_workload(model, None, config.dim, config.seed)

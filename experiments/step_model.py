@@ -1,10 +1,10 @@
-"""A model of a training step of several processes, made of measured costs.
+"""Predict a training step of several processes from measured costs.
 
     divide ─▶ compute a share each: fixed + per_work · work ─▶ wait for the slowest ─▶ exchange ─▶ optimizer
 
-Processes beyond the cores share these evenly. Every process divides the whole mini-batch, exchanges as many bytes as
-the others, and takes the same step of the optimizer; only the shares differ. `Measured` is an exchange on one machine,
-whose costs were fitted at a number of processes; `Network` one over a network that is only assumed.
+If there are more processes than cores, they share the cores evenly. Every process divides the whole mini-batch,
+exchanges the same number of bytes, and takes the same step of the optimizer; only the shares differ. `Measured` is an
+exchange on one machine, with costs fitted for a number of processes; `Network` is an exchange over an assumed network.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Costs:
-    """What a model costs on one core: seconds, and bytes that are exchanged."""
+    """Costs of a model on one core: seconds, and bytes that are exchanged."""
 
     fixed_s: float
-    """Of a share, whatever is in it."""
+    """Seconds per share, whatever it contains."""
     per_work_s: float
-    """Of a multiply-add of predicted work, all that it takes included: planning, forward, backward."""
+    """Seconds per multiply-add of predicted work, everything included: planning, forward, backward."""
     optimizer_s: float
     divide_s: float
-    """Of an instance of the mini-batch, in every process."""
+    """Seconds per instance of the mini-batch, in every process."""
     noise: float
-    """The standard deviation of the logarithm of the time of one share."""
+    """The standard deviation of the logarithm of a share's time."""
     dense_bytes: float
-    """Of gradients that are arrays."""
+    """Bytes of gradients that are arrays."""
     row_bytes: tuple[float, float]
-    """The rows of tables that n instances change are a·n^b bytes, ids included."""
+    """(a, b): the rows of tables that n instances change take a·n^b bytes, ids included."""
     table_bytes: float
-    """Of the tables; rows are no more."""
+    """Bytes of the tables, an upper limit for their rows."""
 
     def compute_s(self, work: FloatArray) -> FloatArray:
-        """Seconds of shares of some work, each alone on a core; none where there is no work."""
+        """Return the seconds of shares, each alone on a core; 0 for a share without work."""
         return np.where(work > 0, self.fixed_s + self.per_work_s * work, 0.0)
 
     def rows_of(self, n_instances: float) -> float:
-        """Bytes of the rows that so many instances change."""
+        """Return the bytes of the rows that a number of instances change."""
         factor, power = self.row_bytes
         return min(factor * n_instances**power, self.table_bytes) if n_instances > 0 else 0.0
 
 
 class Carrier(Protocol):
-    """What gradients travel over."""
+    """The transport of gradients."""
 
     def seconds(self, n: int, dense_bytes: float, row_bytes: float) -> dict[str, float]:
-        """Seconds of an exchange among n processes, by part; `row_bytes` are those that one process has."""
+        """Return the seconds of an exchange among n processes, by part; `row_bytes` are those of one process."""
 
 
 @dataclass(frozen=True)
@@ -76,14 +76,14 @@ class Measured:
 
 @dataclass(frozen=True)
 class Network:
-    """Processes of machines of their own: arrays go around a ring, rows of every process go to every other one."""
+    """Processes on separate machines: arrays go around a ring, and each process sends its rows to all others."""
 
     bytes_per_s: float
     latency_s: float
     merge_s: float
-    """Of a byte of rows, from any process, that is added to those of the others."""
+    """Seconds per byte for adding rows of any process to the sum."""
     head_bytes: float = 536.0
-    """What each process says before the gradients."""
+    """Bytes that each process sends before the gradients."""
 
     def seconds(self, n: int, dense_bytes: float, row_bytes: float) -> dict[str, float]:
         """See `Carrier`.
@@ -103,12 +103,12 @@ class Network:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where the processes run."""
+    """The machine that the processes run on."""
 
     cores: float
-    """Of all processes together; each has at most one."""
+    """The cores of all processes together; each process uses at most one."""
     slowed: float = 1.0
-    """Times of a core while the others compute too, over that of a core alone."""
+    """Times while the other processes compute too, relative to a process alone."""
 
 
 def step_parts(
@@ -122,9 +122,9 @@ def step_parts(
     """Predict the parts of a step in seconds; their sum is the step.
 
     Args:
-        work: of each process's share.
-        n_instances: of the mini-batch.
-        factors: how much longer each process takes than it should.
+        work: the work of each process's share.
+        n_instances: the size of the mini-batch.
+        factors: the relative slowness of each process.
     """
     alone = costs.compute_s(np.asarray(work, np.float64)) * np.asarray(factors) * machine.slowed
     n = len(alone)
@@ -141,7 +141,7 @@ def step_parts(
 
 
 def finish_times(seconds: Sequence[float] | FloatArray, cores: float) -> FloatArray:
-    """When processes end that begin together and share cores evenly, at most one each.
+    """Return when processes end that start together and share cores evenly, at most one each.
 
     >>> finish_times([1.0, 3.0, 2.0], 1)
     array([3., 6., 5.])
@@ -159,7 +159,7 @@ def finish_times(seconds: Sequence[float] | FloatArray, cores: float) -> FloatAr
 
 
 def fit_line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
-    """Fit y = a + b·x, neither negative, with the least sum of squares of relative errors.
+    """Fit y = a + b·x with non-negative a and b, minimizing the sum of squared relative errors.
 
     >>> [round(float(one), 6) for one in fit_line([1.0, 2.0, 4.0], [3.0, 5.0, 9.0])]
     [1.0, 2.0]
@@ -169,7 +169,7 @@ def fit_line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
 
 
 def fit(rows: Sequence[Sequence[float]], y: Sequence[float]) -> list[float]:
-    """Fit y = Σ c·row, no c negative, with the least sum of squares of relative errors."""
+    """Fit y = Σ c·row with non-negative c, minimizing the sum of squared relative errors."""
     from scipy.optimize import nnls
 
     values = np.asarray(y, np.float64)
@@ -180,7 +180,7 @@ def fit(rows: Sequence[Sequence[float]], y: Sequence[float]) -> list[float]:
 
 
 def fit_power(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
-    """Fit y = a·x^b; 0 where y is.
+    """Fit y = a·x^b; return (0, 1) if any y is 0.
 
     >>> [round(float(one), 6) for one in fit_power([1.0, 2.0, 4.0], [3.0, 6.0, 12.0])]
     [3.0, 1.0]
@@ -192,7 +192,7 @@ def fit_power(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
 
 
 def spread_by_speed(costs: FloatArray, speeds: FloatArray) -> FloatArray:
-    """Loads of processes of some speeds, where each instance goes to the one that would end first with it.
+    """Return the loads of processes with given speeds, if each instance goes to the process that would finish it first.
 
     >>> spread_by_speed(np.ones(6), np.array([2.0, 1.0]))
     array([4., 2.])

@@ -1,9 +1,9 @@
-"""Claim 5: where the time of a training step goes, in matrix products and besides.
+"""Claim 5: measure where the time of a training step goes, in matrix products and besides.
 
-On each mini-batch a whole step, its matrix products alone, and both with a clock around every part take turns, on one
-thread of the cpu backend (`roofline.py`, which shows the parts of one model in detail). A step merges recorded graphs,
-plans them anew, runs forward and backward, and takes a step of Adam. Recording, which happens once for all epochs, is
-timed by itself. Parts are models:
+On each mini-batch, a whole step, its matrix products alone, and both with a clock around every part take turns, on one
+thread of the cpu backend (`roofline.py` shows the parts of one model in detail). A step merges recorded graphs, plans
+them, runs forward and backward, and takes a step of Adam. Recording, which happens once for all epochs, is timed
+separately. Parts are models:
 
     python experiments/step_time.py only=tree-lstm dims=64,256
 """
@@ -37,12 +37,12 @@ SHARES = {
     "optimizer": "optimizer",
     "around": "Python around",
 }
-"""What a step is divided into, at most seven; gradients of weights are part of backward."""
+"""The shares of a step, at most seven; gradients of weights are part of backward."""
 
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """Mini-batches are the first ones, in the order of the data's files."""
+    """The mini-batches are the first ones of the data's files."""
 
     dims: tuple[int, ...] = (64, 256)
     batch_size: int = 64
@@ -78,7 +78,7 @@ def measure(config: Config, model: str) -> Findings:
 
 
 def divide(lines: Any) -> dict[str, float]:
-    """Add up the parts of a step, which had a clock around each: milliseconds of `SHARES`."""
+    """Add up the parts of a step, timed with a clock around each. Return milliseconds of `SHARES`."""
     shares = dict.fromkeys(SHARES, 0.0)
     for line in lines:
         stage = {"weights": "backward"}.get(line.stage, line.stage)
@@ -133,13 +133,13 @@ def draw(records: Records, figure: Figure) -> None:
 
 
 def share_of_products(one: Any) -> float:
-    """The share of matrix products in a step."""
+    """Return the share of matrix products in a step."""
     shares = one["shares_ms"]
     return float(sum(ms for share, ms in shares.items() if share.startswith("products")) / sum(shares.values()))
 
 
 def step_range(record: Record, dim: str) -> tuple[float, float]:
-    """The shortest and longest round of whole steps, in per cent of the median."""
+    """Return the shortest and the longest round of whole steps, in percent of the median."""
     laps, repeats = record.seconds[f"dim {dim}, step"], record.settings["repeats"]
     rounds = [sum(laps[k::repeats]) for k in range(repeats)]
     median = statistics.median(rounds)
@@ -147,7 +147,7 @@ def step_range(record: Record, dim: str) -> tuple[float, float]:
 
 
 def see(records: Records) -> str:
-    """Say what part of a step products and planning are."""
+    """State the shares of products and planning in a step."""
     parts = []
     for model, found in records.items():
         for dim, one in found.figures["dims"].items():

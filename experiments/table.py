@@ -18,17 +18,17 @@ class Table:
     rows: Sequence[Sequence[str]]
 
     def text(self) -> str:
-        """Lay it out for a terminal."""
+        """Format it for a terminal."""
         return "\n\n".join(filter(None, (self.title, format_table(self.header, self.rows))))
 
     def markdown(self) -> str:
-        """Write it as Markdown."""
+        """Format it as Markdown."""
         head, *rows = (f"| {' | '.join(cells)} |".replace("|  |", "| |") for cells in (self.header, *self.rows))
         title = f"{self.title}\n\n" if self.title else ""
         return title + "\n".join((head, "|---" * len(self.header) + "|", *rows))
 
     def html(self, kind: str = "numbers") -> str:
-        """Write it as HTML, of a class for its style."""
+        """Format it as HTML, with a class for its style."""
         head, *rows = (
             "".join(f"<{tag}>{escape(cell.replace('`', ''))}</{tag}>" for cell in cells)
             for tag, cells in (("th", self.header), *(("td", row) for row in self.rows))

@@ -1,15 +1,15 @@
-"""Write the tables of the documents anew from the records, and say which records are older than their code.
+"""Update the tables of the documents from the records, and mark those whose records are older than their code.
 
     python experiments/tables.py
 
-A document has each table between two marks, of which the first names it:
+A document has each table between two marks, the first of which names it:
 
     <!-- table: throughput -->
     <!-- end of table -->
 
-Below a table stands where its figures were measured, and whether the code that they measure has changed since. A test
-fails while a document does not say what the records say. The pages and figures of the claims, and the list of all
-records, `experiments/results/README.md`, are written too.
+The text below a table says where its figures were measured, and whether the measured code has changed since. A test
+fails if a document does not match the records. The pages and figures of the claims, and the list of all records,
+`experiments/results/README.md`, are written too.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ FIGURES = {
     "docs/throughput.png": ("throughput", throughput.draw_summary),
     "docs/batches.png": ("batches", batches.draw),
 }
-"""Of the documents: the claim that each is of, and what draws it."""
+"""Figures of the documents: the claim of each, and the function that draws it."""
 TABLE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 LATENCY = {
     "PyTorch, each": "PyTorch, each", "PyTorch, batched": "PyTorch, batched by hand", "instances": "instances",
@@ -63,7 +63,7 @@ RAGGED = {
 
 
 def tabulate_latency(records: Records) -> Table:
-    """Show microseconds of inference by the size of mini-batches."""
+    """Show microseconds of inference by mini-batch size."""
     rows = []
     for what, found in records[""].figures.items():
         mode, size = what.split(", ")
@@ -88,20 +88,20 @@ def tabulate_ragged(records: Records) -> Table:
 
 
 def tabulate_molecules(records: Records) -> Table:
-    """Show milliseconds of a step of training on forces, and how many times as fast as the expert."""
+    """Show milliseconds per step of training on forces, and the speed relative to the expert."""
     (found,) = (record.figures["ms"] for record in records.values())
     expert = found["PyTorch, batched by an expert"]
     return Table("", ("", "ms", "times"), [(way, f"{ms:.1f}", f"{expert / ms:.2f}") for way, ms in found.items()])
 
 
 def tabulate_memory(records: Records) -> Table:
-    """Show the peak memory of training steps, by model and way."""
+    """Show the peak memory of training steps, by model and implementation."""
     rows = [(model, way, f"{mib:.0f}") for model, by in records[""].figures.items() for way, mib in by.items()]
     return Table("", ("model", "", "MiB"), rows)
 
 
 def tabulate_ways(records: Records) -> Table:
-    """Show milliseconds, with a row for each way and a column for each width or case."""
+    """Show milliseconds, with a row for each variant and a column for each width or case."""
     figures = records[""].figures
     ways = dict.fromkeys(way for found in figures.values() for way in found)
     rows = [(way, *(f"{found[way]:.1f}" if way in found else "" for found in figures.values())) for way in ways]
@@ -116,7 +116,7 @@ def tabulate_modules(records: Records) -> Table:
 
 
 def tabulate_agents(records: Records) -> Table:
-    """Show what policies need on each workload, and how long they learn and plan."""
+    """Show the batches of policies on each workload, and how long they learn and plan."""
     header = [f"{part}: {what}" for part in records for what in ("batches", "s to learn", "ms to plan")]
     rows = [["lower bound", *(x for found in records.values() for x in (f"{found.figures['bound']:.1f}", "", ""))]]
     ways = dict.fromkeys(way for found in records.values() for way in found.figures["ways"])
@@ -131,12 +131,12 @@ def tabulate_agents(records: Records) -> Table:
 
 
 def tabulate_planning(records: Records) -> Table:
-    """Show what a node costs."""
+    """Show the cost of a node."""
     return scale.table_of_planning(records[scale.PLANNING].figures)
 
 
 def tabulate_policies(records: Records) -> Table:
-    """Show what policies give on the reference backend."""
+    """Show the results of policies on the reference backend."""
     return throughput.table_of_policies(records[throughput.POLICIES].figures)
 
 
@@ -151,14 +151,14 @@ def tabulate_shares(records: Records) -> Table:
 
 
 class Source(NamedTuple):
-    """Where a table of a document is from."""
+    """The source of a document's table."""
 
     experiment: str
     parts: Sequence[str]
     make: Callable[[Records], Table]
 
     def records(self) -> Records:
-        """Read the records that are there."""
+        """Read the existing records."""
         places = {part: place_of(RESULTS, self.experiment, part) for part in self.parts}
         return {part: read_record(place) for part, place in places.items() if place.is_file()}
 
@@ -172,7 +172,7 @@ class Source(NamedTuple):
 
 
 def of_scaling(make: Callable[[Any], Table]) -> Source:
-    """A table of what the model of a step was made of, or says."""
+    """Make the source of a table of `scaling.py`."""
     return Source("scaling", ("",), lambda records: make(records[""].figures))
 
 
@@ -204,11 +204,11 @@ TABLES = {
     "scaling-needs": of_scaling(scaling.table_of_needs),
     "scaling-serving": of_scaling(scaling.table_of_serving),
 }
-"""By the name in the mark."""
+"""Tables by the name in the mark."""
 
 
 def renew(text: str) -> str:
-    """Write the tables between the marks of a document anew.
+    """Update the tables between the marks of a document.
 
     Raises:
         DataError: a mark names no table.
@@ -223,7 +223,7 @@ def renew(text: str) -> str:
 
 
 def list_records() -> str:
-    """List all records, with what they were measured on, and whether their code has changed since."""
+    """List all records, with the machine, and whether their code has changed since."""
     rows = []
     for name, record in read_records(RESULTS).items():
         machine, commit = record.content["machine"], record.content["commit"]
@@ -238,7 +238,7 @@ def list_records() -> str:
 
 
 def pages() -> dict[str, str]:
-    """Write every document, by its path in the checkout."""
+    """Return the text of every document, by its path in the checkout."""
     written = {path: renew((ROOT / path).read_text(encoding="utf-8")) for path in DOCUMENTS}
     for claim in map(load_claim, NAMES):
         if records := claim.records(RESULTS):
@@ -250,7 +250,7 @@ def write_all(words: Sequence[str]) -> None:
     """Write every document whose tables have changed, and every figure.
 
     Raises:
-        AutobatchError: the command line says something: there is nothing to choose.
+        AutobatchError: the command line has arguments; there are none.
     """
     if words:
         raise AutobatchError(

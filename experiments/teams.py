@@ -1,8 +1,8 @@
-"""Processes that stay, and take turns with other ways to compute the same: what several experiments measure.
+"""Long-lived groups of processes that take turns: shared code of several experiments.
 
-A `Team` of n processes has an object in each, whose methods all processes of the team call at once; the others wait for
+A `Team` of n processes has an object in each, whose methods all processes of the team call at once; idle teams wait for
 a message and compute nothing. `Trainer` and `TorchTrainer` are such objects: they train on the first mini-batches of
-the data, in order, planned anew in every step.
+the data, in order, and plan every step.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ WARM_UP = 2
 LEARNING_RATE = 1e-4
 PLANNING = ("lookup", "merge", "rewrite", "schedule", "layout", "place")
 STAGES = ("divide", "planning", "forward", "backward", "wait", "reduce", "optimizer", "around")
-"""What a step is divided into: working out the shares, `last.ms`, the optimizer's step, and the rest."""
+"""The stages of a step: dividing the mini-batch into shares, those of `last.ms`, the optimizer's step, and the rest."""
 
 Step = Mapping[str, float]
 """Seconds of a step, and of its stages."""
 
 
 class Team:
-    """Several processes of a process group of `torch.distributed`, or one that is alone.
+    """Several processes of a process group of `torch.distributed`, or a single process.
 
     Args:
-        n: how many.
-        make: makes the object of a process, given its rank, n and `given`; all travel through pickle.
+        n: number of processes.
+        make: makes the object of a process, given its rank, n and `given`; all are pickled.
     """
 
     def __init__(self, n: int, make: Callable[..., Any], *given: Any) -> None:
@@ -74,15 +74,15 @@ class Team:
         self._folder.cleanup()
 
     def begin(self, method: str, *given: Any) -> None:
-        """Let all processes call a method of their objects."""
+        """Let all processes start a call of a method of their objects."""
         for _, connection in self._members:
             connection.send((method, given))
 
     def answers(self) -> list[Any]:
-        """What the method that was begun gave in each process.
+        """Return each process's result of the method that was started.
 
         Raises:
-            AutobatchError: it failed in one, or that process has ended.
+            AutobatchError: the method failed in a process, or that process has ended.
         """
         found = []
         for rank, (_, connection) in enumerate(self._members):
@@ -102,7 +102,7 @@ class Team:
 
 
 def _work(connection: Any, rank: int, n: int, store: str, make: Callable[..., Any], given: Sequence[Any]) -> None:
-    """Do what a process of a team does."""
+    """Run the loop of a team's process."""
     import torch
     from torch import distributed
 
@@ -120,11 +120,11 @@ def _work(connection: Any, rank: int, n: int, store: str, make: Callable[..., An
     except Exception:
         connection.send((False, traceback.format_exc()))
     sys.stdout.flush()
-    os._exit(0)  # no process waits for the others to leave the group
+    os._exit(0)  # do not wait for the others to leave the group
 
 
 class Trainer:
-    """Trains a model of the package on real data where that lies beside the checkout, else on what the package draws.
+    """Trains a model of the package, on real data if it exists beside the checkout, else on drawn data.
 
     It is one of n processes, which join a group of `ab.distributed`.
     """
@@ -144,7 +144,7 @@ class Trainer:
     def turn(self) -> list[Step]:
         """Train on all mini-batches once."""
         if self.joined is not None:
-            self.joined.gather(None)  # all begin together
+            self.joined.gather(None)  # so that all start together
         shares = ab.distributed.shares(self.graphs, self.size, cost=self.costs)
         steps = list[Step]()
         start = perf_counter()
@@ -160,7 +160,7 @@ class Trainer:
         return steps
 
     def time_alone(self, positions: Sequence[Sequence[int]]) -> list[float]:
-        """Seconds of `value_and_grad` of some instances each, in this process alone."""
+        """Return the seconds of `value_and_grad` for each list of positions, in this process alone."""
         seconds = []
         for some in positions:
             graphs = [self.graphs[k] for k in some]
@@ -171,7 +171,7 @@ class Trainer:
 
 
 class TorchTrainer:
-    """Trains a Tree-LSTM of PyTorch's modules that autobatch batches; a group wraps it in DistributedDataParallel."""
+    """Trains a Tree-LSTM of PyTorch modules batched by autobatch; a group wraps it in DistributedDataParallel."""
 
     def __init__(self, rank: int, n: int, dim: int, size: int, minibatches: int, seed: int) -> None:
         import torch
@@ -183,7 +183,7 @@ class TorchTrainer:
         from helpers.models.torch_modules import TreeLSTM
 
         class Batched(TreeLSTM):
-            """The same, with the batched function where wrappers look for it."""
+            """The Tree-LSTM, with its batched function as `forward`, where wrappers look for it."""
 
             @partial(abt.batched, plan_cache=0)
             def forward(self, tree: Any) -> Any:
@@ -202,7 +202,7 @@ class TorchTrainer:
             self.turn()
 
     def turn(self) -> list[Step]:
-        """Train on all mini-batches once; the gradients travel while backward runs."""
+        """Train on all mini-batches once; gradients are exchanged while backward runs."""
         from torch import distributed
 
         if self.n > 1:
@@ -223,7 +223,7 @@ class TorchTrainer:
 
 
 def stages_of(laps: dict[str, float], of_call: Mapping[str, float]) -> Step:
-    """Join the times around a call with those that it has noted."""
+    """Join the times around a call with those that it has reported."""
     found = dict.fromkeys(STAGES, 0.0) | laps
     for stage, seconds in of_call.items():
         name = "planning" if stage in PLANNING else "backward" if stage == "weights" else stage
@@ -233,7 +233,7 @@ def stages_of(laps: dict[str, float], of_call: Mapping[str, float]) -> Step:
 
 
 def race(teams: Mapping[str, Team], turns: int) -> dict[str, list[list[list[Step]]]]:
-    """Let teams train by turns; the order is drawn anew for each turn. By team: turns, processes, steps."""
+    """Let teams train by turns, in an order drawn for each turn. Return, by team: turns, processes, steps."""
     rng = np.random.default_rng(0)
     found: dict[str, list[list[list[Step]]]] = {name: [] for name in teams}
     for _ in range(turns):
@@ -243,11 +243,11 @@ def race(teams: Mapping[str, Team], turns: int) -> dict[str, list[list[list[Step
 
 
 def step_seconds(turn: Sequence[Sequence[Step]]) -> float:
-    """Seconds of a step in a turn: the mean over its steps, in the slowest process."""
+    """Return the seconds per step of a turn: the mean over its steps, in the slowest process."""
     return max(fmean(step["step"] for step in steps) for steps in turn)
 
 
 def stage_seconds(turns: Sequence[Sequence[Sequence[Step]]]) -> dict[str, float]:
-    """Seconds of each stage, which do not overlap: means over steps and processes, medians over turns."""
+    """Return the seconds of each stage, which do not overlap: means over steps and processes, medians over turns."""
     stages = [stage for stage in turns[0][0][0] if stage != "step"]
     return {stage: median(fmean(step[stage] for steps in turn for step in steps) for turn in turns) for stage in stages}

@@ -1,9 +1,9 @@
-"""Question: what do threads cost on a quiet machine and on one whose cores others use, and does auto see it?
+"""Measure threads on a quiet machine and on one whose cores are busy, and check that auto notices.
 
-A Tree-LSTM trains on recorded trees. Three ways take turns on the same mini-batches: one thread, as many as there are
-cores (what a BLAS library does unless it is told), and `threads="auto"`, which measures first. Then processes that
-compute without end take the cores, one each, and the ways take turns again; then they end, and again. A fourth way,
-auto as well, is made while the machine is busy. Nothing that was decided or measured before is used.
+A Tree-LSTM trains on recorded trees. Three variants take turns on the same mini-batches: one thread, as many threads as
+cores (the default of BLAS libraries), and `threads="auto"`, which measures first. Then busy processes occupy the cores,
+one each, and the variants take turns again; and once more after these processes have ended. A fourth variant, auto as
+well, is created while the machine is busy. Decisions and measurements made earlier are not used.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BURN = "while True: pass"
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """Mini-batches are the first ones, in file order."""
+    """The mini-batches are the first ones of the file."""
 
     threads: int = usable_cores()
     backend: str = "reference"
@@ -41,11 +41,11 @@ class Config(Settings):
     batch_size: int = 64
     minibatches: int = 4
     rounds: int = 6
-    """Over all mini-batches, in each phase; the first one is not counted."""
+    """Rounds over all mini-batches, in each phase; the first one is not counted."""
 
 
 def measure(config: Config) -> Findings:
-    """Train in all ways in turn, in all phases, at all widths."""
+    """Train with all variants in turn, in all phases, at all widths."""
     seconds: dict[str, list[float]] = {}
     rows, decided = [], dict[str, str]()
     data = load_sst_or_listops(config.seed)
@@ -80,7 +80,7 @@ def measure(config: Config) -> Findings:
 
 
 def make_loss(model: TreeLSTM, config: Config, threads: int | str) -> ab.Batched:
-    """A loss that plans every mini-batch anew."""
+    """Make a loss that plans every mini-batch."""
     return ab.batched(model.loss, policy="score", backend=config.backend, threads=threads, plan_cache=0)
 
 
@@ -96,19 +96,18 @@ def settle(loss: ab.Batched, batches: list[Any]) -> ab.Batched:
 
 
 def train(loss: ab.Batched, graphs: list[list[Any]], minibatch: int) -> None:
-    """Train on the mini-batch of a number."""
     loss.value_and_grad(graphs[minibatch])
 
 
 def explain_threads(loss: ab.Batched, batch: list[Any]) -> str:
-    """What `explain` says of the decision."""
+    """Return the line of `explain` about the decision."""
     lines = str(loss.explain(loss.record_all(batch), training=True)).splitlines()
     return next(line.removeprefix("decided for ") for line in lines if line.startswith("decided for "))
 
 
 @contextmanager
 def burners(count: int) -> Iterator[None]:
-    """Other processes, each of which uses a core as far as it can."""
+    """Run other processes that each keep a core busy."""
     started = [subprocess.Popen([sys.executable, "-c", BURN]) for _ in range(count)]
     try:
         yield

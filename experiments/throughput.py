@@ -1,11 +1,11 @@
 """Claim 4: a plain function of one instance, batched, is faster than the same model batched by hand.
 
-The same models run on the same data from the same parameters, in turns on every mini-batch, in one process: autobatch
-on recorded graphs, and PyTorch one instance at a time, batched by hand, and written by an expert; each first shows that
-its losses and gradients are autobatch's (`against_torch.py`). Rates are instances over the sum of the mini-batches'
-median times. Training is forward, backward and the same dense Adam. Widths are measured at one size of mini-batches,
-sizes at one width. Policies are compared on the reference backend, where nothing but the planning is compiled. Parts
-are models, and `policies`:
+The same models run on the same data from the same parameters, and take turns on every mini-batch in one process:
+autobatch on recorded graphs, and PyTorch one instance at a time, batched by hand, and written by an expert. Losses and
+gradients are first checked against autobatch's (`against_torch.py`). Rates are instances divided by the sum of the
+mini-batches' median times. Training is forward, backward and a step of the same dense Adam. Widths are measured at one
+mini-batch size, sizes at one width. Policies are compared on the reference backend, where nothing but planning is
+compiled. Parts are models, and `policies`:
 
     python experiments/throughput.py only=lattice-lstm dims=64,256 batch_sizes=64
 """
@@ -45,38 +45,38 @@ NAMES = {
     "PyTorch, expert, oneDNN": "PyTorch, expert, oneDNN",
     "autobatch cpu, recorded graphs": "autobatch",
 }
-"""Of the ways that are shown."""
+"""Names of the implementations that are shown."""
 SINGLE, OWN = "PyTorch, one at a time", "autobatch cpu, recorded graphs"
 BY_HAND = [way for way in NAMES if way not in (SINGLE, OWN)]
 LINES = {"PyTorch, one at a time": EACH, "PyTorch, best by hand": THEIRS, "autobatch": OURS}
 SHOWN = 64
-"""The width at which sizes of mini-batches are compared, and the size at which widths are."""
+"""The width at which mini-batch sizes are compared, and the size at which widths are."""
 POLICIES = "policies"
 
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """Mini-batches are the first ones, in the order of the data's files."""
+    """The mini-batches are the first ones of the data's files."""
 
     dims: tuple[int, ...] = (32, 64, 128, 256, 512)
     batch_sizes: tuple[int, ...] = (1, 4, 16, 64, 256, 1024)
     instances: int = 256
-    """In the mini-batches of one size together, of which there are 1 to 8."""
+    """Instances in all mini-batches of one size, of which there are 1 to 8."""
     repeats: int = 5
     policies: tuple[str, ...] = ("unbatched", "depth", "agenda", "score")
 
     def pairs(self) -> list[tuple[int, int]]:
-        """Widths at one size of mini-batches, and sizes at one width."""
+        """Return (width, size) pairs: all widths at one mini-batch size, and all sizes at one width."""
         dim, size = (SHOWN if SHOWN in some else some[0] for some in (self.dims, self.batch_sizes))
         return sorted({*((one, size) for one in self.dims), *((dim, one) for one in self.batch_sizes)})
 
     def n_minibatches(self, size: int) -> int:
-        """How many of a size run."""
+        """Return the number of mini-batches of a size."""
         return max(1, min(8, self.instances // size))
 
 
 def measure(config: Config, part: str) -> Findings:
-    """Time a model in all ways, or all policies."""
+    """Time all implementations of a model, or all policies."""
     return measure_policies(config) if part == POLICIES else measure_model(config, part)
 
 
@@ -156,7 +156,7 @@ def sweep(loss: ab.Batched, minibatches: Sequence[Any], optimizer: ab.optim.Adam
 
 
 def table_of_policies(figures: Any) -> Table:
-    """Show what policies give on the reference backend."""
+    """Show the results of policies on the reference backend."""
     rows = []
     for policy, counts in figures["counts"].items():
         rates = (in_full(figures["trees_per_s"][f"{policy}, {mode}"]) for mode in ("inference", "training"))
@@ -174,7 +174,7 @@ def tabulate(records: Records) -> list[Table]:
 
 
 def tabulate_some(records: Records) -> Table:
-    """Show widths 64 and 256 in mini-batches of 64, as the README does."""
+    """Show widths 64 and 256 in mini-batches of 64, as in the README."""
     rows = []
     for model, kind in MODELS.items():
         found = {dim: find(records[model], dim, SHOWN) for dim in (64, 256)} if model in records else {}
@@ -189,12 +189,12 @@ def tabulate_some(records: Records) -> Table:
 
 
 def in_full(rate: float) -> str:
-    """Write a number out, rounded to three digits."""
+    """Format a number in full, rounded to three digits."""
     return f"{float(f'{rate:.3g}'):,.0f}"
 
 
 def find(record: Record, dim: int, size: int) -> Any:
-    """Find the rates of all ways at a width and size, one thread; None where these were not measured."""
+    """Find the rates of all implementations at a width and size, with one thread; None if they were not measured."""
     for one in record.figures["settings"]:
         if (one["dim"], one["batch_size"], one["n_threads"]) == (dim, size, 1):
             return one["instances_per_s"]
@@ -202,7 +202,7 @@ def find(record: Record, dim: int, size: int) -> Any:
 
 
 def spread(record: Record, dim: int, size: int, way: str, mode: str) -> tuple[float, float]:
-    """The least and the highest rate of single rounds."""
+    """Return the lowest and the highest rate of single rounds."""
     laps = np.array(record.seconds[f"dim {dim}, mini-batches of {size}, 1 thread, {mode}: {way}"])
     totals = laps.reshape(-1, record.settings["repeats"]).sum(axis=0)
     n_instances = size * laps.size / record.settings["repeats"]
@@ -210,14 +210,14 @@ def spread(record: Record, dim: int, size: int, way: str, mode: str) -> tuple[fl
 
 
 def three_lines(record: Record, dim: int, size: int) -> dict[str, str]:
-    """Name the way of each line of the figure; by hand, the one that trains fastest."""
+    """Return the implementation of each line of the figure; by hand, the one that trains fastest."""
     rates = find(record, dim, size)
     by_hand = max((way for way in BY_HAND if way in rates), key=lambda way: rates[way]["train"])
     return dict(zip(LINES, (SINGLE, by_hand, OWN), strict=True))
 
 
 def draw(records: Records, figure: Figure) -> None:
-    """Draw instances trained a second, by the size of mini-batches and by width."""
+    """Draw instances trained per second, by mini-batch size and by width."""
     models = [model for model in MODELS if model in records]
     axes = panels(figure, 2, len(models), 2.3)
     for k, model in enumerate(models):
@@ -251,7 +251,7 @@ def draw(records: Records, figure: Figure) -> None:
 
 
 def draw_summary(records: Records, figure: Figure) -> None:
-    """Draw a bar for each line of the figure: the figure of the README."""
+    """Draw a bar for each of the figure's lines: the figure of the README."""
     models = [model for model in MODELS if model in records and find(records[model], SHOWN, SHOWN)]
     axes = panels(figure, 1, len(models), 1.5)
     for ax, model in zip(axes, models, strict=True):
@@ -271,7 +271,7 @@ def draw_summary(records: Records, figure: Figure) -> None:
 
 
 def ratios_of(record: Record) -> dict[tuple[int, int], tuple[float, float]]:
-    """How many times as fast we train as one at a time, and as the best by hand, at each width and size."""
+    """Return our training speed relative to one at a time, and to the best by hand, at each width and size."""
     ratios = {}
     for one in record.figures["settings"]:
         if one["n_threads"] == 1:
@@ -282,12 +282,12 @@ def ratios_of(record: Record) -> dict[tuple[int, int], tuple[float, float]]:
 
 
 def brief(ratio: float) -> str:
-    """A ratio with two digits, or all that stand before the point."""
+    """Format a ratio with two digits, or all digits before the point."""
     return f"{ratio:.1f}" if ratio < 10 else f"{ratio:.0f}"
 
 
 def see(records: Records) -> str:
-    """Say how much faster, and from which size of mini-batches on."""
+    """State how much faster, and from which mini-batch size on."""
     parts = []
     for model in (model for model in MODELS if model in records):
         ratios = ratios_of(records[model])
@@ -303,13 +303,13 @@ def see(records: Records) -> str:
 
 
 def ours_at(model: str, records: Records) -> str:
-    """Our rates of inference at widths 64 and 256, mini-batches of 64."""
+    """Format our inference rates at widths 64 and 256, mini-batches of 64."""
     found = [rates for dim in (64, 256) if model in records and (rates := find(records[model], dim, SHOWN))]
     return " / ".join(in_full(rates[OWN]["infer"]) for rates in found)
 
 
 def over_agenda(records: Records) -> str:
-    """How many times as fast as lattices that PyTorch batches by an agenda."""
+    """Format our speed on lattices relative to PyTorch batched by an agenda."""
     rates = find(records["lattice-lstm"], SHOWN, SHOWN) if "lattice-lstm" in records else None
     if not rates:
         return ""

@@ -1,8 +1,8 @@
 """Claim 8: `autobatch train` learns what the same model learns in PyTorch, one instance at a time, epoch by epoch.
 
 Both start from the same parameters, see the same mini-batches in the same order and take the same steps of Adam; ours
-run by the code of the command. Their losses drift apart only by rounding. Parts are tasks; where the real data of one
-do not lie beside the checkout, the model's own are drawn.
+run the code of the command. Their losses differ only by rounding. Parts are tasks; if a task's real data does not exist
+beside the checkout, the model's own data is drawn.
 
     python experiments/training.py only=sst,wikiner epochs=3
 """
@@ -41,14 +41,14 @@ LOSS = "loss"
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """As `autobatch train MODEL --dim 64 --batch-size 32`, with the `--lr` and the `--epochs` of `TASKS`."""
+    """Settings of `autobatch train MODEL --dim 64 --batch-size 32`, with the `--lr` and the `--epochs` of `TASKS`."""
 
     dim: int = 64
     batch_size: int = 32
     epochs: int = 0
-    """0 for those of each task."""
+    """Number of epochs; 0 for that of each task."""
     instances: int = 0
-    """To train and to measure on, at most; 0 for all."""
+    """Number of instances to train and measure on, at most; 0 for all."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ class Task:
     Attributes:
         model: its name.
         data: a folder of real data, or a generator.
-        lr: so high that a few epochs get beyond naming the most frequent class.
-        epochs: more where there is little data.
-        metric: of those of the model, the one that is drawn; LOSS where a few epochs are too few for any of them.
+        lr: learning rate, high enough that a few epochs do better than predicting the most frequent class.
+        epochs: number of epochs; more if there is little data.
+        metric: the model's metric that is drawn; LOSS if a few epochs are too few for any of them.
         twin: makes the same model in PyTorch.
     """
 
@@ -73,7 +73,7 @@ class Task:
 
 
 class Twin(NamedTuple):
-    """A model in PyTorch: the module, what it needs of an instance, the loss of that, and what it predicts of many."""
+    """A PyTorch model: the module, how to prepare an instance, the loss of a prepared one, and predictions for many."""
 
     module: Any
     prepare: Callable[[Any], Any]
@@ -82,7 +82,7 @@ class Twin(NamedTuple):
 
 
 def make_peer(workload: Workload) -> Twin:
-    """Make the Tree-LSTM that throughput is compared with, whose scores of the leaves come from one product."""
+    """Make the Tree-LSTM that throughput is compared with, which scores all nodes with one product."""
     from peers.torch_models import TorchTreeLSTM
 
     model = TorchTreeLSTM(dim=workload.dim, **workload.dataset.sizes)
@@ -154,7 +154,7 @@ def measure(config: Config, part: str) -> Findings:
 
 
 def cut(workload: Workload, n_instances: int) -> Workload:
-    """Take the first instances, to train and to measure on."""
+    """Take the first instances, to train and measure on."""
     if not n_instances:
         return workload
     data = workload.dataset
@@ -162,7 +162,7 @@ def cut(workload: Workload, n_instances: int) -> Workload:
 
 
 class Theirs:
-    """Training with PyTorch, from the parameters and in the order of a workload that is yet to be trained."""
+    """Training with PyTorch, with the parameters and the order of a workload that has not been trained yet."""
 
     def __init__(self, task: Task, workload: Workload, config: Config) -> None:
         import torch
@@ -174,7 +174,7 @@ class Theirs:
         self.optimizer = torch.optim.Adam(self.twin.module.parameters(), lr=task.lr)
 
     def epoch(self) -> float:
-        """See every instance once; give the mean loss."""
+        """See every instance once. Return the mean loss."""
         from torch import autograd
 
         total = 0.0
@@ -188,7 +188,7 @@ class Theirs:
         return total / len(self.train)
 
     def metrics(self) -> dict[str, float]:
-        """Measure as our model is measured, on the development data."""
+        """Compute our model's metrics on the development data."""
         import torch
 
         with torch.no_grad():
@@ -200,12 +200,12 @@ class Theirs:
 
 
 def share(n_right: int, n_all: int) -> float:
-    """The share of what is right."""
+    """Return the share of correct answers."""
     return n_right / max(n_all, 1)
 
 
 def compare(task: Task, workload: Workload, epochs: Sequence[tuple[Epoch, float, dict[str, float]]]) -> dict[str, Any]:
-    """Put the two next to each other."""
+    """Return figures that compare the two."""
     gaps = [abs(ours.metrics[metric] - theirs[metric]) for ours, _, theirs in epochs for metric in theirs]
     return {
         "model": task.model,
@@ -218,7 +218,7 @@ def compare(task: Task, workload: Workload, epochs: Sequence[tuple[Epoch, float,
 
 
 def name_of_task(part: str, figures: Any) -> str:
-    """Name a task, by its data where these are not the real ones."""
+    """Name a task, by its data if these are not the real ones."""
     return NAMES[part] if figures["data"] == TASKS[part].data else f"{figures['model']} on {figures['data']}"
 
 
@@ -257,7 +257,7 @@ def tabulate_last(records: Records) -> Table:
 
 
 def losses_of(figures: Any) -> list[str]:
-    """Write the losses of all epochs: ours, and PyTorch's."""
+    """Format the losses of all epochs: ours, and PyTorch's."""
     return [", ".join(f"{epoch['loss']:.2f}" for epoch in figures[who]) for who in ("autobatch", "torch")]
 
 
@@ -290,7 +290,7 @@ def draw(records: Records, figure: Figure) -> None:
 
 
 def see(records: Records) -> str:
-    """Say how far apart the two end, and how much faster ours is."""
+    """State how far apart the two end, and how much faster ours is."""
     parts = []
     for part, record in records.items():
         metric, figures = TASKS[part].metric, record.figures

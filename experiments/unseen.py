@@ -1,8 +1,8 @@
-"""Question: what does a mini-batch cost that is recorded in the call, beside one of graphs that were recorded ahead?
+"""Measure mini-batches that are recorded in the call, compared with graphs that were recorded ahead.
 
-Each call is of other instances, drawn at random, so that schedules and plans are searched for, too. The models are our
-own Tree-LSTM, lattices and a tagger, in inference and training, and the Tree-LSTM as modules of PyTorch. Results are
-instances a second: medians of rounds in which all ways take turns, over the same mini-batches.
+Each call has other instances, drawn at random, so schedules and plans are not cached either. The models are our own
+Tree-LSTM, lattices and a tagger, in inference and training, and the Tree-LSTM as PyTorch modules. Results are instances
+per second, from medians of rounds in which all variants take turns on the same mini-batches.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Config(Settings):
 
 
 def measure(config: Config) -> Iterator[Findings]:
-    """Time the ways for each model, and for the modules."""
+    """Time the variants for each model, and for the modules."""
     torch.set_num_threads(config.threads)
     for name, folder in MODELS.items():
         spec, rng = find_model(name), np.random.default_rng(config.seed)
@@ -54,7 +54,7 @@ def measure(config: Config) -> Iterator[Findings]:
 
 
 def time_modules(config: Config) -> Findings:
-    """Time the modules of PyTorch."""
+    """Time the PyTorch modules."""
     data = load_sst_or_listops(config.seed)
     own = TreeLSTM(dim=config.dim, rng=np.random.default_rng(config.seed), **data.sizes)
     model = make_modules(own.state_dict(), data.sizes, config.dim, "autobatch")
@@ -71,7 +71,7 @@ def time_modules(config: Config) -> Findings:
 def time(
     config: Config, name: str, loss: Any, instances: Sequence[Any], steps: dict[str, Callable[[Any], Any]]
 ) -> Findings:
-    """Time each step over instances, and over their graphs."""
+    """Time each step on instances, and on their graphs."""
     given = list(instances[: config.n_instances])
     graphs, rng = loss.record_all(given), np.random.default_rng(config.seed)
     drawn = [rng.permutation(len(given))[: config.batch_size] for _ in range(config.repeats)]

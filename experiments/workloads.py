@@ -1,7 +1,7 @@
 """The workloads that batching policies are compared on: mini-batches as graphs of types and edges.
 
-Trees, sentences and lattices are real where the data lies beside the checkout, else drawn; random dags are drawn, and
-each of their nodes is of any type with equal chance.
+Trees, sentences and lattices are real if the data exists beside the checkout, else drawn. Random dags are drawn; each
+of their nodes has a type drawn uniformly.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ N_DAGS = 6400  # 25 mini-batches of 256
 
 @dataclass(frozen=True)
 class Items:
-    """What mini-batches are made of, in order, and where it is from."""
+    """The items that mini-batches are made of, in order, and the name of the data."""
 
     data: str
     items: Sequence[Any]
@@ -34,16 +34,16 @@ class Items:
 
 @dataclass(frozen=True)
 class Workload:
-    """How items are found, by a seed, and what makes a graph of some of them."""
+    """A function that loads items by a seed, and one that makes a graph of some of them."""
 
     load: Callable[[int], Items]
     make_graph: Callable[[Sequence[Any], np.random.Generator], Graph]
 
     def minibatches(self, size: int, count: int, seed: int) -> tuple[str, list[Graph]]:
-        """Make mini-batches of the items in order; also name the data.
+        """Make mini-batches of the items in order. Return the name of the data too.
 
-        Where the items end, further mini-batches are drawn from all but those of the first, without repeating an item
-        within one.
+        After the last item, further mini-batches are drawn from all items except those of the first mini-batch, without
+        repeating an item within one.
         """
         found = self.load(seed)
         rng = np.random.default_rng([seed, size])
