@@ -1,4 +1,4 @@
-"""How close does a fused kernel come to the speed of memory? Many rows of a small cell, beside a copy as large."""
+"""Measure how close a fused kernel comes to memory bandwidth: many rows of a small cell, compared with a copy."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from harness import take_turns
 
 WIDTHS = (256, 64, 1024, 128, 512)
 ELEMENTS = 1 << 25  # of all rows: 128 MB, more than a cache holds
-ROWS = 512  # of a recorded instance; the mini-batch has it many times
+ROWS = 512  # of the recorded instance, which the mini-batch repeats
 WORDS = 100
 BLOCKS = (1, 2, 4)
-"""Blocks of threads per processor: more of them have more reads under way, and fewer registers each."""
+"""Blocks of threads per processor: more blocks have more reads in flight, and fewer registers each."""
 
 
 class Rows(ab.Module):
-    """Reads rows of a table, computes one fused kernel on each, and sums it up."""
+    """Reads rows of a table, computes one fused kernel on each, and sums the results."""
 
     def __init__(self, width: int, rng: np.random.Generator) -> None:
         self.table = ab.Parameter(rng.standard_normal((WORDS, width)))
@@ -30,21 +30,21 @@ class Rows(ab.Module):
 
     @ab.cell
     def read(self, word: Any) -> Any:
-        """A row of the table."""
+        """Read a row of the table."""
         return ab.lookup(self.table, word)
 
     @ab.cell
     def fused(self, x: Any) -> Any:
-        """The kernel that is timed: reads a row and writes one."""
+        """Run the timed kernel: read a row and write one."""
         return ab.tanh(self.a * x + self.b)
 
     @ab.cell
     def total(self, x: Any) -> Any:
-        """Reads a row."""
+        """Sum a row."""
         return ab.sum(x)
 
     def loss(self, words: Sequence[int]) -> Any:
-        """The sum of all rows."""
+        """Sum all rows."""
         return ab.sum_n([self.total(self.fused(self.read(word))) for word in words])
 
 
@@ -61,7 +61,7 @@ def time_kernels(check: Check) -> Result:
 
 
 def time_width(check: Check, result: Result, width: int, blocks: int) -> None:
-    """Time rows of a width, with so many blocks per processor."""
+    """Time rows of a width, with a number of blocks per processor."""
     repeats, n_rows = check.choose((11, ELEMENTS // width), (1, 2 * ROWS))
     n_bytes = 4 * n_rows * width
     seconds = time_batches(check, width, n_rows, repeats, blocks) | {"copy": time_copy(check, n_rows * width, repeats)}
@@ -72,7 +72,7 @@ def time_width(check: Check, result: Result, width: int, blocks: int) -> None:
 
 
 def time_copy(check: Check, size: int, repeats: int) -> list[float]:
-    """Seconds of copies from the device to itself."""
+    """Return the seconds of copies within the device."""
     device = check.device
     source, target = (device.empty(size, np.dtype(np.float32)) for _ in range(2))
     source[...] = 1.0
@@ -80,7 +80,7 @@ def time_copy(check: Check, size: int, repeats: int) -> list[float]:
 
 
 def time_batches(check: Check, width: int, n_rows: int, repeats: int, blocks: int) -> dict[str, list[float]]:
-    """Seconds of the batch of each cell, by its name, from a profile, which reads the clock of the device."""
+    """Return the seconds of each cell's batch, by the cell's name, from a profile, which uses the device's clock."""
     rng = np.random.default_rng(check.seed)
     model = Rows(width, rng).astype("float32")
     loss: Any = ab.batched(model.loss, backend=check.backend(blocks=blocks), policy="agenda")

@@ -1,7 +1,6 @@
-"""Do schedules of fewer batches take less time on the device? The same mini-batches, several policies.
+"""Measure whether schedules of fewer batches take less time on the device: several policies on the same mini-batches.
 
-The number of batches of each policy stands beside what they took, by the clock of the device, and beside the time of
-the whole step.
+The table has the number of batches of each policy, their time by the device's clock, and the time of the whole step.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ RULE = "score+both+compact"
 POLICIES = ("agenda", "score", RULE, "learned")
 MODELS = ("lattice-lstm", "tree-lstm-2type", "tree-lstm")
 N_MINIBATCHES = 2
-EPISODES = 300  # of learning, in place of 1000: as good on these within a batch
+EPISODES = 300  # of learning, instead of 1000: within a batch as good here
 
 
 class Planned(NamedTuple):
-    """A batched loss under a policy, and the batches that it makes of the mini-batches in training."""
+    """A batched loss with a policy, and the number of batches for each mini-batch in training."""
 
     loss: Any
     graphs: Sequence[Any]
@@ -57,7 +56,7 @@ def time_model(check: Check, result: Result, model: str, dim: int) -> None:
 
 
 def prepare(check: Check, workload: Workload, policy: str, size: int) -> Planned:
-    """Make a policy and plan the mini-batches with it; what is learned is learned on other instances."""
+    """Make a policy and plan the mini-batches with it; a learned policy learns on other instances."""
     loss = ab.batched(workload.model.loss, policy="agenda", backend=check.backend(), plan_cache=0)
     graphs = list(ab.minibatches(record(loss, workload.first(size * (N_MINIBATCHES + 1))), size))
     lesson, graphs = graphs[N_MINIBATCHES:], graphs[:N_MINIBATCHES]
@@ -70,7 +69,9 @@ def prepare(check: Check, workload: Workload, policy: str, size: int) -> Planned
 
 
 def time_mode(check: Check, result: Result, about: tuple[Any, ...], planned: Mapping[str, Planned]) -> None:
-    """Let the policies take turns, and note what each took; in training, how that goes with the numbers of batches."""
+    """Let the policies take turns, and report their times; in training, also how these agree with the numbers of
+    batches.
+    """
     lasts: defaultdict[str, list[Any]] = defaultdict(list)
     runs = {policy: step(*one[:2], about[-1]) for policy, one in planned.items()}
     n_repeats = check.choose(9, 1)
@@ -95,16 +96,16 @@ def time_mode(check: Check, result: Result, about: tuple[Any, ...], planned: Map
 
 
 def step(loss: Any, graphs: Sequence[Any], mode: str) -> Callable[[int], object]:
-    """What runs the mini-batch of a number; parameters stay as they are."""
+    """Make a function that runs a mini-batch by number; parameters do not change."""
     if mode == "inference":
         return lambda number: loss(graphs[number])
     return lambda number: loss.value_and_grad(graphs[number])
 
 
 def clock_batches(loss: Any, run: Callable[[int], object], n_repeats: int) -> list[float]:
-    """What the batches of each mini-batch take together, by the clock of the device, in milliseconds.
+    """Return the total time of each mini-batch's batches, by the device's clock, in milliseconds.
 
-    The median of each batch over the repeats counts, so that one that was held up does not.
+    The median of each batch over the repeats is used, so that delays of single batches do not count.
     """
     found = []
     for number in range(N_MINIBATCHES):
@@ -117,7 +118,7 @@ def clock_batches(loss: Any, run: Callable[[int], object], n_repeats: int) -> li
 
 
 def judge(n_batches: Any, took: Any) -> str:
-    """Say how numbers of batches agree with times; both are [policies, mini-batches].
+    """State how numbers of batches agree with times; both are [policies, mini-batches].
 
     >>> judge(np.array([[10], [20], [30]]), np.array([[1.1], [2.2], [3.3]]))
     'rank correlation of batches and measured times 1.00 over policies'
@@ -131,7 +132,7 @@ def judge(n_batches: Any, took: Any) -> str:
 
 
 def rank_correlation(one: Any, other: Any) -> float:
-    """Spearman's coefficient; equal numbers share a rank, and not all may be equal.
+    """Return Spearman's coefficient; equal numbers share a rank, and not all may be equal.
 
     >>> rank_correlation(np.array([1.0, 2.0, 3.0]), np.array([10.0, 30.0, 20.0]))
     0.5

@@ -1,8 +1,8 @@
-"""How long does a step take, beside PyTorch on the same GPU, and how much of it is the host's?
+"""Time steps compared with PyTorch on the same GPU, and measure the host's part of them.
 
-Steps of mini-batches that are recorded each time, planned each time, or have cached plans, in turn with the models that
-are batched by hand in `peers`: merged each time, merged ahead, and replayed as a CUDA graph. Training ends with a step
-of Adam. Parameters are on the GPU, and the host waits for it after some steps in a row.
+Our mini-batches are recorded in each step, planned in each step, or have cached plans. They take turns with the models
+that are batched by hand in `peers`: merged in each step, merged ahead, and replayed as a CUDA graph. Training ends with
+a step of Adam. Parameters are on the GPU; the host waits for it once after several steps.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ SETTINGS = [
 ]
 """Model, dim and instances of a mini-batch, the most important first."""
 N_MINIBATCHES = 2
-SMALL = 256  # instances of a mini-batch, up to which it is also recorded in each step, and timed more often
+SMALL = 256  # instances; mini-batches up to this size are also recorded in each step, and timed more often
 LR = 1e-4
-IN_A_ROW = 4  # steps, after which the host waits for the device: it may prepare the next one while the last one runs
+IN_A_ROW = 4  # steps until the host waits for the device: it may prepare a step while the last one runs
 AHEAD = ("merged ahead", "CUDA graph")
-"""The ways of PyTorch whose mini-batches are prepared ahead of time; the others merge recorded instances each time."""
+"""PyTorch variants whose mini-batches are prepared ahead of time; the others merge prepared instances in each step."""
 
 
 class Way(NamedTuple):
-    """A way to infer and to train on the mini-batch of a number; and the batched loss, if it is autobatch's."""
+    """Functions that infer and train on a mini-batch by number; and the batched loss, if it is autobatch's."""
 
     infer: Callable[[int], object]
     train: Callable[[int], object]
@@ -54,7 +54,7 @@ class Way(NamedTuple):
 
 
 def race(check: Check) -> Result:
-    """Time all settings that there is time for."""
+    """Time as many settings as there is time for."""
     columns = ("model", "dim", "mini-batch", "mode", "way", "ms", "x merging", "x merged ahead", *PARTS)
     title = "ms per step; how many times as fast as the fastest of PyTorch; of autobatch, ms of the parts of a step"
     result = Result(title, columns)
@@ -64,7 +64,7 @@ def race(check: Check) -> Result:
 
 
 def race_setting(check: Check, result: Result, model: str, dim: int, size: int) -> None:
-    """Time all ways of one model at one size."""
+    """Time all implementations of one model at one size."""
     workload = load_workload(model, None, dim, check.seed)
     instances = draw(workload, size * N_MINIBATCHES)
     theirs = their_ways(check, workload, instances, size, result)
@@ -86,13 +86,15 @@ def in_a_row(check: Check, run: Callable[[int], object]) -> Callable[[int], None
 
 
 def draw(workload: Workload, n_instances: int) -> list[Any]:
-    """The first instances; from the beginning again where there are fewer."""
+    """Return the first instances; if there are fewer, they are repeated."""
     items = workload.up_to(n_instances)
     return [items[number % len(items)] for number in range(n_instances)]
 
 
 def our_ways(check: Check, workload: Workload, instances: Sequence[Any], size: int) -> dict[str, Way]:
-    """autobatch: planned each time, with cached plans, and, of small mini-batches, recorded each time as well."""
+    """Make autobatch's variants: planned in each step, with cached plans and, for small mini-batches, recorded in each
+    step.
+    """
     planned, cached, crowded = (
         ab.batched(workload.model.loss, backend=check.backend(blocks=blocks), plan_cache=n_plans)
         for n_plans, blocks in ((0, 1), (2 * N_MINIBATCHES, 1), (2 * N_MINIBATCHES, 2))
@@ -108,7 +110,7 @@ def our_ways(check: Check, workload: Workload, instances: Sequence[Any], size: i
 
 
 def our_way(workload: Workload, loss: Any, instances: Sequence[Any], size: int) -> Way:
-    """Run autobatch on instances or graphs; in training nothing comes back to the host, as in PyTorch's ways."""
+    """Run autobatch on instances or graphs; training returns nothing to the host, as in PyTorch's variants."""
     minibatches, optimizer = list(ab.minibatches(instances, size)), ab.optim.Adam(workload.model, lr=LR)
 
     def train(number: int) -> None:
@@ -119,7 +121,7 @@ def our_way(workload: Workload, loss: Any, instances: Sequence[Any], size: int) 
 
 
 def their_ways(check: Check, workload: Workload, instances: Sequence[Any], size: int, result: Result) -> dict[str, Way]:
-    """PyTorch in all ways that run here; a note says why others do not."""
+    """Make all variants of PyTorch that run here; notes explain why others do not."""
     if find_spec("torch") is None:
         result.note("PyTorch is left out, for it is not installed")
         return {}
@@ -137,7 +139,7 @@ def their_ways(check: Check, workload: Workload, instances: Sequence[Any], size:
 
 
 def time_ways(check: Check, result: Result, about: tuple[Any, ...], ways: Mapping[str, Way]) -> None:
-    """Let all ways take turns, and note what each took."""
+    """Let all implementations take turns, and report their times."""
     *_, size, mode = about
     parts: dict[str, list[tuple[float, ...]]] = {name: [] for name in ways}
 

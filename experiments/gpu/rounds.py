@@ -1,4 +1,4 @@
-"""Do async programs run in rounds on the device as on the processor, and how long does a round take there?"""
+"""Check that async programs run in rounds on the device as on the processor, and time the rounds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autobatch.cli.workload import load_workload
 from harness import medians, take_turns
 
 SIZE, REPEATS = 64, 5
-LEAST_EQUAL = 0.9  # of the translations; rounding decides between words that are equally likely
+LEAST_EQUAL = 0.9  # share of equal translations; rounding decides between equally likely words
 
 
 def decode_on_both(check: Check) -> Result:

@@ -1,6 +1,6 @@
-"""How many nodes per second does the simulator schedule on the device, and on one core? And are the schedules equal?
+"""Measure the nodes per second that the simulator schedules on the device and on one core, and compare the schedules.
 
-Two kinds of work: schedules by a learned machine, and episodes of Q-learning, with what is learned from them.
+There are two kinds of work: schedules by a learned machine, and episodes of Q-learning, which also learn from them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def time_simulators(check: Check) -> Result:
 
 
 def time_setting(check: Check, result: Result, model: str, size: int, at_once: int) -> None:
-    """Time so many schedules, and so many episodes, of mini-batches of a model."""
+    """Time a number of schedules, and of episodes, of a model's mini-batches."""
     dags = draw_dags(check, model, size, check.choose(16, 2))
     n_types = dags[0].n_types
     task = Task(dags, [], MACHINE, SETTINGS.rules(), SETTINGS.exploration())
@@ -65,13 +65,13 @@ def time_setting(check: Check, result: Result, model: str, size: int, at_once: i
 
 
 def draw_dags(check: Check, model: str, size: int, n: int) -> list[Dag]:
-    """The first mini-batches of a model's data."""
+    """Return the first mini-batches of a model's data."""
     graphs = take_minibatches(load_workload(model, None, check.choose(64, 5), check.seed), 0, n, size)
     return [to_dag(graph)._replace(n_types=len(graphs[0].types.names)) for graph in graphs]
 
 
 def compare(about: str, dags: Sequence[Dag], table: Table, played: Played) -> list[str]:
-    """Say which schedules of the device are not those of the processor."""
+    """List the schedules of the device that differ from those of the processor."""
     failures = []
     wanted = [plan_by_machine(dag, table, MACHINE.rules(), LEARNED) for dag in dags]
     for run, n_batches in enumerate(played.n_batches):

@@ -1,4 +1,4 @@
-"""Do the tests that need a GPU pass? They run several at a time, with pytest-xdist; those that fail are named."""
+"""Run the tests that need a GPU, several at a time if pytest-xdist is installed, and name those that fail."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ PATHS = (
     "tests/backends/cuda",
     "tests/distributed",
 )
-"""Where there are some."""
+"""Folders and files with tests that need a GPU."""
 MOST_WORKERS = 8  # kernels compile on as many cores
-LINE = re.compile(  # one at a time, and several side by side; names may have spaces
+LINE = re.compile(  # sequential and parallel output; names may have spaces
     r"(?:^(\S+::.*?) )?(PASSED|FAILED|ERROR|SKIPPED)\b(?: (\S+::.*?))?(?= - |\s*$|\s+\[)", re.MULTILINE
 )
 

@@ -1,7 +1,7 @@
 """PyTorch on a GPU: the models that are batched by hand in `peers`, and the fastest of them as CUDA graphs.
 
-A CUDA graph replays a mini-batch that was captured before, so it stands beside autobatch's cached plans; no user of
-PyTorch has one for each mini-batch. `torch.compile` is left out: it compiles a program for every forest.
+A CUDA graph replays a mini-batch that was captured earlier, so it is compared with autobatch's cached plans; no user of
+PyTorch has one for each mini-batch. `torch.compile` is left out, because it compiles a program for every forest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from peers.tree_lstm_expert import ExpertTreeLSTM
 from peers.ways import PEERS, PER_INSTANCE, check_equal
 
 N_CHECKED = 16  # instances whose losses and gradients are compared with autobatch's
-WARM_UPS = 3  # before a capture, as PyTorch's documentation has it
+WARM_UPS = 3  # before a capture, as in PyTorch's documentation
 CAPTURED = {"tree-lstm": "expert", "lattice-lstm": "expert", "bilstm-tagger": "packed"}
 NO_COMPILE = "torch.compile is left out: it compiles a program per mini-batch, and CUDA graphs save the same launches"
 
@@ -27,14 +27,14 @@ Step = Callable[[Any], object]
 
 
 def has_gpu() -> bool:
-    """Whether PyTorch finds a GPU."""
+    """Return whether PyTorch finds a GPU."""
     return torch.cuda.is_available()
 
 
 def make_ways(
     workload: Workload, instances: Sequence[Any], size: int, lr: float, on_gpu: bool
 ) -> tuple[dict[str, list[Run]], list[str]]:
-    """What infers and what trains on the mini-batch of a number, by name; and what is left out, and why."""
+    """Make functions by name that infer and train on a mini-batch by number; list what is left out, and why."""
     peers = make_peers(workload, torch.device("cuda" if on_gpu else "cpu"))
     ways: dict[str, list[Run]] = {}
     reasons = [NO_COMPILE] if on_gpu else [NO_COMPILE, "CUDA graphs are left out, for there is no GPU"]
@@ -53,7 +53,7 @@ def make_ways(
 
 
 def find_difference(workload: Workload, instances: Sequence[Any], on_gpu: bool) -> str | None:
-    """How losses and gradients here differ from those of autobatch, if they do."""
+    """Return how losses and gradients differ from those of autobatch, None if they do not."""
     try:
         check_equal(
             workload, make_peers(workload, torch.device("cuda" if on_gpu else "cpu")), ["cuda"], instances[:N_CHECKED]
@@ -64,7 +64,7 @@ def find_difference(workload: Workload, instances: Sequence[Any], on_gpu: bool) 
 
 
 def make_peers(workload: Workload, device: torch.device) -> dict[str, Peer]:
-    """The same models in PyTorch, with the parameters of a workload; without those that only a processor can run."""
+    """Make the same models in PyTorch with a workload's parameters, except those that need a processor."""
     torch.backends.cudnn.allow_tf32 = False
     peers = {}
     for name, make in PEERS[workload.spec.name].items():
@@ -72,12 +72,12 @@ def make_peers(workload: Workload, device: torch.device) -> dict[str, Peer]:
             peer = peers[name] = make(dim=workload.dim, **workload.dataset.sizes).to(device)
             peer.copy_parameters(workload.model.state_dict())
             if isinstance(peer, ExpertTreeLSTM) and device.type == "cuda":
-                peer.block = 1 << 40  # a level at once
+                peer.block = 1 << 40  # a whole level at once
     return peers
 
 
 def make_steps(peer: Peer, lr: float, on_gpu: bool) -> list[Step]:
-    """What infers and what trains on a merged mini-batch."""
+    """Make functions that infer and train on a merged mini-batch."""
     optimizer = torch.optim.Adam(peer.parameters(), lr=lr, fused=True, capturable=on_gpu)
 
     def infer(minibatch: Any) -> None:
@@ -92,17 +92,17 @@ def make_steps(peer: Peer, lr: float, on_gpu: bool) -> list[Step]:
 
 
 def merging(peer: Peer, step: Step, prepared: Sequence[Any]) -> Run:
-    """Merge prepared instances, bring them to the GPU, and run them."""
+    """Make a function that merges prepared instances, moves them to the GPU, and runs them."""
     return lambda number: step(peer.placed(peer.merge(prepared[number])))
 
 
 def merged_ahead(step: Step, merged: Sequence[Any]) -> Run:
-    """Run what is merged and on the GPU."""
+    """Make a function that runs what is merged and on the GPU."""
     return lambda number: step(merged[number])
 
 
 def capture(step: Step, merged: Sequence[Any]) -> Run:
-    """Capture a graph of each mini-batch, after all of them have run: from then on, arrays that are kept stay."""
+    """Capture a graph of each mini-batch, after all have run, so that the model's arrays are no longer reallocated."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

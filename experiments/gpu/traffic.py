@@ -1,4 +1,4 @@
-"""What does a step ask of the device? Launches, copies and waits of a mini-batch whose kernels are compiled."""
+"""Count what a step requests from the device: launches, copies and waits, once kernels are compiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `autobatch policy learn` runs for `--algorithm es`, `ppo` and `dqn`: the same command, which knows them here."""
+"""Run `autobatch policy learn` with the algorithms es, ppo and dqn, which are implemented here."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def learn_network(
     plot: Path | None = None,
     **options: Any,
 ) -> Deep:
-    """Learn a network on the graphs of a model, or on generated ones if there are none, and draw how that went."""
+    """Learn a network on the graphs of a model, or on generated ones if there are none, and plot the progress."""
     chosen = {name: options.pop(name) for name in ("reward", "steps") if name in options}
     settings = deep.DeepLearning(algorithm=algorithm, **chosen)
     if graphs:
@@ -55,12 +55,12 @@ def learn_network(
 
 
 def count_generations(generations: int = evolution.Evolution.generations, **others: Any) -> int:
-    """Count how often learning weights says how it goes."""
+    """Count the progress reports of learning weights."""
     return generations
 
 
 def count_measurements(steps: int = deep.DeepLearning.steps, **others: Any) -> int:
-    """Count how often learning a network says how it goes."""
+    """Count the progress reports of learning a network."""
     return steps // deep.DeepLearning.measure_every + 2
 
 

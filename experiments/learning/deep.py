@@ -1,9 +1,9 @@
 """Learn a network by deep reinforcement learning: MaskablePPO or DQN of stable-baselines3, on many graphs at once.
 
-The network scores all types alike (`autobatch.policies.rules.network`), so the graphs need not have the same types:
-what is learned on generated families (`learning.families`) can be used on any model. Each graph is played
-forward and backward, so that one network plans in both directions. From time to time the network plans the graphs that
-it is measured on; the best one met is kept.
+The network scores all types alike (`autobatch.policies.rules.network`), so the graphs need not have the same types: a
+network learned on generated families (`learning.families`) can be used on any model. Each graph is played forward and
+backward, so that one network plans in both directions. At intervals the network plans the graphs that it is measured
+on; the best one is kept.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ EXTRA = {"gymnasium": "rl", "stable_baselines3": "rl", "sb3_contrib": "rl", "tor
 
 @dataclass(frozen=True)
 class DeepLearning:
-    """How to learn.
+    """Settings of learning.
 
     Attributes:
         algorithm: "ppo" or "dqn".
-        steps: batches run in all, over all seats.
+        steps: total number of batches run, over all seats.
         seats: graphs played at once.
         hidden: the width of the network.
-        learning_rate: at the start; it falls to zero in equal steps.
-        discount: of rewards, per batch.
+        learning_rate: initial value; it falls linearly to zero.
+        discount: discount of rewards, per batch.
         reward: "critical" or "published", see `autobatch.policies.fsm.qlearning`.
         measure_every: steps from one measurement to the next.
     """
@@ -86,12 +86,11 @@ def learn_families(
 ) -> Deep:
     """Learn a network on generated families only, to be used on any model.
 
-    With its defaults, as `autobatch policy learn families --algorithm ppo`, this learned the network that comes with
-    the package.
+    With its defaults, as in `autobatch policy learn families --algorithm ppo`, this learned the network of the package.
 
     Args:
-        settings: of the learning.
-        n_graphs, n_held_out: how many graphs it learns from, and how many others decide which network is the best.
+        settings: settings of learning.
+        n_graphs, n_held_out: numbers of graphs to learn from, and of others that decide which network is the best.
         direction, compact, seed, on_progress, log_folder: see `learn_deep`.
 
     Raises:
@@ -119,15 +118,15 @@ def learn_deep(
 
     Args:
         dags: at least one; each is played forward and backward.
-        settings: of the learning.
-        held_out: graphs that decide which network met on the way is the best; by default those learned on.
+        settings: settings of learning.
+        held_out: graphs that decide which network is the best; by default `dags`.
         direction, compact: see `Directed`.
-        seed: same seed, same network, on one version of the libraries.
+        seed: the same seed gives the same network, with the same version of the libraries.
         on_progress: called after every measurement; it counts no states.
-        log_folder: where to write scalars for TensorBoard.
+        log_folder: folder for TensorBoard scalars.
 
     Raises:
-        PolicyError: no graphs, one without nodes, or a package is missing.
+        PolicyError: there are no graphs, one has no nodes, or a package is missing.
     """
     require_packages(*(["tensorboard"] if log_folder is not None else []))
     import torch
@@ -151,7 +150,7 @@ def learn_deep(
 
 
 def require_packages(*more: str) -> None:
-    """Refuse to go on where a package is missing; PolicyError."""
+    """Raise a PolicyError if a package is missing."""
     for package in (*EXTRA, *more):
         if find_spec(package) is None:
             raise PolicyError(
@@ -162,7 +161,7 @@ def require_packages(*more: str) -> None:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Let torch use one thread: small networks are not faster with more, and sums come out the same everywhere."""
+    """Limit torch to one thread: small networks are not faster with more, and sums are the same on all machines."""
     import torch
 
     before = torch.get_num_threads()
@@ -179,7 +178,7 @@ def _make_model(
     seed: int,
     log_folder: str | os.PathLike[str] | None,
 ) -> tuple[Any, Callable[[Any], Any]]:
-    """Make what learns, and what finds the scoring module in it."""
+    """Make the learner, and a function that returns its scoring module."""
     from sb3_contrib import MaskablePPO
     from stable_baselines3.common.torch_layers import CombinedExtractor
     from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
@@ -246,7 +245,7 @@ class _Best:
         return progress
 
     def callback(self, every: int) -> Any:
-        """Make what stable-baselines3 calls at every step."""
+        """Make the callback that stable-baselines3 calls at every step."""
         from stable_baselines3.common.callbacks import BaseCallback
 
         best = self
@@ -264,7 +263,7 @@ class _Best:
 
 
 def plot_curve(policy: Deep, path: str | os.PathLike[str]) -> None:
-    """Draw how learning went, as PNG: batches measured after so many episodes, and the chain bound.
+    """Plot the learning curve as PNG: batches by episodes, and the chain bound.
 
     Raises:
         PolicyError: matplotlib is missing, or the file cannot be written.

@@ -1,9 +1,9 @@
-"""Turn a policy into one that is cheaper to run, by watching what it does: a state machine, or the rule of `Score`.
+"""Distill a policy into one that is cheaper to run, from its choices: a state machine, or the rule of `Score`.
 
-The policy plans some mini-batches. For a machine, each of its choices is a vote for a type in the state it was made in,
-and the type with the most votes wins there. For a rule, weights are fitted so that what it chose scores above what else
-was ready: the most likely weights if it draws a type with chances proportional to exp(score), which is a convex
-problem, solved by Newton's method. What is lost is measured in batches.
+The policy plans some mini-batches. For a machine, each choice is a vote for a type in the state in which it was made,
+and the type with the most votes wins. For a rule, weights are fitted so that the chosen types score higher than the
+other ready types: they are the most likely weights if types are drawn with probabilities proportional to exp(score).
+This problem is convex, and solved by Newton's method. The loss in quality is measured in batches.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from autobatch.policies.rules.rules import Score, Weights
 P = TypeVar("P", Fsm, Score)
 
 RIDGE = 1e-5
-"""Of the squared weights, against the mean log-likelihood: keeps them finite where choices can be told apart."""
+"""Weight of the squared weights relative to the mean log-likelihood: keeps them finite if choices are separable."""
 STEPS = 50
 SEEN = [TYPE_FEATURES.index(name) for name in ("critical", "ready_share", "own_share", "height")]
 """The features of the terms of `Score`."""
@@ -35,12 +35,12 @@ SEEN = [TYPE_FEATURES.index(name) for name in ("critical", "ready_share", "own_s
 
 @dataclass(frozen=True)
 class Distilled(Generic[P]):
-    """A policy made of another.
+    """A policy made from another.
 
     Attributes:
-        policy: what was made; it plans in the directions of the other, and compacts where the other does.
-        before, after: batches per mini-batch, mean, of the two.
-        measured: the mini-batches that they were measured on.
+        policy: the new policy; it plans in the same directions as the other, and compacts if the other does.
+        before, after: mean batches per mini-batch of the two.
+        measured: number of mini-batches that they were measured on.
     """
 
     policy: P
@@ -62,17 +62,17 @@ def distill_fsm(
     machine: Machine = Machine("sort", critical=True),  # noqa: B008, frozen
     held_out: Sequence[Dag] = (),
 ) -> Distilled[Fsm]:
-    """Make a state machine that does what a policy does.
+    """Make a state machine that imitates a policy.
 
     Args:
         policy: such as `autobatch.policies.rules.network.Deep`.
-        dags: mini-batches to watch it on, of one table of types.
-        types: what these are.
-        machine: what it sees.
-        held_out: what the two are measured on; by default `dags`.
+        dags: mini-batches to watch it on, with the same table of types.
+        types: the names of these types.
+        machine: what the machine sees.
+        held_out: mini-batches that the two are measured on; by default `dags`.
 
     Raises:
-        PolicyError: no mini-batches.
+        PolicyError: there are no mini-batches.
 
     Cost: that of the policy's plans, and O(T * (N + E + K)).
     """
@@ -92,15 +92,15 @@ def distill_fsm(
 
 
 def distill_rule(policy: Directed, dags: Sequence[Dag], held_out: Sequence[Dag] = ()) -> Distilled[Score]:
-    """Fit the weights of `Score` to what a policy does.
+    """Fit the weights of `Score` to a policy's choices.
 
     Args:
         policy: such as `autobatch.policies.rules.network.Deep`.
         dags: mini-batches to watch it on; their types need not be the same.
-        held_out: what the two are measured on; by default `dags`.
+        held_out: mini-batches that the two are measured on; by default `dags`.
 
     Raises:
-        PolicyError: no mini-batches, or the policy never had a choice.
+        PolicyError: there are no mini-batches, or the policy never had a choice.
     """
     rows, ends, chosen, seen = [], [], [], 0
     for way in _ways(policy, dags):
@@ -120,10 +120,10 @@ def distill_rule(policy: Directed, dags: Sequence[Dag], held_out: Sequence[Dag] 
 
 
 def fit_choices(rows: FloatArray, starts: LongArray, chosen: LongArray) -> FloatArray:
-    """Find the weights under which what was chosen is most likely.
+    """Find the weights under which the choices are most likely.
 
     Args:
-        rows: float64[M, F], what could be chosen, the rows of one choice side by side.
+        rows: float64[M, F], the options, those of one choice adjacent.
         starts: int[C], where each choice starts.
         chosen: int[C], the row that was chosen.
 
@@ -157,13 +157,14 @@ def _compare(policy: Directed, made: P, dags: Sequence[Dag]) -> Distilled[P]:
 
 
 def _vote(dag: Dag, sequence: IntArray, table: Table, machine: Machine) -> None:
-    """Count, by state, which types a sequence runs; the table has room for a state per batch."""
+    """Count, by state, which types a sequence runs; the table must have room for a state per batch."""
     states = visit_states(dag, sequence, table.values.shape[1], machine.rules(), table.states.shape[1])
     np.add.at(table.updates, (add_states(table, states), sequence), 1)
 
 
 def _list_choices(dag: Dag, sequence: IntArray) -> tuple[FloatArray, LongArray, LongArray]:
-    """List what `Score` sees of the ready types wherever there were several, where each choice ends, and its choice."""
+    """List the features of the ready types for each choice between several, where each choice ends, and the chosen row.
+    """
     sim, rows, ends, chosen, n_rows = Simulation(dag), [np.empty((0, len(SEEN)))], list[int](), list[int](), 0
     for kind in sequence:
         ready = np.flatnonzero(sim.ready())

@@ -1,10 +1,11 @@
 """Learn the weights of the rule `score` by an evolution strategy.
 
-CMA-ES draws weights around a mean, plans every dag with each, and moves mean and spread towards those that did best;
-of the means, the best is kept. What falls is the loss of `measure_loss`, which half looks at what is reported, the
-shorter plan of both directions, compacted, and half at the plans as they are: compaction hides most of what sets rules
-apart. Learned on the first half alone, rules are 0.02% better there and 1% worse uncompacted, on graphs held out.
-Multiplying all weights by a number changes no choice, so that of `ready` stays 1.
+CMA-ES draws weights around a mean, plans every dag with each, and moves mean and spread towards the best ones; the best
+mean is kept. It minimizes `measure_loss`: half of it is the reported result, the shorter plan of both directions,
+compacted, and half the plans without compaction, which hides most of the differences between rules. Rules learned with
+the first half only are 0.02% better there and 1% worse uncompacted, on held-out graphs. Multiplying all weights by a
+number changes no choice, so the weight of `ready` stays 1.
+
 Source: N. Hansen, The CMA evolution strategy: a tutorial (arXiv:1604.00772); the package cma.
 """
 
@@ -29,17 +30,17 @@ from learning.families import draw_graphs
 FIXED = Weights._fields.index("ready")
 FOREST_SIZE, FOREST_STEPS = 256, range(2, 17)
 DIGITS = 2
-"""Of the weights that are learned: more are noise, and fewer are easier to read."""
+"""Decimals of the learned weights: more are noise, and fewer are easier to read."""
 
 
 @dataclass(frozen=True)
 class Evolution:
-    """How to learn.
+    """Settings of learning.
 
     Attributes:
         generations: how often the mean moves.
         population: weights drawn in each generation.
-        spread: of the first generation around weights of 0.5, as a standard deviation.
+        spread: standard deviation of the first generation around weights of 0.5.
     """
 
     generations: int = 40
@@ -65,12 +66,12 @@ def learn_families(
 ) -> Score:
     """Learn a rule on generated families only, to be used on any model.
 
-    Plain trees in numbers that the families do not have are added as graphs whose bound must be reached. With its
-    defaults, as `autobatch policy learn families --algorithm es`, this learned the default weights of `Score`.
+    Larger forests of plain trees than the families have are added as graphs whose bound must be reached. With its
+    defaults, as in `autobatch policy learn families --algorithm es`, this learned the default weights of `Score`.
 
     Args:
-        settings: of the learning.
-        n_graphs, n_held_out: how many graphs it learns from, and how many others decide which mean is the best.
+        settings: settings of learning.
+        n_graphs, n_held_out: numbers of graphs to learn from, and of others that decide which mean is the best.
         direction, compact, seed, on_progress: see `learn_rule`.
 
     Raises:
@@ -100,12 +101,12 @@ def learn_rule(
     """Learn the weights of a rule on some graphs, which need not have types in common.
 
     Args:
-        dags: those that the loss is measured on; one without nodes is passed over.
-        settings: of the learning.
-        held_out: graphs that decide which mean is the best; by default those learned on.
-        must_reach: graphs whose bound can be reached: what is missed there counts as if there were no others.
-        direction, compact: of the rule that is returned, see `Directed`; the loss is that of both.
-        seed: same seed, same weights, on one version of the libraries.
+        dags: graphs that the loss is measured on; those without nodes are ignored.
+        settings: settings of learning.
+        held_out: graphs that decide which mean is the best; by default `dags`.
+        must_reach: graphs whose bound can be reached: their loss is averaged separately and added.
+        direction, compact: of the returned rule, see `Directed`; the loss uses both directions.
+        seed: the same seed gives the same weights, with the same version of the libraries.
         on_progress: called after every generation; it counts no states.
 
     Raises:
@@ -149,7 +150,7 @@ def learn_rule(
 
 @dataclass(frozen=True)
 class Course:
-    """A graph, the same from its end, and its chain bound."""
+    """A graph, its reverse, and its chain bound."""
 
     dag: Dag
     reverse: Dag
@@ -157,12 +158,12 @@ class Course:
 
     @classmethod
     def of(cls, dag: Dag) -> Course:
-        """Prepare a graph, so that it can be planned often."""
+        """Prepare a graph for repeated planning."""
         return cls(dag, reverse(dag), int(chains_ahead(dag).max(axis=0).sum()))
 
 
 def count_all(courses: Sequence[Course], weights: Weights) -> FloatArray:
-    """Count the batches of a rule on each of some graphs: float64[graphs, 4].
+    """Count the batches of a rule on each graph: float64[graphs, 4].
 
     The columns: planned from the inputs, from the outputs, the shorter of the two when both are compacted; the bound.
     """
@@ -176,7 +177,7 @@ def count_all(courses: Sequence[Course], weights: Weights) -> FloatArray:
 
 
 def measure_loss(counts: FloatArray) -> float:
-    """Average log(batches / bound) over graphs: half of it compacted, a quarter from either side.
+    """Average log(batches / bound) over graphs: half of it compacted, a quarter in each direction.
 
     >>> f"{measure_loss(np.array([[20.0, 20.0, 10.0, 10.0]])):.3f}"  # log(2) / 2
     '0.347'
@@ -186,10 +187,10 @@ def measure_loss(counts: FloatArray) -> float:
 
 
 def make_forest(n_trees: int, n_steps: int) -> Dag:
-    """Make plain trees of one inner node, and one where `n_steps` of them follow each other, with one sum of losses.
+    """Make plain trees of one inner node, and one with a chain of `n_steps` inner nodes, with one sum of losses.
 
-    Types: leaf, inner, output, loss, sum. While the chain goes on, all else could run: a policy that lets outputs run
-    too early, as nearly all are ready, needs a batch more than the bound.
+    Types: leaf, inner, output, loss, sum. While the chain runs, everything else is ready: a policy that runs outputs
+    too early, because nearly all are ready, needs one batch more than the bound.
 
     >>> make_forest(n_trees=2, n_steps=3).type_id.tolist()
     [0, 2, 3, 0, 1, 2, 3, 0, 2, 3, 0, 1, 2, 3, 0, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 4]
@@ -215,6 +216,6 @@ def _loss(courses: Sequence[Course], reached: Sequence[Course], weights: Weights
 
 
 def _to_weights(free: FloatArray) -> Weights:
-    """Put the weight of `ready` between those that are learned."""
+    """Insert the weight of `ready` between those that are learned."""
     values: list[float] = np.insert(free, FIXED, 1.0).tolist()
     return Weights(*values)

@@ -1,7 +1,7 @@
 """Generate families of graphs for learning policies that work on unseen graphs.
 
 Each call draws a workload, such as a grammar, and then a mini-batch of instances of it, as one `Dag`. Everything that a
-rule could memorise varies from call to call: the number of types, their frequencies, which type follows which, the
+rule could memorize varies from call to call: the number of types, their frequencies, which type follows which, the
 sizes of instances, and the numbering of types. No family is modelled on lattices or two-type trees, on which rules are
 tested, but a grammar may by chance derive trees with two kinds of inner nodes. A draw has 10 to 4,000 nodes.
 """
@@ -19,14 +19,14 @@ from autobatch.graph.sketch import Sketch
 
 MAX_INSTANCES = 32
 MIN_NODES, MAX_NODES = 5, 40  # of an instance, without the nodes that read its states
-MAX_HEADS = 2  # an output, and a loss of it
+MAX_HEADS = 2  # an output and its loss
 
 
 def draw(name: str, rng: np.random.Generator) -> Dag:
     """Draw a mini-batch of the family called `name`, its types numbered in random order.
 
     Raises:
-        PolicyError: there is no such family; the message lists the known ones.
+        PolicyError: the family is unknown; the message lists the known ones.
 
     Cost: a few microseconds per node, in Python.
 
@@ -68,7 +68,8 @@ def draw_random_dags(rng: np.random.Generator) -> Dag:
 
 
 def draw_grammars(rng: np.random.Generator) -> Dag:
-    """Draw derivations of a random grammar of 3 to 6 kinds: a kind has 1 to 3 children and prefers some kinds for them.
+    """Draw derivations of a random grammar of 3 to 6 kinds: a kind has 1 to 3 children, with its own preferences for
+    kinds.
 
     Nodes of kind 0 have no children. With an output and a loss there are up to 8 types.
     """
@@ -143,7 +144,7 @@ def _draw_shares(rng: np.random.Generator, n_kinds: int) -> NDArray[np.float64]:
 
 
 def _draw_heads(rng: np.random.Generator, n_kinds: int) -> tuple[Sketch, Callable[[Iterable[int]], None]]:
-    """Draw whether states have an output, or also its loss; give a sketch, and a function that adds them."""
+    """Draw whether states have an output, and whether it has a loss. Return a sketch, and a function that adds them."""
     n_heads = int(rng.integers(MAX_HEADS, endpoint=True))
     sketch = Sketch(n_kinds + n_heads)
 

@@ -1,8 +1,8 @@
-"""The network of `autobatch.policies.rules.network` in torch, as stable-baselines3 learns it.
+"""The network of `autobatch.policies.rules.network` in torch, for learning with stable-baselines3.
 
-torch takes seconds to import, so the classes are made inside functions, by the one module that learns (`deep`). Types
-that are not ready are masked: PPO never draws them, and in DQN their value is so low that neither the best type of a
-state nor that of the next state is one of them.
+torch takes seconds to import, so the classes are made inside functions, by the only module that learns (`deep`). Types
+that are not ready are masked: PPO never draws them, and in DQN their value is so low that they are never the best type
+of a state or of the next state.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NEVER = -1e6  # the value of a type that is not ready
 def make_scorer(n_hidden: int) -> Any:
     """Make the module that scores types: (types [B, T, F], overall [B, G]) -> scores [B, T], hidden numbers [B, H].
 
-    The latter are the means, over types, of what the scores are made of.
+    The hidden numbers are means, over types, of the last layer's input.
     """
     import torch
     from torch import nn
@@ -45,7 +45,7 @@ def make_scorer(n_hidden: int) -> Any:
 
 
 def to_weights(scorer: Any) -> Network:
-    """Copy what a scorer has learned, to 6 decimals, which keeps files small."""
+    """Copy a scorer's weights, rounded to 6 decimals, which keeps files small."""
 
     def copy(tensor: Any) -> Any:
         return np.round(tensor.detach().cpu().numpy().astype(np.float64), 6)
@@ -68,7 +68,7 @@ def make_actor_critic(n_hidden: int) -> Any:
     from torch import nn
 
     class Two(nn.Module):
-        """Actor and critic; both read the observation laid flat."""
+        """Actor and critic; both read the flattened observation."""
 
         def __init__(self, n_types: int) -> None:
             super().__init__()
@@ -99,7 +99,7 @@ def make_actor_critic(n_hidden: int) -> Any:
 
 
 def make_masked_dqn(n_hidden: int) -> tuple[Any, Any]:
-    """Make the class of DQN that explores among ready types, and that of its policies; `policy.q_net.scorer`."""
+    """Make the class of DQN that explores among ready types, and the class of its policies; `policy.q_net.scorer`."""
     import torch
     from stable_baselines3 import DQN
     from stable_baselines3.dqn.policies import DQNPolicy, QNetwork
@@ -138,7 +138,7 @@ def make_masked_dqn(n_hidden: int) -> tuple[Any, Any]:
 
 
 def _unpack(flat: Any) -> tuple[Any, Any, Any]:
-    """Split an observation laid flat, its parts in the order of their names: mask, types, overall."""
+    """Split a flattened observation, whose parts are in the order of their names: mask, types, overall."""
     n_overall, n_features = len(OVERALL_FEATURES), len(TYPE_FEATURES)
     n_types = (flat.shape[1] - n_overall) // (n_features + 1)
     types = flat[:, n_types + n_overall :].reshape(-1, n_types, n_features)

@@ -1,1 +1,1 @@
-"""The models again in PyTorch: one instance at a time, batched as a good user would, and as an expert would."""
+"""The models in PyTorch: one instance at a time, and batched as a good user and as an expert would."""

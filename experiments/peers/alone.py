@@ -19,10 +19,10 @@ from helpers.twins.seq2seq import Seq2SeqTwin
 
 
 class Decoder(Seq2SeqTwin):
-    """The tests' translator, with a decoder that goes on from its last state."""
+    """The translator of the tests, with a decoder that keeps its state."""
 
     def translate(self, source: Sequence[int]) -> list[int]:
-        """Write the word that is most likely, one after the other."""
+        """Translate greedily, one word after the other."""
         first = torch.zeros(1, self.combine.out_features, dtype=self.source_words.dtype)
         memory, state = first[:0], (first, first)
         if len(source):
@@ -42,7 +42,7 @@ DECODERS: dict[str, Any] = {"seq2seq": Decoder, "early-exit": EarlyExitTwin}
 
 
 def make_predictor(workload: Workload) -> Callable[[Any], Any]:
-    """Make the model of a workload in PyTorch; it takes what the predictor of ours takes."""
+    """Make a workload's model in PyTorch; it takes the arguments of our predictor."""
     name, state = workload.spec.name, workload.model.state_dict()
     if name in DECODERS:
         decoder = DECODERS[name].with_state(state)

@@ -22,7 +22,7 @@ class Sentences(NamedTuple):
 
 
 class PackedBiLSTMTagger(TorchBiLSTMTagger):
-    """The same model, over mini-batches."""
+    """The model of `TorchBiLSTMTagger`, over mini-batches."""
 
     def merge(self, prepared: Sequence[Example]) -> Sentences:  # type: ignore[override]
         """Pack the words of all sentences."""

@@ -1,8 +1,8 @@
-"""Many trees as one: rows for their nodes, ordered in levels, by NumPy.
+"""Many trees as one forest: rows for their nodes, ordered in levels, by NumPy.
 
 By height, a node's level is one above the higher of its children: leaves are the first level, and there are as few
-levels as can be. By depth, the deepest come first and roots last: all children of a level's nodes are in the level just
-before, which suits autograd, for a gradient then has the size of a level and not of the forest.
+levels as possible. By depth, the deepest come first and roots last: all children of a level's nodes are in the level
+just before, which suits autograd, because a gradient then has the size of a level instead of the forest.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ NONE = -1
 
 
 class Forest(NamedTuple):
-    """N nodes, L of them leaves and M inner nodes, of B trees. By height, leaves are rows 0 to L - 1.
+    """N nodes of B trees, L leaves and M inner nodes. By height, leaves are rows 0 to L - 1.
 
     Attributes:
-        words: of the leaves, in the order of their rows, (L,).
-        labels, trees: of each row, its label and the number of its tree, (N,).
-        children: of the inner nodes, in the order of their rows, the rows of left, right, left, ... (2M,).
-        slots: of each row, its place among `children`; 2M for roots, (N,).
-        levels: the levels, as (leaves, inner nodes) in each.
+        words: words of the leaves, in the order of their rows, (L,).
+        labels, trees: the label and the tree's number of each row, (N,).
+        children: rows of the inner nodes' children, in the order of their rows: left, right, left, ... (2M,).
+        slots: the place of each row among `children`; 2M for roots, (N,).
+        levels: (leaves, inner nodes) of each level.
         n_trees: B.
     """
 

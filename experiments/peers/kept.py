@@ -1,8 +1,8 @@
-"""What the versions of an expert share: arrays that are kept, products, and the pieces of a sweep and its gradient.
+"""Shared code of the expert's versions: reusable arrays, products, and the parts of a sweep and its gradient.
 
-tanh costs more than ten times what sigmoid costs here, so tanh(x) is 2 sigmoid(2x) - 1 in a sweep. Its factors cost
-nothing: they are multiplied into the gate rows of a weight once per mini-batch (`scaled`), and the arrays named c hold
-twice the cell state. A gate row block named u is that of the update, the third of all.
+tanh takes more than ten times as long as sigmoid here, so a sweep computes tanh(x) as 2 sigmoid(2x) - 1. The factors
+cost nothing: they are multiplied into the gate rows of a weight once per mini-batch (`scaled`), and the arrays named c
+hold twice the cell state. The row block of gates named u is that of the update, the third of all.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from peers.peer import Peer
 
-LARGE = 1 << 20  # multiplications, from which on oneDNN's speed outweighs the overhead of calling it
+LARGE = 1 << 20  # multiplications, from which oneDNN's speed outweighs its overhead
 PART = 1024  # rows
 MINUS_TWO, MINUS_ONE = torch.tensor(-2.0), torch.tensor(-1.0)
 
 
 class Kept(Peer):
-    """Keeps arrays from one mini-batch to the next, and writes gradients over those of the last step, in place."""
+    """Reuses arrays from one mini-batch to the next, and overwrites the last step's gradients in place."""
 
     output: nn.Linear
 
@@ -29,17 +29,17 @@ class Kept(Peer):
         self.kept: dict[str, Tensor] = {}
 
     def backward(self, minibatch: Any) -> None:
-        """Compute the gradients of the mean loss, in place of those that are there."""
+        """Compute the gradients of the mean loss, in place of the last ones."""
         for parameter in self.parameters():
             if parameter.grad is None:
                 parameter.grad = torch.empty_like(parameter)
         torch.autograd.backward(self.losses(minibatch).mean())
 
     def rows(self, name: str, n_rows: int, width: int) -> Tensor:
-        """Give rows of an array that is kept, and made anew where it is too short; what they hold is arbitrary."""
+        """Return rows of a reusable array, which is reallocated if it is too short; their contents are arbitrary."""
         kept = self.kept.get(name)
         if kept is None or len(kept) < n_rows:
-            with torch.inference_mode(False):  # for training as well
+            with torch.inference_mode(False):  # so that training can use it too
                 kept = self.kept[name] = next(self.parameters()).new_empty(n_rows + n_rows // 4, width)
         return kept[:n_rows]
 
@@ -57,7 +57,7 @@ class Kept(Peer):
 
 
 class OneDnn(Kept):
-    """With matrix products by oneDNN, which PyTorch has but does not use here: on AMD, MKL has half its speed."""
+    """Uses matrix products of oneDNN, which PyTorch includes but does not use here: on AMD, MKL has half its speed."""
 
     def multiply(self, x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None = None) -> Tensor:
         """Compute x @ weight.T + bias."""
@@ -71,7 +71,7 @@ class OneDnn(Kept):
             super().add_product(x, weight, out)
 
     def sum_products(self, d: Tensor, x: Tensor, out: Tensor) -> None:
-        """Compute d.T @ x, transposed and in parts: so it was fastest here, 1.5 times as fast as at once."""
+        """Compute d.T @ x, transposed and in parts, which was fastest here: 1.5 times as fast as one product."""
         if not is_large(d.t(), x):
             super().sum_products(d, x, out)
             return
@@ -81,12 +81,12 @@ class OneDnn(Kept):
 
 
 def is_large(x: Tensor, weight: Tensor) -> bool:
-    """Whether oneDNN, which has no float64, is worth its overhead."""
+    """Return whether oneDNN, which does not support float64, is worth its overhead."""
     return len(x) * weight.numel() >= LARGE and x.dtype == torch.float32
 
 
 def one_dnn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute x @ weight.T + bias with the operator that torch.compile puts in its code."""
+    """Compute x @ weight.T + bias with the operator that torch.compile uses."""
     product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return product
 
@@ -109,7 +109,7 @@ def finish_state(o: Tensor, c: Tensor, t: Tensor, h: Tensor) -> None:
 def state_backward(
     i: Tensor, o: Tensor, u: Tensor, t: Tensor, d_h: Tensor, d_c: Tensor, d_i: Tensor, d_o: Tensor, d_u: Tensor
 ) -> None:
-    """Differentiate h = o t, t = tanh(c / 2), c = i u + ...: completes d_c, writes the gradients of gates i, o, u."""
+    """Differentiate h = o t, t = tanh(c / 2), c = i u + ...: complete d_c, and write the gradients of gates i, o, u."""
     torch.mul(d_h, t, out=d_o)
     d_c.add_(d_h.mul_(o), alpha=0.5)
     d_c.addcmul_(d_h.mul_(t), t, value=-0.5)
@@ -135,19 +135,20 @@ def gates_backward(model: Kept, weight: Tensor, biases: tuple[Tensor, ...], d: T
 
 
 def table_backward(table: Tensor, ids: Tensor, d: Tensor) -> None:
-    """Write the gradient of a table from those of its rows that were read."""
+    """Write the gradient of a table from those of the rows that were read."""
     assert table.grad is not None
     table.grad.zero_().index_add_(0, ids, d)
 
 
 def put(place: Tensor, product: Tensor) -> None:
-    """Have a product in its place."""
+    """Copy a product to its place, unless it is there already."""
     if product is not place:
         place.copy_(product)
 
 
 def compare(model: Kept, h: Tensor, labels: Tensor, owners: Tensor, n_owners: int) -> Tensor:
-    """Sum the cross-entropies of each owner; scores lie class by class, where log_softmax is ten times as fast."""
+    """Sum the cross-entropies of each owner; scores are stored class by class, where log_softmax is ten times as fast.
+    """
     scores = torch.addmm(model.output.bias[:, None], model.output.weight, h.t())
     logs = model.kept["logs"] = torch.log_softmax(scores, dim=0)
     losses = logs.gather(0, labels[None])[0].neg_()

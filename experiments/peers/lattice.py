@@ -1,6 +1,6 @@
-"""Many lattices as one, and what runs together by the agenda: always all ready arcs of the kind that has most of them.
+"""Many lattices as one, batched by the agenda: it always runs all ready arcs of the kind with the most ready arcs.
 
-An arc is ready when the state where it starts is complete, that is, when all arcs that end there have run.
+An arc is ready when its start is complete, that is, when all arcs that end there have run.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Lattices(NamedTuple):
     """P positions of B lattices.
 
     Attributes:
-        arcs: of each kind.
+        arcs: arcs of each kind.
         batches: (kind, number of arcs), one after the other.
         firsts: the first position of each lattice, (B,).
-        tagged: all other positions; their tags; and the numbers of their lattices.
+        tagged: all other positions; `tags` and `lattices` are their tags and the numbers of their lattices.
         n_positions: P.
     """
 
@@ -48,19 +48,19 @@ class Lattices(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """One lattice: its arcs as rows start, end, id and kind, in the order of their starts; and its tags."""
+    """One lattice: rows of its arcs' start, end, id and kind, in the order of their starts; and its tags."""
 
     arcs: Ints
     tags: Ints
 
 
 def list_arcs(lattice: Lattice[int]) -> Listed:
-    """Bring the arcs of a lattice in the order of their starts."""
+    """Sort the arcs of a lattice by their starts."""
     arcs = sorted(
         (start, end, word, CHARACTER if start == end - 1 else WORD)
         for end, arcs in enumerate(lattice.arcs)
         for start, word in arcs
-    )  # what starts at a position and ends at the next is a character, and comes before the words
+    )  # an arc from a position to the next is a character, and comes before the words
     return Listed(np.array(arcs, np.int64).reshape(-1, 4).T, np.array(lattice.tags, np.int64))
 
 

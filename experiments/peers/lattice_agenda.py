@@ -1,6 +1,6 @@
 """Lattice-LSTM batched over lattices by an agenda, each batch of arcs by index_select and index_add, with autograd.
 
-What does not depend on a state, the products of embeddings with input weights, is computed at once for all arcs.
+Products of embeddings with input weights do not depend on states, so they are computed at once for all arcs.
 """
 
 from __future__ import annotations
@@ -68,5 +68,5 @@ class AgendaLatticeLSTM(Peer):
 
 
 def read_all(table: Tensor, lstm: nn.LSTMCell, arcs: Arcs) -> Tensor:
-    """Compute what the gates get from inputs alone: (number of arcs, 4H)."""
+    """Compute the inputs' part of the gates: (number of arcs, 4H)."""
     return nn.functional.linear(table.index_select(0, arcs.ids), lstm.weight_ih, lstm.bias_ih + lstm.bias_hh)

@@ -1,7 +1,7 @@
 """Lattice-LSTM batched by the same agenda, as an expert writes it.
 
-Against `lattice_agenda.py`: what is said in `tree_lstm_expert.py`, but for the order of rows; where several arcs end
-or start at a position, their values or gradients are added up by index_add_.
+It differs from `lattice_agenda.py` as explained in `tree_lstm_expert.py`, except for the order of rows. If several arcs
+end or start at a position, their values or gradients are added up by index_add_.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from peers.lattice_agenda import AgendaLatticeLSTM
 
 
 class ExpertLatticeLSTM(Kept, AgendaLatticeLSTM):
-    """The same parameters as with autograd."""
+    """The parameters of `AgendaLatticeLSTM`, without autograd."""
 
     def losses(self, minibatch: Lattices) -> Tensor:
         """Sum the cross-entropies of the positions of each lattice: (B,)."""
@@ -39,11 +39,11 @@ class ExpertLatticeLSTM(Kept, AgendaLatticeLSTM):
 
 
 class OneDnnLatticeLSTM(OneDnn, ExpertLatticeLSTM):
-    """The same with oneDNN."""
+    """The expert's version with oneDNN."""
 
 
 class Kind(NamedTuple):
-    """What belongs to arcs of one kind, A of them: parameters, and rows for each arc in the order of running."""
+    """The data of A arcs of one kind: parameters, and rows for each arc in the order of running."""
 
     table: Tensor
     lstm: nn.LSTMCell
@@ -60,7 +60,7 @@ class Kind(NamedTuple):
 
 
 def make_kinds(model: ExpertLatticeLSTM, lattices: Lattices) -> list[Kind]:
-    """Collect what belongs to characters and to words."""
+    """Collect the data of characters and of words."""
     dim = len(model.first_h)
     kinds = []
     tables, lstms = (model.characters, model.words), (model.character_lstm, model.word_lstm)
@@ -136,7 +136,7 @@ def sweep(model: ExpertLatticeLSTM, lattices: Lattices) -> Tensor:
 
 
 def sweep_backward(model: ExpertLatticeLSTM, lattices: Lattices, d_read: Tensor) -> None:
-    """Differentiate `sweep`: gradients of all parameters but the output layer's."""
+    """Differentiate `sweep`: compute gradients of all parameters except the output layer's."""
     dim = len(model.first_h)
     dh, dc = (model.rows(name, lattices.n_positions, dim).zero_() for name in ("dh", "dc"))
     dh.index_add_(0, lattices.tagged, d_read)

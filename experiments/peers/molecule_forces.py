@@ -1,11 +1,11 @@
-"""The energies and forces of molecules again in PyTorch: one molecule at a time, and batched by an expert.
+"""The energies and forces of molecules in PyTorch: one molecule at a time, and batched by an expert.
 
-Both compute on the atoms and the pairs of atoms of a whole molecule, or of all molecules of a mini-batch, which lie one
-after the other as in PyTorch Geometric: what a pair needs is gathered from its atoms, and messages are added up at
-atoms by index. Forces are a gradient that keeps its graph.
+Both compute with the atoms and the pairs of atoms of a whole molecule, or of all molecules of a mini-batch, which are
+concatenated as in PyTorch Geometric: pairs gather from their atoms, and messages are added up at atoms by index. Forces
+are a gradient that keeps its graph.
 
-Against PyTorch Geometric's own SchNet: a pair has one filter per block in place of two, which makes a step almost twice
-as fast; one product computes the first layers of the filters of all blocks; pairs are listed beforehand.
+Differences from PyTorch Geometric's own SchNet: a pair has one filter per block instead of two, which makes a step
+almost twice as fast; one product computes the first layers of the filters of all blocks; pairs are listed beforehand.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class ExpertMoleculeForces(Peer):
         )
 
     def merge(self, prepared: Sequence[Atoms]) -> Atoms:
-        """Put molecules one after the other, and count their atoms on."""
+        """Concatenate molecules, and shift the numbers of their atoms."""
         sizes = [len(one.elements) for one in prepared]
         starts = list(accumulate(sizes, initial=0))
         return Atoms(
@@ -91,7 +91,7 @@ class ExpertMoleculeForces(Peer):
         )
 
     def atom_energies(self, atoms: Atoms, positions: Tensor) -> Tensor:
-        """The energy of each atom (N,) if atoms are at `positions`."""
+        """Compute the energy of each atom (N,) if atoms are at `positions`."""
         one, other = atoms.pairs
         apart = positions.index_select(0, one) - positions.index_select(0, other)
         d = (apart * apart).sum(1, keepdim=True).sqrt()
@@ -109,7 +109,7 @@ class ExpertMoleculeForces(Peer):
         return energies[:, 0]
 
     def losses(self, minibatch: Atoms) -> Tensor:
-        """Add up the squared errors of the energy and the forces of each molecule: (B,)."""
+        """Sum the squared errors of the energy and the forces of each molecule: (B,)."""
         with torch.inference_mode(False), torch.enable_grad():
             positions = minibatch.positions.clone().requires_grad_()
             each = self.atom_energies(minibatch, positions)
@@ -123,7 +123,7 @@ class TorchMoleculeForces(ExpertMoleculeForces):
     """One molecule after the other, each with all of its atoms and pairs at once; a mini-batch is a list."""
 
     def merge(self, prepared: Sequence[Atoms]) -> Sequence[Atoms]:  # type: ignore[override]
-        """Keep the molecules apart."""
+        """Keep the molecules separate."""
         return prepared
 
     def losses(self, minibatch: Sequence[Atoms]) -> Tensor:  # type: ignore[override]

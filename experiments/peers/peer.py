@@ -1,7 +1,7 @@
-"""What every model in PyTorch can do here, so that all are checked and timed alike.
+"""The interface of all models in PyTorch, so that all are checked and timed alike.
 
-An instance is prepared once, ahead of time, as autobatch records it; prepared instances are merged into a mini-batch,
-which autobatch does for every mini-batch and a user of PyTorch perhaps ahead of time: both are timed.
+An instance is prepared once, ahead of time, as autobatch records it. Prepared instances are merged into a mini-batch;
+autobatch does this for every mini-batch and a user of PyTorch perhaps ahead of time, so both are timed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Peer(nn.Module, ABC):
 
     @abstractmethod
     def prepare(self, instance: Any) -> Any:
-        """Make what can be made of one instance ahead of time."""
+        """Prepare an instance, as far as that is possible ahead of time."""
 
     @abstractmethod
     def merge(self, prepared: Sequence[Any]) -> Any:
@@ -34,12 +34,12 @@ class Peer(nn.Module, ABC):
         """Sum the cross-entropies of all places of each instance: (B,)."""
 
     def backward(self, minibatch: Any) -> None:
-        """Compute the gradients of the mean loss, in place of those that are there."""
+        """Compute the gradients of the mean loss, in place of the last ones."""
         self.zero_grad()
         torch.autograd.backward(self.losses(minibatch).mean())
 
     def placed(self, minibatch: Any) -> Any:
-        """Move the tensors of a mini-batch to where the parameters are."""
+        """Move the tensors of a mini-batch to the parameters' device."""
         return placed(minibatch, next(self.parameters()).device)
 
     def answer(self, minibatch: Any) -> tuple[npt.NDArray[Any], dict[str, npt.NDArray[Any]]]:
@@ -51,11 +51,11 @@ class Peer(nn.Module, ABC):
         return losses, {name: p.grad.numpy(force=True) for name, p in self.named_parameters() if p.grad is not None}
 
     def translate(self, arrays: Arrays) -> dict[str, npt.NDArray[np.floating[Any]]]:
-        """Name and arrange as here what belongs to autobatch's parameters: their values, or their gradients."""
+        """Convert values or gradients of autobatch's parameters to this model's names and layout."""
         return dict(arrays)
 
     def copy_parameters(self, state: Arrays) -> None:
-        """Take over the `state_dict()` of the same model in autobatch."""
+        """Copy the `state_dict()` of the same model in autobatch."""
         self.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in self.translate(state).items()})
 
 
@@ -69,5 +69,5 @@ def placed(value: Any, device: torch.device) -> Any:
 
 
 def as_ids(numbers: Iterable[int]) -> Tensor:
-    """Make a tensor of integers, also of none."""
+    """Make an integer tensor, which may be empty."""
     return torch.tensor(list(numbers), dtype=torch.long)

@@ -1,8 +1,8 @@
-"""The models again in PyTorch, one instance at a time, as a careful user would write them.
+"""The models in PyTorch, one instance at a time, as a careful user would write them.
 
-What an instance needs is made into tensors beforehand; what does not depend on a state is computed at once for the
+An instance's inputs are converted to tensors beforehand. What does not depend on a state is computed at once for the
 whole instance: looking up its words, reading the leaves of a tree, scoring all of its places, and, with PyTorch's own
-LSTM, a whole sentence. Batching over instances by hand is another program for every model, and left out here.
+LSTM, a whole sentence. Batching over instances by hand needs a different program for every model, and is left out here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Example(NamedTuple):
 
     instance: Any
     ids: tuple[Tensor, ...]
-    """Of what is looked up, one (K,) per table."""
+    """Ids of the rows to look up, (K,) for each table."""
     labels: Tensor
     """(N,), in the order of the scores."""
 
@@ -51,7 +51,7 @@ class TorchModel(Peer):
         return nn.functional.cross_entropy(self.scores(example), example.labels, reduction="sum")
 
     def merge(self, prepared: Sequence[Example]) -> Sequence[Example]:
-        """Keep the instances apart."""
+        """Keep the instances separate."""
         return prepared
 
     def losses(self, minibatch: Sequence[Example]) -> Tensor:
@@ -69,7 +69,7 @@ class TorchModel(Peer):
         return name
 
     def translate(self, arrays: Arrays) -> dict[str, npt.NDArray[np.floating[Any]]]:
-        """Name as here what belongs to autobatch's parameters."""
+        """Translate the names of autobatch's parameters."""
         return {self.name_here(name): array for name, array in arrays.items()}
 
 
@@ -90,7 +90,7 @@ class TorchTreeLSTM(TorchModel):
         return Example(instance, (as_ids(instance.words()),), labels)
 
     def leaves(self, words: Tensor) -> Iterator[State]:
-        """Read words: a state each."""
+        """Compute a state for each word."""
         i, o, u = self.leaf_gates(self.embedding[words]).chunk(3, dim=1)
         c = torch.sigmoid(i) * torch.tanh(u)
         return zip((torch.sigmoid(o) * torch.tanh(c)).unbind(), c.unbind(), strict=True)
@@ -126,7 +126,7 @@ class TorchBiLSTMTagger(TorchModel):
         self.output = nn.Linear(2 * dim, n_tags)
 
     def name_here(self, name: str) -> str:
-        """Translate such as `leftward.0.weight_hh` to `lstm.weight_hh_l0_reverse`."""
+        """Translate names such as `leftward.0.weight_hh` to `lstm.weight_hh_l0_reverse`."""
         direction, _, rest = name.partition(".")
         if direction not in ("rightward", "leftward"):
             return name
@@ -146,7 +146,7 @@ class TorchBiLSTMTagger(TorchModel):
 
 
 class TorchLatticeLSTM(TorchModel):
-    """Sums over arcs of LSTM steps (after Zhang and Yang 2018); the places are all positions but the first."""
+    """Sums over arcs of LSTM steps (after Zhang and Yang 2018); the places are all positions except the first."""
 
     def __init__(self, n_characters: int, n_words: int, n_tags: int, dim: int) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ class TorchLatticeLSTM(TorchModel):
         return Example(instance, ids, as_ids(instance.tags[1:]))
 
     def scores(self, example: Example) -> Tensor:
-        """Score the tags of all positions but the first."""
+        """Score the tags of all positions except the first."""
         characters, words = example.ids
         read_characters, read_words = iter(self.characters[characters].unbind()), iter(self.words[words].unbind())
         h: list[Tensor] = [self.first_h]

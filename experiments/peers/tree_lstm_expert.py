@@ -1,12 +1,13 @@
-"""Tree-LSTM as an expert writes it: the fastest that plain PyTorch gave on a CPU.
+"""Tree-LSTM as an expert writes it: the fastest version in plain PyTorch on a CPU.
 
-Against the version of a good user (`tree_lstm_levels.py`): states, gates and gradients lie in arrays that are kept
-from one mini-batch to the next; one function has the whole sweep and its hand-written gradient, so autograd records one
-node; weight gradients are one product each; a level is cut into blocks that stay in cache; and there is no tanh, see
+Differences from the good user's version (`tree_lstm_levels.py`): states, gates and gradients are in arrays that are
+reused for the next mini-batch; one function has the whole sweep and its hand-written gradient, so autograd records one
+node; weight gradients are one product each; levels are cut into blocks that fit in the cache; and there is no tanh, see
 `kept.py`.
 
-Rows are ordered by height. Both ways rows are read by index and written in order, for index_select is several times as
-fast as index_copy_ and index_add_: a node has one parent, so its gradient is read from its slot among the children.
+Rows are ordered by height. Forward and backward, rows are read by index and written in order, because index_select is
+several times as fast as index_copy_ and index_add_: a node has one parent, so its gradient is read from its slot among
+the children.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ from peers.tree_lstm_levels import LevelTreeLSTM
 
 
 class ExpertTreeLSTM(Kept, LevelTreeLSTM):
-    """The same parameters as a good user's."""
+    """The parameters of the good user's version, without autograd."""
 
     by_depth = False
-    block = 1 << 18  # gates (rows × 5H) that a level is cut into at most
+    block = 1 << 18  # most gates (rows × 5H) in a block of a level
 
     def losses(self, minibatch: Forest) -> Tensor:
         """Sum the cross-entropies of the nodes of each tree: (B,)."""
@@ -47,18 +48,18 @@ class ExpertTreeLSTM(Kept, LevelTreeLSTM):
         return losses
 
     def block_sizes(self, forest: Forest) -> list[int]:
-        """Cut the rows of inner nodes, level by level."""
+        """Return the sizes of blocks of inner nodes, level by level."""
         most = max(1, self.block // (5 * self.embedding.shape[1]))
         return [min(most, inner - start) for _, inner in forest.levels for start in range(0, inner, most)]
 
     def leaf_block_sizes(self, forest: Forest) -> list[int]:
-        """Cut the rows of leaves."""
+        """Return the sizes of blocks of leaves."""
         most, n_leaves = max(1, self.block // (3 * self.embedding.shape[1])), len(forest.words)
         return [min(most, n_leaves - start) for start in range(0, n_leaves, most)]
 
 
 class OneDnnTreeLSTM(OneDnn, ExpertTreeLSTM):
-    """The same with oneDNN."""
+    """The expert's version with oneDNN."""
 
 
 class _Sweep(torch.autograd.Function):
@@ -127,12 +128,12 @@ def read_inner(model: ExpertTreeLSTM, forest: Forest) -> None:
 
 
 def cut(sizes: list[int], *arrays: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Cut arrays into blocks of rows; views are made faster so than by slices."""
+    """Cut arrays into blocks of rows; torch.split makes views faster than slicing."""
     return zip(*(torch.split(array, sizes) for array in arrays), strict=True)
 
 
 def inner_backward(model: ExpertTreeLSTM, forest: Forest) -> None:
-    """Differentiate `read_inner`: gradients of its weights, and, in the slots of children, of h and c."""
+    """Differentiate `read_inner`: compute gradients of its weights, and of h and c in the children's slots."""
     n_leaves, n_nodes, dim = len(forest.words), len(forest.labels), model.embedding.shape[1]
     n_inner = n_nodes - n_leaves
     t, dh = model.rows("t", n_nodes, dim), model.rows("dh", n_nodes, dim)
@@ -167,7 +168,7 @@ def inner_backward(model: ExpertTreeLSTM, forest: Forest) -> None:
 
 
 def leaves_backward(model: ExpertTreeLSTM, forest: Forest) -> None:
-    """Differentiate `read_leaves`: gradients of its weights and of the embeddings."""
+    """Differentiate `read_leaves`: compute gradients of its weights and of the embeddings."""
     n_leaves, n_nodes, dim = len(forest.words), len(forest.labels), model.embedding.shape[1]
     t, dh = (model.rows(name, n_nodes, dim)[:n_leaves] for name in ("t", "dh"))
     dx, dc = (model.rows(name, 2 * (n_nodes - n_leaves) + 1, dim) for name in ("dx", "dc"))
@@ -197,7 +198,7 @@ def leaves_backward(model: ExpertTreeLSTM, forest: Forest) -> None:
 
 
 def take_gradients(model: ExpertTreeLSTM, slots: Tensor, dx: Tensor, dc: Tensor, dh: Tensor) -> tuple[Tensor, Tensor]:
-    """Read dh and dc of rows from their slots; to dh is added what the loss gave."""
+    """Read dh and dc of rows from their slots, and add the loss's gradient to dh."""
     d_h, d_c = (model.rows(name, len(slots), dx.shape[1]) for name in ("d_h", "d_c"))
     torch.index_select(dx, 0, slots, out=d_h)
     torch.index_select(dc, 0, slots, out=d_c)

@@ -1,9 +1,9 @@
 """Tree-LSTM as a good user of JAX batches it: levels padded to fixed widths, one compiled function for mini-batches.
 
 XLA compiles a function for one set of shapes, which takes 2 to 11 s, so the widths of levels are round numbers that
-only grow: a mini-batch that is wider somewhere makes all later ones as wide there, and compiles once more. Padding
-reads row 0 and counts for a tree that is left out. Gradients are those of `jax.grad`, and a step is one compiled
-function that writes over its arguments.
+only grow: a wider level of a mini-batch widens it in all later ones, and causes one more compilation. Padding reads row
+0 and belongs to an extra tree that is dropped. Gradients are those of `jax.grad`, and a step is one compiled function
+that overwrites its arguments.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from peers.peer import Arrays
 
 Values: TypeAlias = dict[str, Any]
 Widths: TypeAlias = tuple[tuple[int, int], ...]
-"""Of each level, the deepest first: of how many rows for leaves it consists, and of how many for inner nodes."""
+"""(rows for leaves, rows for inner nodes) of each level, the deepest first."""
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8  # of Adam, as everywhere here
 
 
@@ -32,10 +32,10 @@ class Padded(NamedTuple):
     """A mini-batch with rows for padding.
 
     Attributes:
-        words: of the leaves, by level.
-        labels, trees: of all rows, by level, leaves first; padding belongs to a tree more than there are.
-        children: of the inner nodes, by level, the rows of left, right, left, ... among those of the level before.
-        widths, n_trees: what the compiled function depends on.
+        words: words of the leaves, by level.
+        labels, trees: label and tree of all rows, by level, leaves first; padding belongs to an extra tree.
+        children: rows of the inner nodes' children in the level before, by level: left, right, left, ...
+        widths, n_trees: the static arguments of the compiled function.
     """
 
     words: Ints
@@ -50,8 +50,8 @@ class JaxTreeLSTM:
     """Binary Tree-LSTM (Tai, Socher, Manning 2015, section 3.2, N = 2), one matrix for the gates of both children.
 
     Attributes:
-        widths: of the levels so far, roots first.
-        n_compiled: functions that were compiled so far.
+        widths: widths of the levels so far, roots first.
+        n_compiled: number of functions compiled so far.
     """
 
     def __init__(self, lr: float) -> None:
@@ -91,13 +91,13 @@ class JaxTreeLSTM:
         return Padded(words, labels, trees, children, tuple(map(tuple, widths.tolist())), forest.n_trees)
 
     def _grow(self, counts: Ints) -> None:
-        """Make levels at least as wide as these."""
+        """Make levels at least this wide."""
         self.widths += [(0, 0)] * (len(counts) - len(self.widths))
         for level, needed in enumerate(counts.tolist()):
             leaves, inner = (max(width, round_up(n)) for width, n in zip(self.widths[level], needed, strict=True))
             self.widths[level] = leaves, inner
 
-    # What is run.
+    # What runs.
 
     def losses(self, minibatch: Padded) -> Any:
         """Sum the cross-entropies of the nodes of each tree: (B,)."""
@@ -117,20 +117,20 @@ class JaxTreeLSTM:
         )
 
     def translate(self, arrays: Arrays) -> dict[str, npt.NDArray[np.floating[Any]]]:
-        """Put the matrices of the left and of the right child side by side, and turn all of them."""
+        """Concatenate the matrices of the left and the right child, and transpose all matrices."""
         here = dict(arrays)
         here["gates.bias"] = here.pop("left_gates.bias")
         here["gates.weight"] = np.concatenate([here.pop("left_gates.weight"), here.pop("right_gates.weight")], axis=1)
         return {name: array.T.copy() if name.endswith("weight") else array for name, array in here.items()}
 
     def copy_parameters(self, state: Arrays) -> None:
-        """Take over the `state_dict()` of the same model in autobatch."""
+        """Copy the `state_dict()` of the same model in autobatch."""
         self._values = {name: np.array(array) for name, array in self.translate(state).items()}
         zeros = [{name: np.zeros_like(value) for name, value in self._values.items()} for _ in range(2)]
         self._moments = zeros[0], zeros[1]
 
     def use_threads(self, n_threads: int) -> None:
-        """Compute with so many threads from now on: XLA takes them when it starts, so it starts anew."""
+        """Compute with this many threads from now on. XLA reads the number when it starts, so it is restarted."""
         if n_threads == self._n_threads:
             return
         self._n_threads = n_threads
@@ -189,7 +189,7 @@ def hidden(values: Mapping[str, Any], words: Any, children: Any, widths: Widths)
 
 
 def read(values: Mapping[str, Any], words: Any) -> tuple[Any, Any]:
-    """Read words: a state each."""
+    """Compute a state for each word."""
     z = values["embedding"][words] @ values["leaf_gates.weight"] + values["leaf_gates.bias"]
     i, o, u = jnp.split(z, 3, axis=1)
     c = jax.nn.sigmoid(i) * jnp.tanh(u)
@@ -197,7 +197,7 @@ def read(values: Mapping[str, Any], words: Any) -> tuple[Any, Any]:
 
 
 def join(values: Mapping[str, Any], h: Any, c: Any) -> tuple[Any, Any]:
-    """Join the states of children, given one after the other, two by two."""
+    """Join the states of adjacent pairs of children."""
     dim = h.shape[1]
     i, o, u, f_l, f_r = jnp.split(h.reshape(-1, 2 * dim) @ values["gates.weight"] + values["gates.bias"], 5, axis=1)
     c_l, c_r = jnp.split(c.reshape(-1, 2 * dim), 2, axis=1)
@@ -206,16 +206,16 @@ def join(values: Mapping[str, Any], h: Any, c: Any) -> tuple[Any, Any]:
 
 
 def spread(counts: Ints, widths: Ints) -> Ints:
-    """The places of rows that come in runs of `counts`, where the runs get `widths` places."""
+    """Return the places of rows that come in runs of `counts`, if each run has room for `widths` rows."""
     shifts = np.cumsum([0, *widths[:-1]]) - np.cumsum([0, *counts[:-1]])
     places: Ints = np.arange(counts.sum()) + np.repeat(shifts, counts)
     return places
 
 
 def round_up(number: int) -> int:
-    """The least number no less than this one that is 4, 5, 6 or 7 times a power of two, or smaller than 8.
+    """Round up to 4, 5, 6 or 7 times a power of two, or to any number below 8.
 
-    Powers of two alone have a quarter more rows in the mean, and with these no more is compiled once all is wide.
+    Powers of two alone would have 25% more rows on average, and would not save compilations once all levels are wide.
     """
     unit = 1 << max(0, number.bit_length() - 3)
     return -(-number // unit) * unit

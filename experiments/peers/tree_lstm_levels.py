@@ -28,7 +28,7 @@ class LevelTreeLSTM(Peer):
         self.output = nn.Linear(dim, n_classes)
 
     def translate(self, arrays: Arrays) -> dict[str, npt.NDArray[np.floating[Any]]]:
-        """Put the matrices of the left and of the right child side by side."""
+        """Concatenate the matrices of the left and the right child."""
         names = {"left_gates.bias": "gates.bias"}
         here = {names.get(name, name): array for name, array in arrays.items()}
         here["gates.weight"] = np.concatenate([here.pop("left_gates.weight"), here.pop("right_gates.weight")], axis=1)
@@ -71,7 +71,7 @@ class LevelTreeLSTM(Peer):
         return torch.cat(hidden)
 
     def join(self, h: Tensor, c: Tensor, children: Tensor) -> tuple[Tensor, Tensor]:
-        """Join the states of children, which are rows of h and c, two by two."""
+        """Join the states of children, given as adjacent pairs of rows of h and c."""
         dim = h.shape[1]
         i, o, u, f_l, f_r = self.gates(h.index_select(0, children).view(-1, 2 * dim)).chunk(5, dim=1)
         c_l, c_r = c.index_select(0, children).view(-1, 2 * dim).chunk(2, dim=1)

@@ -1,7 +1,8 @@
-"""What is timed: every way to run the mini-batches of a model, in PyTorch, JAX and autobatch.
+"""The implementations that are timed: all variants of running a model's mini-batches in PyTorch, JAX and autobatch.
 
-Mini-batches of the others are merged each time, as autobatch merges, schedules and places recorded graphs; and ahead of
-time, as autobatch may use plans that it has cached. Recording afresh has no peer: a user of PyTorch prepares once.
+Mini-batches of PyTorch and JAX are merged in each step, as autobatch merges, schedules and places recorded graphs; and
+ahead of time, as autobatch may use cached plans. Recording in each step has no counterpart, because a user of PyTorch
+prepares instances once.
 """
 
 from __future__ import annotations
@@ -59,16 +60,16 @@ GRADIENT_TOLERANCE = 2e-4
 
 @dataclass(frozen=True)
 class Way:
-    """One way to run mini-batches: the losses of a number of them, or a step of training."""
+    """One implementation: functions that infer and train on a mini-batch by number."""
 
     infer: Callable[[int], object]
     train: Callable[[int], object]
     n_minibatches: int
-    """How many of them are run, the first ones: one where it takes long."""
+    """Number of mini-batches to run, the first ones: one if it takes long."""
 
 
 def make_peers(model: str, workload: Workload) -> dict[str, Peer | JaxTreeLSTM]:
-    """Build the same model in PyTorch, and in JAX where there is that, with the parameters of a workload."""
+    """Build the same model in PyTorch, and in JAX if it is installed, with the parameters of a workload."""
     state = workload.model.state_dict()
     peers: dict[str, Peer | JaxTreeLSTM] = {
         name: make(dim=workload.dim, **workload.dataset.sizes) for name, make in PEERS[model].items()
@@ -85,10 +86,10 @@ def make_peers(model: str, workload: Workload) -> dict[str, Peer | JaxTreeLSTM]:
 def check_equal(
     workload: Workload, peers: Mapping[str, Peer | JaxTreeLSTM], backends: Sequence[str], instances: Sequence[Any]
 ) -> None:
-    """Refuse to time what computes different losses or gradients; the reference backend is the measure.
+    """Check that losses and gradients equal those of the reference backend before they are timed.
 
     Raises:
-        AssertionError: it does; names what differs.
+        AssertionError: they differ; the message names what differs.
     """
     loss = workload.batched("loss", "auto", "reference")
     expected = loss(instances)
@@ -119,7 +120,7 @@ def assert_close(found: Any, expected: Any, tolerance: float, what: str) -> None
 def their_ways(
     peers: Mapping[str, Peer | JaxTreeLSTM], instances: Sequence[Any], size: int, n_slow: int
 ) -> dict[str, Way]:
-    """PyTorch and JAX in all ways; of one instance at a time, the first `n_slow` mini-batches."""
+    """Make all variants of PyTorch and JAX; one instance at a time runs the first `n_slow` mini-batches."""
     ways: dict[str, Way] = {}
     for name, peer in peers.items():
         if not isinstance(peer, Peer):
@@ -127,7 +128,7 @@ def their_ways(
             continue
         prepared = list(ab.minibatches([peer.prepare(instance) for instance in instances], size))
         merged = [peer.merge(minibatch) for minibatch in prepared]
-        optimizer = torch.optim.Adam(peer.parameters(), lr=LR, fused=True)  # several times as fast as its others
+        optimizer = torch.optim.Adam(peer.parameters(), lr=LR, fused=True)  # several times as fast as the other Adams
         if name == PER_INSTANCE:
             ways[f"PyTorch, {name}"] = torch_way(peer, optimizer, merged, n_slow, merges=False)
         else:
@@ -139,7 +140,7 @@ def their_ways(
 def torch_way(
     peer: Peer, optimizer: torch.optim.Optimizer, minibatches: Sequence[Any], n_minibatches: int, merges: bool
 ) -> Way:
-    """Run a peer on mini-batches that are merged, or still to be."""
+    """Run a peer on mini-batches that are merged or still have to be."""
 
     def minibatch(number: int) -> Any:
         return peer.merge(minibatches[number]) if merges else minibatches[number]
@@ -156,7 +157,7 @@ def torch_way(
 
 
 def jax_ways(peer: JaxTreeLSTM, instances: Sequence[Any], size: int) -> dict[str, Way]:
-    """JAX, with levels as wide as the widest mini-batch needs from the start: the first round compiles for all."""
+    """Make the variants of JAX. Levels get their final widths at the start, so the first round compiles for all."""
     prepared = list(ab.minibatches([peer.prepare(instance) for instance in instances], size))
     for minibatch in prepared:
         peer.merge(minibatch)
@@ -168,7 +169,7 @@ def jax_ways(peer: JaxTreeLSTM, instances: Sequence[Any], size: int) -> dict[str
 
 
 def jax_way(peer: JaxTreeLSTM, minibatches: Sequence[Any], merges: bool) -> Way:
-    """Run the peer on mini-batches that are merged, or still to be, with as many threads as PyTorch then has."""
+    """Run the peer on mini-batches that are merged or still have to be, with PyTorch's current number of threads."""
 
     def run(compute: Callable[[Any], object], number: int) -> None:
         peer.use_threads(torch.get_num_threads())
@@ -180,11 +181,10 @@ def jax_way(peer: JaxTreeLSTM, minibatches: Sequence[Any], merges: bool) -> Way:
 def our_ways(
     workload: Workload, backends: Sequence[str], policy: str, instances: Sequence[Any], size: int, threads: int
 ) -> dict[str, Way]:
-    """autobatch on each backend, three ways: recorded afresh each time, recorded graphs, and cached plans.
+    """Make three variants for each backend: recorded in each step, recorded graphs, and cached plans.
 
-    Of the cpu backend's recorded graphs there are three more, with what the others do without, or without what they
-    have: nodes that compute the same are computed once, only rows that were looked up are updated, and NumPy multiplies
-    all matrices.
+    The cpu backend's recorded graphs have three more variants: equal nodes computed once, updates of looked-up rows
+    only, and all matrix products by NumPy.
     """
     ways: dict[str, Way] = {}
     options: dict[str, Any] = {"policy": policy, "threads": threads}
