@@ -90,8 +90,7 @@ def measure_steps(config: Config, part: str) -> Findings:
 
 
 def compare(turns: Mapping[str, Sequence[Sequence[Sequence[Step]]]], size: int) -> dict[str, Any]:
-    """Return the figures by number of processes; the speed-up is the median over turns, relative to the first number.
-    """
+    """Return figures by number of processes; the speed-up is the median over turns, relative to the first number."""
     steps = {n: [step_seconds(turn) for turn in found] for n, found in turns.items()}
     first = next(iter(steps.values()))
     return {

@@ -170,8 +170,7 @@ def above_of(found: Any) -> tuple[float, float]:
 
 
 def message_of(records: Records) -> str:
-    """State on which workloads a machine that marks critical types learns to use fewer batches than the published one.
-    """
+    """State where a machine that marks critical types learns to use fewer batches than the published one."""
     fewer, equal, more = compare_with_theirs(records, fewest_of)
     rest = "".join(f", {word} on {in_list(some)}" for word, some in (("as near", equal), ("farther", more)) if some)
     where = f"on {len(fewer)} of {len(records)} workloads"

@@ -103,6 +103,7 @@ def place_of(folder: Path, experiment: str, part: str = "") -> Path:
 
 
 def read_record(path: Path) -> Record:
+    """Read a record."""
     return Record(path.stem, json.loads(path.read_text(encoding="utf-8")))
 
 

@@ -74,8 +74,7 @@ def write_report(folder: Path) -> Path:
 
 
 def to_section(claim: Claim[Any], records: Records, folder: Path, message: str) -> str:
-    """Write a claim's section: the results, the figure and its title for narrow screens, the literature and the tables.
-    """
+    """Write a claim's section: results, the figure with its title for narrow screens, the literature and the tables."""
     image = base64.b64encode((folder / f"{claim.name}.png").read_bytes()).decode()
     stale = [record.name for record in records.values() if record.is_stale]
     missing = [part for part in claim.parts if part not in records]

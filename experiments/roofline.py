@@ -60,7 +60,7 @@ class Config(Settings):
     backend: str = "cpu"
     """The backend, which must compile cells."""
     mode: str = "train"
-    """"infer" computes losses; "train" computes losses and gradients, and takes a step of Adam."""
+    """The mode: "infer" computes losses; "train" computes losses and gradients, and takes a step of Adam."""
     minibatches: int = 4
     repeats: int = 5
     json: str = ""

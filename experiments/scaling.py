@@ -296,8 +296,7 @@ def check(
 def foresee(
     found: Measurements, costs: Costs, network: Network, spread_s: float, config: Config, grows: bool
 ) -> dict[str, Any]:
-    """Predict steps of many processes, for mini-batches of fixed or growing size; instances are drawn with replacement.
-    """
+    """Predict steps of many processes, for mini-batches of fixed or growing size, drawn with replacement."""
     rng = np.random.default_rng(config.seed)
     works = found.about["costs"]
     one = config.batch_size / sum(mean_parts([
@@ -416,8 +415,7 @@ def time_merge(config: Config) -> float:
 
 
 def time_spread(config: Config) -> float:
-    """Return the seconds per instance of dividing a mini-batch among the most processes, minus those for one process.
-    """
+    """Return the seconds per instance of dividing a mini-batch among the most processes, beyond those for one."""
     costs = np.random.default_rng(config.seed).random(config.fixed_batch)
     seconds: dict[int, list[float]] = {1: [], max(config.many): []}
     for _ in range(5):

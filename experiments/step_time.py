@@ -1,4 +1,4 @@
-"""Claim 5: measure where the time of a training step goes, in matrix products and besides.
+"""Claim 5: measure where the time of a training step goes, in matrix products and elsewhere.
 
 On each mini-batch, a whole step, its matrix products alone, and both with a clock around every part take turns, on one
 thread of the cpu backend (`roofline.py` shows the parts of one model in detail). A step merges recorded graphs, plans

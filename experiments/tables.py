@@ -250,7 +250,7 @@ def write_all(words: Sequence[str]) -> None:
     """Write every document whose tables have changed, and every figure.
 
     Raises:
-        AutobatchError: the command line has arguments; there are none.
+        AutobatchError: there are arguments; this tool takes none.
     """
     if words:
         raise AutobatchError(

@@ -96,6 +96,7 @@ def settle(loss: ab.Batched, batches: list[Any]) -> ab.Batched:
 
 
 def train(loss: ab.Batched, graphs: list[list[Any]], minibatch: int) -> None:
+    """Train on a mini-batch by number."""
     loss.value_and_grad(graphs[minibatch])
 
 

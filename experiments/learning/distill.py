@@ -163,8 +163,7 @@ def _vote(dag: Dag, sequence: IntArray, table: Table, machine: Machine) -> None:
 
 
 def _list_choices(dag: Dag, sequence: IntArray) -> tuple[FloatArray, LongArray, LongArray]:
-    """List the features of the ready types for each choice between several, where each choice ends, and the chosen row.
-    """
+    """List the ready types' features for each choice between several, where each choice ends, and the chosen row."""
     sim, rows, ends, chosen, n_rows = Simulation(dag), [np.empty((0, len(SEEN)))], list[int](), list[int](), 0
     for kind in sequence:
         ready = np.flatnonzero(sim.ready())

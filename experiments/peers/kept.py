@@ -147,8 +147,7 @@ def put(place: Tensor, product: Tensor) -> None:
 
 
 def compare(model: Kept, h: Tensor, labels: Tensor, owners: Tensor, n_owners: int) -> Tensor:
-    """Sum the cross-entropies of each owner; scores are stored class by class, where log_softmax is ten times as fast.
-    """
+    """Sum the cross-entropies of each owner. Scores are stored by class, which makes log_softmax ten times as fast."""
     scores = torch.addmm(model.output.bias[:, None], model.output.weight, h.t())
     logs = model.kept["logs"] = torch.log_softmax(scores, dim=0)
     losses = logs.gather(0, labels[None])[0].neg_()
