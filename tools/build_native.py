@@ -1,11 +1,11 @@
 """Rebuild the native core of this checkout: `make native`, in 2 s.
 
-Object files stay in `build/`, so that only what has changed is compiled. Where CMake, ninja or a compiler is not at
-hand, pip brings it and builds everything.
+Object files stay in `build/`, so only changed sources are compiled. If CMake, ninja or a compiler is missing, pip
+installs them and builds everything.
 
     python tools/build_native.py               # in place, as pip builds it
     python tools/build_native.py --debug       # in place, with symbols and without optimization, for gdb
-    python tools/build_native.py --sanitize address,undefined    # apart, with these sanitizers; or with `thread`
+    python tools/build_native.py --sanitize address,undefined    # separately, with these sanitizers; or with `thread`
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MODULE = f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
 
 
 def build_in_place(build_type: str) -> None:
-    """Build the module into the package; by pip where this machine lacks a tool."""
+    """Build the module into the package, by pip if this machine lacks a tool."""
     try:
         build(BUILD, CMAKE_BUILD_TYPE=build_type, AUTOBATCH_IN_PLACE="ON")
     except FileNotFoundError:
@@ -33,7 +33,7 @@ def build_in_place(build_type: str) -> None:
 
 
 def build_sanitized(folder: Path, sanitizers: str) -> Path:
-    """Build the module with sanitizers, such as "address,undefined" or "thread", in a folder of its own; its path."""
+    """Build the module with sanitizers, such as "address,undefined" or "thread", in its own folder. Return its path."""
     build(folder, AUTOBATCH_SANITIZE=sanitizers, CMAKE_CXX_COMPILER="g++")
     return folder / MODULE
 
@@ -42,7 +42,7 @@ def build(folder: Path, **options: str) -> None:
     """Configure and build in `folder`.
 
     Raises:
-        FileNotFoundError: CMake, ninja or a compiler is not at hand.
+        FileNotFoundError: CMake, ninja or a compiler is missing.
         subprocess.CalledProcessError: the sources do not compile.
     """
     env = os.environ | {"PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))}

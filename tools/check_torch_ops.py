@@ -1,4 +1,4 @@
-"""Run the ops of PyTorch's own table in cells, beside PyTorch.
+"""Run the ops of PyTorch's own table in cells, and compare the results with PyTorch.
 
 python tools/check_torch_ops.py --samples 4
 python tools/check_torch_ops.py --op clamp --op norm --runs auto
@@ -31,7 +31,7 @@ BAD = Verdict.WRONG, Verdict.CRASH
 def main(
     ops: tuple[str, ...], samples: int | None, runs: tuple[str, ...], backend: str, path: Path | None, verbose: bool
 ) -> None:
-    """Run ops of torch in cells; the exit status is 1 if one was wrong, or ended with anything but a sentence."""
+    """Run ops of torch in cells; the exit status is 1 if one was wrong, or failed without a proper error message."""
     outcomes: list[Outcome] = []
     for outcome in run(select(ops), runs or ("auto", "autobatch", "torch"), samples, backend):
         outcomes.append(outcome)
@@ -44,7 +44,7 @@ def main(
 
 
 def summary(outcomes: list[Outcome]) -> str:
-    """Counts, and for each op that is not right the first sample of each verdict."""
+    """Return the counts, and the first sample of each failing verdict for each op."""
     lines = []
     for runs in dict.fromkeys(outcome.runs for outcome in outcomes):
         of_runs = [outcome for outcome in outcomes if outcome.runs == runs]

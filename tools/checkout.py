@@ -1,4 +1,4 @@
-"""Where the modules of this checkout lie."""
+"""Paths of this checkout and its modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a public name of the package is, as Markdown: its signature as the source writes it, and its docstring."""
+"""Describe public names of the package in Markdown: signatures as the source writes them, and docstrings."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ METHODS = FunctionType, classmethod, staticmethod
 
 
 def find(path: str) -> Any:
-    """The module, class, function or value that a dotted path names.
+    """Return the module, class, function or value that a dotted path names.
 
-    A name that a package gives to one of its modules and to what is in it stands for the module.
+    If a package exports a name that is also one of its modules, the name stands for the module.
     """
     parts = path.split(".")
     for n_modules in range(len(parts), 0, -1):
@@ -34,13 +34,13 @@ def find(path: str) -> Any:
 
 
 def describe(name: str, path: str, members: Sequence[str], level: int) -> str:
-    """Say what stands under the heading of a name.
+    """Write the text below the heading of a name.
 
     Args:
-        name: as users write it, `ab.optim.Adam`.
+        name: the name as users write it, `ab.optim.Adam`.
         path: where it is defined.
-        members: of a class: the methods and properties that are shown; with `__init__`, how it is made.
-        level: of the heading.
+        members: the methods and properties to show, if it is a class; `__init__` shows the constructor.
+        level: level of the heading.
     """
     found = find(path)
     if inspect.ismodule(found):
@@ -54,7 +54,7 @@ def describe(name: str, path: str, members: Sequence[str], level: int) -> str:
 
 
 def members_of(path: str, members: Sequence[str]) -> dict[str, Any]:
-    """The callables whose arguments a mark of this path shows, by name."""
+    """Return the callables whose arguments a mark with this path shows, by name."""
     found = find(path)
     if not inspect.isclass(found):
         return {path: found} if inspect.isroutine(found) else {}
@@ -63,7 +63,7 @@ def members_of(path: str, members: Sequence[str]) -> dict[str, Any]:
 
 
 def _describe_class(name: str, found: type, members: Sequence[str], level: int) -> str:
-    """A class, and each of its members under a heading of its own."""
+    """Write a class, with each of its members under its own heading."""
     made = signature_of(name, found) if "__init__" in members else name
     short = name.rpartition(".")[2]
     shown = [_describe_member(short, found, member, level + 1) for member in members if member != "__init__"]
@@ -71,7 +71,6 @@ def _describe_class(name: str, found: type, members: Sequence[str], level: int) 
 
 
 def _describe_member(owner: str, found: type, member: str, level: int) -> str:
-    """A method or a property."""
     name = f"{owner}.{member}"
     it = inspect.getattr_static(found, member)
     function = getattr(it, "fget", None) or getattr(it, "func", None) or getattr(it, "__func__", it)
@@ -85,14 +84,14 @@ def _describe_member(owner: str, found: type, member: str, level: int) -> str:
 
 
 def _list_classes(module: Any) -> str:
-    """A table of the classes of a module, in their order, each with its docstring."""
+    """Write a table of a module's classes, in their order, with their docstrings."""
     classes = [x for x in vars(module).values() if inspect.isclass(x) and x.__module__ == module.__name__]
     lines = [f"| `{x.__name__}` | {escape(' '.join((x.__doc__ or '').split()))} |\n" for x in classes]
     return f"| name | what it says |\n|---|---|\n{''.join(lines)}"
 
 
 def _assignment(path: str) -> tuple[str, str]:
-    """The source of a module's value, and the docstring below it."""
+    """Return the source of a module's value, and the docstring below it."""
     place, _, name = path.rpartition(".")
     source = inspect.getsource(importlib.import_module(place))
     body = ast.parse(source).body

@@ -1,4 +1,4 @@
-"""Docstrings as Markdown."""
+"""Convert docstrings to Markdown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPECIAL = re.compile(r"(?<!\w)\*+(?=\w)|<(?=\w)|__")
 
 
 def to_markdown(doc: str) -> str:
-    """A docstring as Markdown: sections and fields become lists and paragraphs, examples blocks of code."""
+    """Convert a docstring to Markdown: sections become lists, fields paragraphs, and examples code blocks."""
     text = inspect.cleandoc(doc) + "\n"
     examples = [f"```python\n{found.rstrip()}\n```\n" for found in EXAMPLE.findall(text)]
     text = escape(EXAMPLE.sub("\0\n", text))
@@ -30,12 +30,11 @@ def to_markdown(doc: str) -> str:
 
 
 def _write_field(found: re.Match[str]) -> str:
-    """A field as a paragraph."""
     return f"\n**{found[1]}:** {re.sub('^ +', '', found[2], flags=re.MULTILINE)}"
 
 
 def _write_section(found: re.Match[str]) -> str:
-    """A section of a docstring: what it returns as text, else a list of its entries."""
+    """Write a section of a docstring: `Returns` and `Yields` as text, others as a list of their entries."""
     title, body = found[1], dedent(found[2]).strip()
     if title in ("Returns", "Yields"):
         return f"**{title}:** {body}\n\n"
@@ -49,16 +48,14 @@ def _write_section(found: re.Match[str]) -> str:
 
 
 def _write_names(found: re.Match[str]) -> str:
-    """The names before a colon, as code."""
     return ", ".join(f"`{name}`" for name in found[1].replace("\\", "").split(", ")) + ": "
 
 
 def escape(text: str) -> str:
-    """Text in which, outside of code, Markdown finds no emphasis, tags and numbered lists."""
+    """Escape text so that Markdown finds no emphasis, tags and numbered lists outside code."""
     parts = CODE.split(NUMBER.sub(r"\1\\.", text))
     return "".join(part if i % 2 else SPECIAL.sub(_quote, part) for i, part in enumerate(parts))
 
 
 def _quote(found: re.Match[str]) -> str:
-    """Special characters, each behind a backslash."""
     return "".join(f"\\{character}" for character in found[0])

@@ -1,9 +1,9 @@
-"""Run the scripts of the examples, and write what they print to `examples/outputs/`, which the site shows.
+"""Run the example scripts, and write their output to `examples/outputs/`, which the site shows.
 
     python tools/example_outputs.py                   runs all
     python tools/example_outputs.py own_policy        runs one
 
-Those of Ray are left out: they print what Ray reports, with times and addresses.
+Those for Ray are left out, because Ray's output contains times and addresses.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.starts
 
 
 def output_of(name: str) -> Path:
-    """Return the file with what a script prints."""
+    """Return the file with a script's output."""
     return FOLDER / "outputs" / f"{name}.txt"
 
 
 def main(names: Sequence[str]) -> None:
-    """Run scripts, all unless some are named; the first that fails ends the tool."""
+    """Run scripts, or all if none are named; stop at the first that fails."""
     for name in names or NAMES:
         command = (sys.executable, str(FOLDER / f"{name}.py"))
         printed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout

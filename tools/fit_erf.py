@@ -2,9 +2,9 @@
 
     python tools/fit_erf.py
 
-Polynomials, and ratios of them, through the function at Chebyshev's points, in 60 digits: their greatest error is a few
-times that of the best ones, and a term more pays for it. All coefficients of the ratios are positive, so that their
-sums lose nothing. Needs mpmath.
+It fits polynomials, and ratios of them, to the function at Chebyshev points, in 60 digits. Their maximum error is a few
+times that of the best ones, which one more term makes up for. All coefficients of the ratios are positive, so that
+their sums do not cancel. Needs mpmath.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 from mpmath import mp, mpf  # type: ignore[import-untyped]
 
 mp.dps = 60
-CENTRE = {4: 3, 10: 4}  # of the points for a ratio of this degree: half of them are below
+CENTRE = {4: 3, 10: 4}  # for a ratio of this degree: half of the points are below
 N_TESTED = 500
 Real = Any
 
 
 def main() -> None:
-    """Print the coefficients and what error they leave."""
+    """Print the coefficients and their errors."""
     for name, degree, top, terms, exp_terms in (("float32", 4, 15, 7, 0), ("float64", 10, 39.5, 12, 10)):
         print(name)
         m = [centre_at(t, top, CENTRE[degree]) for t in chebyshev(2 * degree + 2)]
@@ -40,31 +40,33 @@ def main() -> None:
 
 
 def scaled_tail(m: Real) -> Real:
-    """exp(m**2 / 2) * erfc(m / sqrt(2)): twice the share of the normal distribution below -m, without its decay."""
+    """Return exp(m**2 / 2) * erfc(m / sqrt(2)): twice the probability of normal numbers below -m, without its decay."""
     return mp.exp(m * m / 2) * mp.erfc(m / mp.sqrt(2))
 
 
 def chebyshev(n: int) -> list[Real]:
-    """The n points between -1 and 1."""
+    """Return the n Chebyshev points between -1 and 1."""
     return [mp.cos(mp.pi * (2 * i + 1) / (2 * n)) for i in range(n)]
 
 
 def centre_at(t: Real, top: float, centre: int) -> Real:
-    """Move a point between -1 and 1 to one between 0 and top, such that low ones are dense."""
+    """Map a point between -1 and 1 to one between 0 and top, such that low points are dense."""
     last = (mpf(top) - centre) / (mpf(top) + centre)
     moved = (last - 1) / 2 + (last + 1) / 2 * t
     return centre * (1 + moved) / (1 - moved)
 
 
 def fit_ratio(function: Callable[[Real], Real], points: Sequence[Real], degree: int) -> tuple[list[Real], list[Real]]:
-    """Coefficients above, of this degree, and below, of one more, the lowest first; that below is 1."""
+    """Return the coefficients of numerator (this degree) and denominator (one more), lowest first; the denominator
+    starts with 1.
+    """
     rows = [[z**j for j in range(degree + 1)] + [-function(z) * z**j for j in range(1, degree + 2)] for z in points]
     found = mp.lu_solve(mp.matrix(rows), mp.matrix([function(z) for z in points]))
     return list(found[: degree + 1]), [mpf(1), *found[degree + 1 :]]
 
 
 def fit_polynomial(what: str, function: Callable[[Real], Real], low: Real, high: Real, n_terms: int) -> None:
-    """Fit and print."""
+    """Fit a polynomial and print it."""
     points = [(low + high) / 2 + (high - low) / 2 * t for t in chebyshev(n_terms)]
     rows = mp.matrix([[x**j for j in range(n_terms)] for x in points])
     found = list(mp.lu_solve(rows, mp.matrix([function(x) for x in points])))
@@ -74,7 +76,7 @@ def fit_polynomial(what: str, function: Callable[[Real], Real], low: Real, high:
 
 
 def value(coefficients: Sequence[Real], x: Real) -> Real:
-    """A polynomial's value, the lowest coefficient first."""
+    """Evaluate a polynomial; the lowest coefficient comes first."""
     total = mpf(0)
     for coefficient in reversed(coefficients):
         total = total * x + coefficient
@@ -87,7 +89,7 @@ def show(what: str, coefficients: Sequence[Real]) -> None:
 
 
 def tell(error: Real) -> None:
-    """Print what error is left."""
+    """Print the error of a fit."""
     print(f"    leaves {mp.nstr(error, 3)}")
 
 

@@ -1,9 +1,9 @@
-"""Fit the polynomials of `autobatch.compiler.llvm.vectormath.float32`: the greatest error in ulp is least.
+"""Fit the polynomials of `autobatch.compiler.llvm.vectormath.float32`, minimizing the maximum error in ulp.
 
     python tools/fit_minimax.py
 
-Weighted least squares, the weights raised where the error is large (Lawson 1961), come to the minimax fit. The
-coefficients are rounded to float32 one after another, from the lowest, and those that are left are fitted again.
+Weighted least squares converge to the minimax fit if weights are raised where the error is large (Lawson 1961). The
+coefficients are rounded to float32 one after another, from the lowest, and the remaining ones are fitted again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 N_POINTS, N_ROUNDS, N_TERMS = 1200, 300, 120
-MARGIN = 1e-3  # of the intervals: where the reduced argument falls depends on roundings
+MARGIN = 1e-3  # of the intervals: rounding moves the reduced argument
 HALF_ULP = 2.0**-24
 TANH = [-1 / 3, 2 / 15, -17 / 315, 62 / 2835, -1382 / 155925, 21844 / 6081075, -929569 / 638512875]
 
@@ -22,7 +22,7 @@ Numbers = NDArray[np.float64]
 
 
 def main() -> None:
-    """Print the coefficients and what error they leave."""
+    """Print the coefficients and their errors."""
     r = spread(-log(2) / 2, log(2) / 2)
     show("exp(r) = 1 + r + r**2 * (E2 + E3 r + ...)", r, [1 / factorial(k + 2) for k in range(25)], r**2 / np.exp(r), 4)
     f = spread(sqrt(0.5) - 1, sqrt(2) - 1)
@@ -33,13 +33,13 @@ def main() -> None:
 
 
 def spread(low: float, high: float) -> Numbers:
-    """Points of an interval, denser at its ends; an even number, so that 0 is none of them."""
+    """Return points of an interval, denser at its ends; their number is even, so that 0 is not one of them."""
     middle, reach = (low + high) / 2, (high - low) / 2 + MARGIN
     return middle + reach * np.cos(np.linspace(0, np.pi, N_POINTS))
 
 
 def show(what: str, x: Numbers, series: list[float], weight: Numbers, degree: int) -> None:
-    """Fit the function of a power series, and print."""
+    """Fit the function of a power series, and print it."""
     target = sum(coefficient * x**k for k, coefficient in enumerate(series)) + np.zeros_like(x)
     coefficients: list[float] = []
     for k in range(degree + 1):
@@ -51,7 +51,7 @@ def show(what: str, x: Numbers, series: list[float], weight: Numbers, degree: in
 
 
 def fit(powers: Numbers, target: Numbers, weight: Numbers) -> Numbers:
-    """Give the coefficients whose greatest weighted error is least."""
+    """Return the coefficients that minimize the maximum weighted error."""
     best: Numbers = np.zeros(powers.shape[1])
     density, least = np.ones_like(target), np.inf
     for _ in range(N_ROUNDS):

@@ -1,11 +1,11 @@
-"""Run random programs eagerly and batched in many ways, and show those that differ as small as they can be made.
+"""Run random programs eagerly and batched in many configurations, and show failing programs, shrunk.
 
 python tools/fuzz.py --seeds 0:10000 --state fuzz.json
 python tools/fuzz.py --seed 4711
 python tools/fuzz.py --torch --seeds 0:5000
 python tools/fuzz.py --replay case.zip
 
-The last runs a mini-batch that `ab.testing.dump` wrote; if it fails, a smaller one is written beside it.
+The last command runs a mini-batch that `ab.testing.dump` wrote; if it fails, a smaller one is written beside it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def main(
         sys.exit(replay_or_refuse(case, seconds))
     is_on_cuda = _choice(cuda)
     if is_torch:
-        torch.set_num_threads(1)  # small tensors are slower on several
+        torch.set_num_threads(1)  # small tensors are slower with several
 
     def run_one(seed: int, seconds: float) -> Found | None:
         if is_torch:
@@ -98,7 +98,7 @@ def main(
 
 
 def replay_or_refuse(case: Path, seconds: float) -> int:
-    """Run a case; give the exit status: 1 if it is wrong, 2 if it cannot be run."""
+    """Run a case. Return the exit status: 1 if it is wrong, 2 if it cannot be run."""
     try:
         return int(replay(case, seconds))
     except AutobatchError as error:
@@ -107,7 +107,7 @@ def replay_or_refuse(case: Path, seconds: float) -> int:
 
 
 def summary(state: State) -> str:
-    """What was found, by kind."""
+    """Summarize the findings, by kind."""
     lines = [f"{state.n_run} programs, {len(state.failures)} wrong"]
     if state.apart:
         lines[0] += f", {sum(state.apart.values())} set apart"

@@ -1,4 +1,4 @@
-"""The page `docs/reference/ops.md`, all ops by kind, from their signatures and docstrings; see `reference.py`."""
+"""Write the text of `docs/reference/ops.md`: all ops by kind, with signatures and docstrings; see `reference.py`."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ ENDING = """
 
 
 def public_ops() -> dict[str, Any]:
-    """The ops that users call, by name."""
+    """Return the ops that users call, by name."""
     return {name: getattr(ops, name) for name in ops.__all__ if name not in ("Op", "define_op")}
 
 
 def list_ops() -> str:
-    """The text of the page: for each module of ops a table with a line for each op, then all that there is to say."""
+    """Return the text of the page: for each module of ops a table with a line for each op, then a section for each."""
     kinds: dict[str, list[str]] = defaultdict(list)
     for name, op in public_ops().items():
         kinds[op.__module__].append(name)
@@ -56,7 +56,7 @@ def list_ops() -> str:
 
 
 def _list_kind(module: str, names: list[str]) -> str:
-    """The table of one kind of ops, and a section for each."""
+    """Write the table of one kind of ops, and a section for each."""
     title = re.split("[:.,]", sys.modules[module].__doc__ or module)[0]
     lines = [f"| [`{_full_name(name)}`](#{_full_name(name).replace('.', '')}) | {_summary(name)} |\n" for name in names]
     return f"\n## {title}\n\n| op | result |\n|---|---|\n{''.join(lines)}{''.join(map(_describe, names))}"
@@ -71,7 +71,7 @@ def _summary(name: str) -> str:
 
 
 def _describe(name: str) -> str:
-    """The section of an op: its signature and its docstring."""
+    """Write the section of an op: its signature and its docstring."""
     op = getattr(ops, name)
     called = signature_of(_full_name(name), op)
     return f"\n### {_full_name(name)}\n\n```python\n{called}\n```\n\n{to_markdown(op.__doc__)}"

@@ -1,6 +1,6 @@
-"""Write `docs/public_names.txt`: the public names of Python and of the command line, one a line.
+"""Write `docs/public_names.txt`: the public names of Python and of the command line, one per line.
 
-A test compares: a name that vanishes from the package vanishes from this file too, where a reviewer sees it.
+A test compares the file with the package, so a removed name also appears in the file's diff, where a reviewer sees it.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ MODULES = (
 
 
 def list_public_names() -> list[str]:
-    """The names of each public module, then commands and options."""
+    """List the names of each public module, then commands and options."""
     names = [f"{module}.{name}" for module in MODULES for name in sorted(names_of(import_module(module)))]
     return [*names, *_list_command("autobatch", commands)]
 
 
 def names_of(module: ModuleType) -> Sequence[str]:
-    """What a module lists in `__all__`; all classes of that of errors, which lists none."""
+    """Return a module's `__all__`; for the module of errors, which has none, its public names."""
     return getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")]
 
 
 def _list_command(name: str, command: click.Command) -> Iterator[str]:
-    """A command with each of its options, and the commands below it."""
+    """List a command with each of its options, and its subcommands."""
     yield name
     options = (parameter.opts for parameter in command.params if isinstance(parameter, click.Option))
     yield from (f"{name} {option}" for option in sorted(max(names, key=len) for names in options))

@@ -1,4 +1,4 @@
-"""Write `docs/reference/torch_ops.md`: what runs each op of PyTorch's own table in a cell. It takes minutes."""
+"""Write `docs/reference/torch_ops.md`: what runs each op of PyTorch's own table in a cell. This takes minutes."""
 
 from __future__ import annotations
 

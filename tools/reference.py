@@ -1,17 +1,17 @@
-"""Write the pages of `docs/reference/` anew: signatures, arguments and shapes, from the package itself.
+"""Update the pages of `docs/reference/`: signatures, arguments and shapes, from the package itself.
 
     python tools/reference.py
 
 A page has each name between two marks, under a heading that is the name as users write it. The first mark says where
-the name is defined and, of a class, which members are shown; `__init__` shows how one is made:
+the name is defined and, for a class, which members are shown; `__init__` shows the constructor:
 
     ## ab.optim.SGD
 
     <!-- reference: autobatch.optim.sgd.SGD: __init__ -->
     <!-- end of reference -->
 
-What stands around the marks is written by hand; but `ops.md`, which has all ops, is written as a whole. A test fails
-while a page does not say what the package says.
+The text around the marks is written by hand, except in `ops.md`, which has all ops and is generated as a whole. A test
+fails while a page does not match the package.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MARK = re.compile(
 
 
 class Name(NamedTuple):
-    """A name that a page shows: as users write it, where it is defined, and the members that are shown."""
+    """A name on a page: as users write it, where it is defined, and the members that are shown."""
 
     name: str
     path: str
@@ -40,12 +40,12 @@ class Name(NamedTuple):
 
 
 def names_in(text: str) -> list[Name]:
-    """The names that a page shows, in their order."""
+    """Return the names on a page, in their order."""
     return [_name(found) for found in MARK.finditer(text)]
 
 
 def renew(page: Path) -> str:
-    """What a page should say."""
+    """Return the new text of a page."""
     text = list_ops.list_ops() if page == list_ops.PAGE else page.read_text(encoding="utf-8")
     return MARK.sub(_write, text)
 

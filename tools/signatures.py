@@ -1,4 +1,4 @@
-"""Signatures as the source writes them."""
+"""Format signatures as the source writes them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NO_DEFAULT = inspect.Parameter.empty
 
 
 def signature_of(name: str, function: Any) -> str:
-    """The line, or where it is long the lines, in which a call is written: names, types and defaults."""
+    """Format a call's signature, in one line or, if that is too long, several: names, types and defaults."""
     signature = inspect.signature(function)
     parameters = [p for p in signature.parameters.values() if p.name not in ("self", "cls")]
     written = list(_write_parameters(parameters, _sources(function)))
@@ -28,7 +28,7 @@ def signature_of(name: str, function: Any) -> str:
 
 
 def _sources(function: Any) -> dict[str, str]:
-    """Default values as the source writes them; none of a class or an op that has no constructor of its own."""
+    """Return default values as the source writes them; empty for a class or an op without its own constructor."""
     is_record = inspect.isclass(function) and is_dataclass(function)
     if inspect.isclass(function) and not is_record:
         function = function.__init__
@@ -53,12 +53,12 @@ def _sources(function: Any) -> dict[str, str]:
 
 
 def source_of(source: str, node: ast.AST) -> str:
-    """The part of a source that a node of its tree is."""
+    """Return the source text of a node."""
     return ast.get_source_segment(source, node) or ""
 
 
 def _default(value: Any, source: str | None) -> str:
-    """A default value: what a name of the source stands for, if that can be written; else the source."""
+    """Format a default value: the value of a name in the source, if it can be written, else the source."""
     if source is None or (source.replace(".", "").isidentifier() and isinstance(value, int | float | str)):
         written = f'"{value}"' if isinstance(value, str) else repr(value)
         return "..." if written.startswith("<") else written
@@ -66,7 +66,7 @@ def _default(value: Any, source: str | None) -> str:
 
 
 def _write_parameters(parameters: Sequence[inspect.Parameter], sources: Mapping[str, str]) -> Iterator[str]:
-    """Parameters as a definition writes them, with the marks of those by position and by keyword alone."""
+    """Format parameters as in a definition, with the marks for positional-only and keyword-only ones."""
     kinds = [p.kind for p in parameters]
     stars: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     for i, parameter in enumerate(parameters):
@@ -88,7 +88,7 @@ def _write_parameters(parameters: Sequence[inspect.Parameter], sources: Mapping[
 
 
 def write_type(annotation: Any) -> str:
-    """An annotation as the source writes it."""
+    """Format an annotation as the source writes it."""
     annotation = getattr(annotation, "__forward_arg__", annotation)
     written = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     return written.replace("'", '"')

@@ -1,1 +1,1 @@
-"""PyTorch's own table of ops, each op in a cell beside PyTorch."""
+"""Run PyTorch's own table of ops, each op in a cell, and compare with PyTorch."""

@@ -1,4 +1,4 @@
-"""The page that says, for each op of torch's table, what runs it in a cell."""
+"""Write the page that says, for each op of torch's table, what runs it in a cell."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Of {total} ops, {counts}.
 
 
 class Runner(StrEnum):
-    """What runs an op; more of torch comes later."""
+    """What runs an op, in the order of the page."""
 
     AUTOBATCH = "autobatch computes itself"
     OP = "torch runs as one op"
@@ -34,11 +34,11 @@ class Runner(StrEnum):
 
 
 REASONS = {Runner.REFUSED: (Verdict.REFUSED,), Runner.DEFECT: (Verdict.WRONG, Verdict.CRASH)}
-"""The verdicts of which the page gives reasons."""
+"""The verdicts for which the page gives reasons."""
 
 
 def list_torch_ops(outcomes: Iterable[Outcome], version: str) -> str:
-    """The text of the page, of the outcomes with `runs="auto"` and what `explain` says."""
+    """Return the text of the page, from the outcomes with `runs="auto"` and the notes of `explain`."""
     found: dict[str, list[Outcome]] = {info.name: [] for info in table().values()}
     for outcome in outcomes:
         found[table()[outcome.op].name].append(outcome)
@@ -54,7 +54,7 @@ def list_torch_ops(outcomes: Iterable[Outcome], version: str) -> str:
 
 
 def _runner(outcomes: Sequence[Outcome]) -> Runner:
-    """What runs an op: of its samples, that of which torch does most."""
+    """Return the runner of an op: of its samples, the one for which torch does most."""
     if any(outcome.verdict in (Verdict.WRONG, Verdict.CRASH) for outcome in outcomes):
         return Runner.DEFECT
     if any(outcome.verdict == Verdict.REFUSED for outcome in outcomes):
@@ -69,7 +69,7 @@ def _runner(outcomes: Sequence[Outcome]) -> Runner:
 
 
 def _list(runner: Runner, ops: Sequence[str], found: Mapping[str, Sequence[Outcome]]) -> str:
-    """The ops; where they are refused or defective with why, and of how many samples."""
+    """List the ops; refused and defective ones with the reason and the number of samples."""
     if runner not in REASONS:
         return ", ".join(f"`{op}`" for op in ops)
     lines = ["| op | samples | why |", "|---|---|---|"]

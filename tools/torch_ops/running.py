@@ -1,4 +1,4 @@
-"""Running many samples in processes of their own: an op that ends its process is a crash, and the next one goes on."""
+"""Run many samples in child processes: an op that ends its process is a crash, and the next op runs nevertheless."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 from torch_ops.samples import cases_of
 from torch_ops.verdicts import Outcome, Verdict, judge
 
-SECONDS = 60  # that a sample may take
+SECONDS = 60  # time limit of a sample
 
 
 def run(
@@ -26,15 +26,16 @@ def run(
     backend: str = "reference",
     explained: bool = False,
 ) -> Iterator[Outcome]:
-    """Judge the samples of ops; give their outcomes as they come.
+    """Judge the samples of ops. Yield their outcomes.
 
     Args:
         ops: names in torch's table.
         runs: what runs the cells, see `abt.cell`.
-        limit: samples of each op; None for all.
+        limit: most samples of each op; None for all.
+        backend: the backend's name.
         explained: whether to ask `explain` what torch runs.
     """
-    judge(next(cases_of("tanh")), runs[0], backend)  # what is imported and compiled here no process has to do again
+    judge(next(cases_of("tanh")), runs[0], backend)  # imports and compiles what all processes need
     left = [(op, 0) for op in ops]
     before: tuple[str, int, str] | None = None
     while left:
@@ -58,7 +59,7 @@ def run(
 
 
 def _in_a_process(left: Sequence[tuple[str, int]], *how: Any) -> Iterator[dict[str, Any]]:
-    """What a process of its own says of the samples that are left."""
+    """Run the remaining samples in a child process. Yield its messages."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -82,9 +83,9 @@ def _in_a_process(left: Sequence[tuple[str, int]], *how: Any) -> Iterator[dict[s
 def _work(
     out: Any, left: Sequence[tuple[str, int]], runs: Sequence[str], limit: int | None, backend: str, explained: bool
 ) -> None:
-    """Judge samples, and say of each that it begins and what came of it."""
+    """Judge samples. Write a message before each, and its outcome."""
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore")  # of torch, while it draws samples
+    warnings.simplefilter("ignore")  # torch warns while it draws samples
     for op, first in left:
         for case in cases_of(op, limit):
             if case.number < first:

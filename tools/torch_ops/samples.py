@@ -1,4 +1,4 @@
-"""Samples of torch's table of ops as programs: the tensors of a sample are values, all else is part of the body."""
+"""Convert samples of torch's table of ops to programs: tensors are values, everything else is part of the body."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch.utils import _pytree as pytree
 
 N_INSTANCES = 3
 KINDS = torch.float64, torch.int64, torch.bool, torch.complex128
-"""Of the samples of an op, the first that it takes."""
+"""Kinds of samples; an op uses the first that it supports."""
 CHANGING = {
     "cauchy", "exponential", "geometric", "log_normal", "normal.in_place", "uniform", "resize_", "resize_as_",
     "nn.functional.batch_norm", "nn.functional.batch_norm.without_cudnn", "nn.functional.instance_norm",
     "native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update",
 }  # fmt: skip
-"""Ops that change arguments: in a cell they change copies."""
-NOISE = 0.1  # relative: what tensors of floats differ by, from instance to instance
+"""Ops that change arguments; in a cell they change copies."""
+NOISE = 0.1  # relative difference between instances, for float tensors
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Case:
     """A sample of an op.
 
     Attributes:
-        op: its name in the table; number: of the sample.
-        tensors: the arguments that are values; those that have gradients ask for them.
+        op, number: the op's name in the table, and the sample's number.
+        tensors: the arguments that are values; differentiable ones require gradients.
     """
 
     op: str
@@ -41,7 +41,7 @@ class Case:
     _static: list[Any]
 
     def body(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Apply the op to other tensors; give all tensors of its result."""
+        """Apply the op to other tensors. Return all tensors of its result."""
         left = iter([self._copied(x) for x in tensors] if self.op in CHANGING else tensors)
         leaves = [next(left) if isinstance(leaf, Tensor) else leaf for leaf in self._static]
         x, args, kwargs = pytree.tree_unflatten(leaves, self._spec)
@@ -49,11 +49,11 @@ class Case:
         return tuple(leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor))
 
     def _copied(self, x: Tensor) -> Tensor:
-        """A copy that has a gradient if the op has one."""
+        """Copy a tensor; the copy has a gradient if the op has one."""
         return x.clone() if self._info.supports_autograd else x.detach().clone()
 
     def instances(self) -> Iterator[list[list[Tensor]]]:
-        """The tensors of all instances, with other numbers in each; what differs less comes later."""
+        """Yield the tensors of all instances, with other numbers in each; later attempts change less."""
         for changes in ((_shuffled, _shuffled), (_disturbed, _shuffled), (_disturbed, _same), (_same, _same)):
             draw = torch.Generator().manual_seed(self.number)
             others = [[_redraw(x, draw, *changes) for x in self.tensors] for _ in range(N_INSTANCES - 1)]
@@ -62,7 +62,7 @@ class Case:
 
 @cache
 def table() -> dict[str, Any]:
-    """The ops of torch's table, by name; those that draw do so from the generator, and do not seed it."""
+    """Return the ops of torch's table, by name; random ops use the generator and do not seed it."""
     from torch.testing._internal import common_methods_invocations as theirs  # takes seconds
 
     vars(theirs)["wrapper_set_seed"] = lambda op, *args, **kwargs: op(*args, **kwargs)
@@ -70,7 +70,7 @@ def table() -> dict[str, Any]:
 
 
 def cases_of(op: str, limit: int | None = None) -> Iterator[Case]:
-    """The samples of an op, in order, at most `limit`."""
+    """Yield the samples of an op, in order, at most `limit`."""
     info = table()[op]
     dtypes = info.supported_dtypes("cpu")
     dtype = next((kind for kind in KINDS if kind in dtypes), None)
@@ -87,7 +87,7 @@ def cases_of(op: str, limit: int | None = None) -> Iterator[Case]:
 
 
 def _redraw(x: Tensor, draw: torch.Generator, change: Any, change_ints: Any) -> Tensor:
-    """A tensor of the same kind and shape with other numbers."""
+    """Return a tensor of the same kind and shape with other numbers."""
     if x.layout != torch.strided:
         return x.detach().clone()
     if x.is_floating_point() or x.is_complex():
@@ -100,7 +100,7 @@ def _same(x: Tensor, draw: torch.Generator) -> Tensor:
 
 
 def _shuffled(x: Tensor, draw: torch.Generator) -> Tensor:
-    """The same numbers in another order; floats are moved too, conditions drawn."""
+    """Return the same numbers in another order; floats are also disturbed, and conditions are drawn."""
     if x.dtype == torch.bool:
         return torch.randint(2, x.shape, generator=draw).bool()
     x = x.flatten()[torch.randperm(x.numel(), generator=draw)].reshape(x.shape)
@@ -108,13 +108,13 @@ def _shuffled(x: Tensor, draw: torch.Generator) -> Tensor:
 
 
 def _disturbed(x: Tensor, draw: torch.Generator) -> Tensor:
-    """Floats that differ a little."""
+    """Change floats a little."""
     noise = 1 - NOISE * torch.rand(x.shape, generator=draw, dtype=torch.float64)
     return x * noise.to(x.dtype)
 
 
 def select(ops: Sequence[str]) -> list[str]:
-    """The ops of these names, whatever their variant; all if there are none."""
+    """Return the ops of these names, in all variants; all ops if there are no names."""
     names = [*table()]
     if unknown := [op for op in ops if not any(name == op or name.startswith(f"{op}.") for name in names)]:
         raise ValueError(f"torch's table has no op {unknown[0]!r}.")

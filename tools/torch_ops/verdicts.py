@@ -1,4 +1,4 @@
-"""An op of torch in a cell beside torch itself: values, gradients and dtypes of several instances."""
+"""Compare an op of torch in a cell with torch itself: values, gradients and dtypes of several instances."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from autobatch.errors import AutobatchError
 from torch_ops.samples import Case
 
 UNINITIALISED = "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"
-"""Ops whose results are any numbers: only shapes and dtypes are compared."""
+"""Ops whose results are arbitrary numbers: only shapes and dtypes are compared."""
 SEEDS = range(1, 17)
-"""Of what draws; some results are the same for most."""
+"""Seeds for random ops; some results are the same for most seeds."""
 RELATIVE, ABSOLUTE = 1e-7, 1e-9
 
 
 class Verdict(StrEnum):
-    """What comes of a sample."""
+    """The verdict on a sample."""
 
     RIGHT = "right"
     REFUSED = "refused"
     WRONG = "wrong"
     CRASH = "crash"
     SKIPPED = "skipped"
-    """Torch itself refuses the sample, or gives no tensor."""
+    """Torch itself refuses the sample, or returns no tensor."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The verdict on a sample.
+    """The verdict on a sample, with details.
 
     Attributes:
-        notes: what runs the cell, by `explain`; empty if autobatch computes all.
+        notes: what runs the cell, by `explain`; empty if autobatch computes everything.
     """
 
     op: str
@@ -55,7 +55,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Expected:
-    """What torch gives for an instance: outputs, what they are weighted with, and gradients of the tensors."""
+    """Torch's results for an instance: outputs, their weights in the loss, and gradients of the tensors."""
 
     outputs: Sequence[Tensor]
     weights: Sequence[Tensor]
@@ -88,7 +88,7 @@ def judge(case: Case, runs: str, backend: str = "reference", explained: bool = F
         instances, expected, is_random = found
         cell = abt.cell(case.body, runs=runs)
         shapes = {tuple(y.shape for y in one.outputs) for one in expected}
-        gather = tuple if len(shapes) == 1 else list  # of which a batched function gives each instance's own
+        gather = tuple if len(shapes) == 1 else list  # so that a batched function returns each instance's own
         batched = abt.batched(lambda tensors: gather(cell(*tensors)), module=_Anchor(), backend=backend)
         try:
             difference = _compare(batched, instances, expected, is_random)
@@ -103,13 +103,13 @@ def judge(case: Case, runs: str, backend: str = "reference", explained: bool = F
 
 
 def _explained(batched: Any, instances: Sequence[Sequence[Tensor]]) -> tuple[str, ...]:
-    """What `explain` says of the cell."""
+    """Return the notes of `explain` on the cell."""
     with torch.no_grad():
         return tuple(line for _, line in batched.explain(instances).notes)
 
 
 def _expect(case: Case) -> tuple[list[list[Tensor]], list[Expected], bool] | str:
-    """Instances that torch takes, what it gives for each, and whether that is random; or why there are none."""
+    """Return instances that torch accepts, its results for each, and whether they are random; or why there are none."""
     why = ""
     for has_gradients, instances in product((True, False), case.instances()):
         for tensors in instances:
@@ -130,14 +130,14 @@ def _expect(case: Case) -> tuple[list[list[Tensor]], list[Expected], bool] | str
 
 
 def _draws(case: Case, tensors: Sequence[Tensor]) -> bool:
-    """Whether torch draws random numbers."""
+    """Return whether torch draws random numbers."""
     _run_eagerly(case, tensors, seed=0)
     after = torch.default_generator.get_state()
     return not torch.equal(after, torch.Generator().manual_seed(0).get_state())
 
 
 def _run_eagerly(case: Case, tensors: Sequence[Tensor], seed: int) -> Expected:
-    """What torch gives for an instance; the op gets copies, as it may change them."""
+    """Return torch's results for an instance. The op gets copies, because it may change them."""
     leaves = [x.detach().clone().requires_grad_(x.requires_grad) for x in tensors]
     torch.default_generator.manual_seed(seed)
     outputs = case.body(*leaves)
@@ -153,7 +153,7 @@ def _run_eagerly(case: Case, tensors: Sequence[Tensor], seed: int) -> Expected:
 
 
 def _compare(batched: Any, instances: Sequence[Sequence[Tensor]], expected: Sequence[Expected], is_random: bool) -> str:
-    """What differs between a batched function and torch; empty if nothing does."""
+    """Return how a batched function differs from torch; empty if it does not."""
     torch.default_generator.manual_seed(0)
     outputs = batched(instances)
     if isinstance(outputs, list):
@@ -186,13 +186,13 @@ def _compare(batched: Any, instances: Sequence[Sequence[Tensor]], expected: Sequ
 
 
 def _row(y: Any, k: int) -> Tensor:
-    """The output of an instance, which comes back stacked, or in a list if shapes differ."""
+    """Return the output of an instance; outputs are stacked, or in a list if shapes differ."""
     row: Tensor = y[k]
     return row
 
 
 def _differ(found: Sequence[Tensor], wanted: Sequence[Tensor], what: str, is_random: bool = False) -> str:
-    """How two lists of tensors differ; empty if they do not."""
+    """Return how two lists of tensors differ; empty if they do not."""
     for k, (x, y) in enumerate(zip(found, wanted, strict=True)):
         if x.dtype != y.dtype:
             return f"{what} {k} is {x.dtype}, not {y.dtype}"

@@ -1,10 +1,10 @@
-"""Hooks of MkDocs, which add to `docs/` what the site generates.
+"""Hooks of MkDocs, which add the site's generated parts to `docs/`.
 
 - Pages of the examples, the sources and the index of names (`pages.py`, `names.py`), and pictures of results.
 - Links between documents of the checkout lead to the pages of the site, and names such as `ab.tanh` to the reference.
 - The header shows the version, and the address of the repository if `origin` has one.
-- The search leaves out decisions, sources and the release checklist, and finds names first.
-- Examples with prompts are marked, so that the button that copies them leaves out prompts and results (`site.css`).
+- The search excludes decisions, sources and the release checklist, and ranks names first.
+- Examples with prompts are marked, so that the copy button omits prompts and results (`site.css`).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
 
 
 def on_post_build(config: Any) -> None:
-    """Let the search find names before prose, and short names before long ones that begin with them."""
+    """Rank names before prose in the search, and short names before long ones that begin with them."""
     path = Path(config.site_dir) / "search" / "search_index.json"
     index = json.loads(path.read_text(encoding="utf-8"))
     boosts = _names.boosts()

@@ -1,4 +1,4 @@
-"""Links between documents of the checkout, as links between pages of the site."""
+"""Convert links between documents of the checkout to links between pages of the site."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def rewrite_links(markdown: str, page: str) -> str:
         place = page_of(posixpath.normpath(posixpath.join(posixpath.dirname(here), target)))
         return found[0] if place is None else f"{found[1]}{relative(place, page)}{found[3]}"
 
-    parts = BLOCK.split(markdown)  # each block of code is followed by its fence
+    parts = BLOCK.split(markdown)  # each code block is followed by its fence
     return "".join(LINK.sub(rewrite, part) if i % 3 == 0 else part for i, part in enumerate(parts) if i % 3 != 2)
 
 
@@ -43,7 +43,7 @@ def page_of(path: str) -> str | None:
 
 
 def place_in_checkout(page: str) -> str:
-    """Return the path of the file that a page shows; that of the page for generated ones."""
+    """Return the path of the file that a page shows; for generated pages, the page's path."""
     if page == "examples/index.md":
         return "examples/README.md"
     return page if page.startswith("examples/") else f"docs/{page}"

@@ -1,4 +1,4 @@
-"""The public names: where the reference describes each, and where its source is."""
+"""The public names: the place of each in the reference, and its source."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CODE = re.compile(r"<code>(@?)([\w.]+)(\([^<]*\))?</code>")
 
 
 class Source(NamedTuple):
-    """Where a name is defined: a file of the checkout, and a line."""
+    """The definition of a name: a file of the checkout, and a line."""
 
     module: str
     line: int
@@ -36,8 +36,8 @@ class Names:
     """All public names as users write them, `ab.tanh`.
 
     Attributes:
-        described: the page and the anchor of the description of each name in the reference.
-        sources: where each is defined.
+        described: page and anchor of each name in the reference.
+        sources: where each name is defined.
     """
 
     described: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class Names:
         places = defaultdict[str, set[tuple[str, str]]](set)
         for name, found in described.items():
             places[name.rpartition(".")[2]].add(found)
-        # Without a module or a class, only a name that nothing else can have is a link: `value_and_grad`, not `step`.
+        # Without a module or a class, only a unique name is a link: `value_and_grad`, not `step`.
         described |= {name: min(some) for name, some in places.items() if "_" in name.strip("_") and len(some) == 1}
         for module in MODULES:
             for name in names_of(import_module(module)):
@@ -78,8 +78,8 @@ class Names:
     def boosts(self) -> dict[str, float]:
         """Return the weight of each description in the search, by its address.
 
-        The search takes a word for the beginning of a name, so that all names that begin with it match; the shortest
-        has to come first.
+        The search takes a word for the beginning of a name, so all names that begin with it match; the shortest must
+        come first.
         """
         found = dict[str, float]()
         for name, (page, anchor) in self.described.items():
@@ -107,7 +107,7 @@ class Names:
     def _row(self, name: str) -> str:
         source, page = self.sources[name], self.described.get(name)
         shown = f"`{name}`" if page is None else f"[`{name}`]({posixpath.relpath(page[0], 'reference')}#{page[1]})"
-        # HTML, because MkDocs knows no anchors of lines, and would warn of each.
+        # HTML, because MkDocs does not know anchors of lines, and would warn about each.
         link = f"../{self.page_of(source.module).removesuffix('.md')}.html#__codelineno-0-{source.line}"
         return f'| {shown} | <a href="{link}">{source.module}:{source.line}</a> |\n'
 
@@ -126,7 +126,7 @@ class Names:
 
 
 def find_source(path: str) -> Source | None:
-    """Find where a dotted path is defined; None for what is not defined in Python."""
+    """Find where a dotted path is defined; None if it is not defined in Python."""
     parts = path.split(".")
     for n in range(len(parts) - 1, 0, -1):
         file = ROOT.joinpath(*parts[:n])
@@ -149,7 +149,7 @@ def _find_in(file: Path, names: list[str]) -> Source | None:
 
 
 def _follow(module: str, names: list[str]) -> Source | None:
-    """Find a name that a module has from another one."""
+    """Find a name that a module imports from another."""
     found = getattr(import_module(module), names[0], None)
     place = getattr(found, "__module__", None)
     if not isinstance(place, str) or place == module or not place.startswith("autobatch"):

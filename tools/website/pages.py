@@ -1,4 +1,4 @@
-"""Pages that the site has beside those of `docs/`: examples with their output, sources, an index of all names."""
+"""Generate the site's pages that are not in `docs/`: examples with their output, sources, an index of all names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from checkout import ROOT
 from website.names import Names
 
 EXAMPLES, FIGURES = ROOT / "examples", ROOT / "experiments" / "results"
-FENCE = "`" * 5  # docstrings hold three
+FENCE = "`" * 5  # docstrings may contain three
 
 
 def list_pages(config: Any, names: Names) -> Iterator[File]:
@@ -42,7 +42,7 @@ def show_script(path: Path) -> str:
 
 
 def show_notebook(path: Path) -> tuple[str, dict[str, bytes]]:
-    """Write the page of a notebook with its outputs; return its pictures by name, too."""
+    """Write the page of a notebook with its outputs. Return its pictures too, by name."""
     parts, pictures = list[str](), dict[str, bytes]()
     for cell in nbformat.read(path, as_version=4).cells:
         if cell.cell_type == "markdown":
