@@ -1,1 +1,1 @@
-"""Random programs for autobatch as a user would write them: drawn, run in many ways, compared and shrunk."""
+"""Random programs for autobatch as a user would write them: drawn, run in many configurations, compared and shrunk."""

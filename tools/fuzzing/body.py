@@ -1,4 +1,4 @@
-"""The body of a function as it is drawn: every line is evaluated on examples at once, so that it is valid and tame."""
+"""The body of a drawn function: every line is evaluated on examples at once, so that it is valid and tame."""
 
 from __future__ import annotations
 
@@ -25,16 +25,15 @@ class Body:
 
     @property
     def in_cell(self) -> bool:
-        """Whether it is, or is in, the body of a cell."""
+        """Return whether it is, or is within, the body of a cell."""
         return self.prefix.startswith("v")
 
     @property
     def values(self) -> list[Use]:
-        """The values that there are."""
         return [use for use in self.known if isinstance(use.spec, Value)]
 
     def take(self, name: str, spec: Spec, example: Any) -> None:
-        """Know an argument, and all its parts."""
+        """Add an argument, and all its parts, to what is known."""
         self.samples[name] = example
         for use in (Use(name, spec), *parts_of(Use(name, spec))):
             if isinstance(use.spec, Data):
@@ -43,17 +42,17 @@ class Body:
                 self.known.append(use)
 
     def evaluate(self, text: str) -> Any:
-        """What a text gives for the examples."""
+        """Evaluate a text on the examples."""
         with np.errstate(all="ignore"):
             return eval(text, self.drawing.globals | self.samples)
 
     def add(self, form: str, *args: Tree, spec: Spec | None = None) -> Use | None:
-        """Add a line, unless it is refused, or gives what is too large; return what stands for its value."""
+        """Add a line, unless it raises an error or its values are too large. Return the use of its value."""
         target = f"{self.prefix}{len(self.lines)}"
         line = Line(target, form, args, spec or Value(()))
         try:
             result = self.evaluate(line.expression)
-        except (ab.GraphError, ab.ShapeError, ValueError, IndexError):  # of ours, and of NumPy where all are arrays
+        except (ab.GraphError, ab.ShapeError, ValueError, IndexError):  # our errors, and NumPy's if all are arrays
             return None
         if spec is None:
             if not is_tame(result):
@@ -64,20 +63,20 @@ class Body:
         return Use(target, line.spec)
 
     def value(self, *shapes: Shape) -> Use:
-        """Draw a value, of one of these shapes if any are given: rather a late one."""
+        """Draw a value, with one of these shapes if any are given; late ones are more likely."""
         fitting = [use for use in self.values if not shapes or use.shape in shapes]
         if fitting and self.rng.random() < 0.85:
             return fitting[-min(len(fitting), int(self.rng.geometric(0.35)))]
         return self.source(pick(self.rng, shapes) if shapes else self.drawing.shape())
 
     def result(self) -> Use:
-        """Draw a value to return: rather one that nothing reads yet."""
+        """Draw a value to return; those that nothing reads yet are more likely."""
         read = {use.text for line in self.lines for tree in line.trees() for use in uses_in(tree)}
         unread = [use for use in self.values if use.text not in read and use.text.startswith(self.prefix)]
         return pick(self.rng, unread) if unread and self.rng.random() < 0.75 else self.value()
 
     def source(self, shape: Shape) -> Use:
-        """Draw a value out of nothing: a parameter, an array, or a constant."""
+        """Draw a value that reads none: a parameter, an array, or a constant."""
         chance = self.rng.random()
         if chance < 0.6:
             return self.drawing.weight(shape)
@@ -86,7 +85,7 @@ class Body:
         return Use(pick(self.rng, (f"np.ones({shape})", f"np.full({shape}, -0.5)", f"np.zeros({shape})")), Value(shape))
 
     def shaped(self, shape: Shape) -> Use:
-        """Draw a value of a shape, made of what there is."""
+        """Draw a value of a shape, made from known values."""
         fitting = [use for use in self.values if use.shape == shape]
         if fitting and self.rng.random() < 0.5:
             return pick(self.rng, fitting)

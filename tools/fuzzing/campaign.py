@@ -1,4 +1,4 @@
-"""Going through programs by number: what was found is kept in a file, so that a run goes on where it ended."""
+"""Run programs by number; findings are kept in a file, so that a run can be resumed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fuzzing.checks import SWITCHES, Way, draw_way, find_failure, is_valid
 from fuzzing.program import Program
 from fuzzing.shrinking import shrink
 
-N_SHRUNK = 3  # failures of one signature that are made small; the others are counted
+N_SHRUNK = 3  # failures with the same signature to shrink; the others are only counted
 
 REFUSED = ("n differs between nodes", "must have at least one matrix")
-"""What is said of gradients of arrays that were read row by row, which are rows, and of empty stacks."""
+"""Messages about gradients of arrays that were read row by row, which are rows, and about empty stacks."""
 
 
 @dataclass
@@ -26,7 +26,8 @@ class Found:
     """A failure: the number of its program, what is wrong, and the smallest program, once it is known.
 
     Attributes:
-        is_set_apart: whether it counts apart, because nothing is wrong: the program was refused in a sentence.
+        is_set_apart: whether it is counted separately, because nothing is wrong: the program was refused with a
+            message.
     """
 
     seed: int
@@ -48,11 +49,12 @@ class Found:
 
 @dataclass
 class State:
-    """How far a run is.
+    """The progress of a run.
 
     Attributes:
-        next: the number of the next program; n_run: how many were run.
-        apart: how many were set apart, by why.
+        next, end: the number of the next program, and the end of the range.
+        n_run: number of programs that were run.
+        apart: numbers of programs that were set apart, by reason.
     """
 
     next: int
@@ -62,12 +64,12 @@ class State:
     apart: dict[str, int] = field(default_factory=dict)
 
     def counts(self) -> Counter[str]:
-        """Failures by what is wrong."""
+        """Count failures by signature."""
         return Counter(found.signature for found in self.failures)
 
 
 def load_state(path: Path | None, start: int, end: int) -> State:
-    """Read how far a run of these numbers is, if there is one; begin it otherwise."""
+    """Load the progress of a run with these numbers, or start one."""
     if path is None or not path.exists():
         return State(start, end)
     kept = json.loads(path.read_text())
@@ -78,7 +80,7 @@ def load_state(path: Path | None, start: int, end: int) -> State:
 
 
 def save_state(state: State, path: Path | None) -> None:
-    """Write how far a run is, whole or not at all."""
+    """Write the progress of a run, atomically."""
     if path is not None:
         beside = path.with_name(f"{path.name}.new")
         beside.write_text(json.dumps(asdict(state), indent=1))
@@ -92,11 +94,11 @@ def run(
     text_of: Callable[[int], str],
     containing: str = "",
 ) -> Iterator[Found | None]:
-    """Run the programs that are left, one after the other; give what each did wrong.
+    """Run the remaining programs, one after the other. Yield the failure of each, or None.
 
     Args:
-        run_one: runs the program of a number, and has seconds to make it small if it fails.
-        text_of: the program of a number.
+        run_one: runs a program by number, and has a time in seconds to shrink it if it fails.
+        text_of: returns a program's text by number.
         containing: a regular expression; programs without it are left out.
     """
     while state.next < state.end:
@@ -117,7 +119,7 @@ def run(
 
 
 def run_one(seed: int, backends: Sequence[str], shrink_seconds: float, derivatives: bool = False) -> Found | None:
-    """Run the program of a number, with derivatives in it or not; if it fails, make it small."""
+    """Run a program by number, with or without derivatives; if it fails, shrink it."""
     program, way = draw_program(seed, derivatives), draw_way(seed)
     failure = find_failure(program, way, backends)
     if failure is None:
@@ -142,5 +144,5 @@ def run_one(seed: int, backends: Sequence[str], shrink_seconds: float, derivativ
 
 
 def switched_off(way: Way, name: str) -> Way:
-    """The way with a pass of the planner switched off."""
+    """Return the configuration with a pass of the planner switched off."""
     return replace(way, planner={**way.planner, name: False})

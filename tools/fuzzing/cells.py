@@ -1,4 +1,4 @@
-"""Drawing of what calls and is called: cells with their arguments and results, and instances with their losses."""
+"""Draw cells with their arguments and results, and instances with their losses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAIRS = ("tuple", "list", "dict", "State", "Pair")
 
 
 def draw_program(seed: int, derivatives: bool = False) -> Program:
-    """Draw the program of a number: the same number, the same program.
+    """Draw a program by number; the same number always yields the same program.
 
     Args:
         derivatives: whether instances and cells ask for derivatives, and instances hold arrays.
@@ -41,7 +41,7 @@ def draw_program(seed: int, derivatives: bool = False) -> Program:
 
 
 def draw_cells(drawing: Drawing) -> None:
-    """Draw the cells of a program, of which later ones may call earlier ones."""
+    """Draw the cells of a program; later ones may call earlier ones."""
     rng = drawing.rng
     for number in range(rng.choice(4, p=(0.05, 0.5, 0.3, 0.15))):
         chance = rng.random()
@@ -70,7 +70,7 @@ def draw_cell(drawing: Drawing, name: str, n_lines: int, is_wide: bool) -> Funct
 
 
 def draw_woven(drawing: Drawing) -> list[Function]:
-    """Draw a cell of two vectors, of what is made in parts and read across products; and instances that call it."""
+    """Draw a cell of two vectors that joins and cuts values and reads them across products; and its calls."""
     rng, body = drawing.rng, CallingBody(drawing)
     spec = Value((pick(rng, WIDTHS),))
     takes = (Argument("a0", spec), Argument("a1", spec))
@@ -90,7 +90,7 @@ def draw_woven(drawing: Drawing) -> list[Function]:
 
 
 def draw_spec(drawing: Drawing) -> Spec:
-    """Draw what an argument is."""
+    """Draw the spec of an argument."""
     rng = drawing.rng
 
     def value() -> Value:
@@ -115,7 +115,7 @@ def draw_spec(drawing: Drawing) -> Spec:
 
 
 def example(spec: Spec, rng: Rng, n: int = 2) -> Any:
-    """An example of an argument."""
+    """Return an example of an argument."""
     match spec:
         case Value(shape):
             return np.round(rng.standard_normal(shape), 2)
@@ -130,7 +130,7 @@ def example(spec: Spec, rng: Rng, n: int = 2) -> Any:
 
 
 def draw_returns(body: CallingBody, takes: list[Spec], n: int | None) -> Tree:
-    """Draw what a cell returns: late values mostly, some arguments as they are, some values twice."""
+    """Draw what a cell returns: mostly late values, some arguments unchanged, some values twice."""
     rng = body.rng
     n = n or int(rng.choice((1, 2, 3, 5), p=(0.35, 0.35, 0.2, 0.1)))
     shapes = [spec.shape for spec in takes if isinstance(spec, Value)]
@@ -155,7 +155,7 @@ def draw_returns(body: CallingBody, takes: list[Spec], n: int | None) -> Tree:
 
 
 def draw_untamed(body: CallingBody) -> Tree:
-    """Draw a value that may be infinite or have such a gradient; nothing ever reads it."""
+    """Draw a value that may be infinite or have an infinite gradient; nothing ever reads it."""
     x = body.value()
     form = pick(body.rng, ("ab.log(ab.relu({0}))", "ab.sqrt({0} * 0.0)", "1.0 / ({0} * 0.0)", "ab.relu({0}) ** 0.5"))
     use = body.add(form, x, spec=Data("untamed", x.shape))
@@ -163,12 +163,12 @@ def draw_untamed(body: CallingBody) -> Tree:
 
 
 def _is_returned(spec: Spec) -> bool:
-    """Whether an instance may return something: the same structure of values in every mini-batch."""
+    """Return whether an instance may return it, which must have the same structure of values in every mini-batch."""
     return all(map(_is_returned, spec.parts)) if isinstance(spec, Several) else not isinstance(spec, Data)
 
 
 def spec_of(tree: Tree) -> Spec:
-    """What a tree of values is."""
+    """Return the spec of a tree of values."""
     if isinstance(tree, Use):
         return tree.spec
     return Several(tree.kind, tuple(spec_of(part) for part in tree.parts))
@@ -180,7 +180,7 @@ class CallingBody(Body):
     depth = 0
 
     def inside(self, prefix: str) -> CallingBody:
-        """The body of a function that is defined here, and may read all that is known."""
+        """Return the body of a function that is defined here, and may read all that is known."""
         made = CallingBody(self.drawing, prefix)
         made.known, made.data, made.samples, made.depth = [*self.known], [*self.data], {**self.samples}, self.depth + 1
         return made
@@ -191,11 +191,10 @@ class CallingBody(Body):
 
     @property
     def lists(self) -> list[Use]:
-        """The lists that it takes."""
         return [use for use in self.known if isinstance(use.spec, Each)]
 
     def line(self) -> None:
-        """Draw a line, or a call, or a derivative."""
+        """Draw a line, a call, or a derivative."""
         if self.drawing.derivatives and self.rng.random() < (0.3 if self.depth < 2 else 0.1):
             pick(self.rng, (derivative, derivative, derivative, of_one, over_rows))(self)
         elif self.drawing.cells and self.rng.random() < (0.1 if self.in_cell else 0.75):
@@ -204,7 +203,7 @@ class CallingBody(Body):
             draw_line(self)
 
     def call(self, cell: Function) -> None:
-        """Call a cell."""
+        """Add a call of a cell, unless its values are too large."""
         args = tuple(self.argument(take.spec) for take in cell.takes)
         places = [f"{take.name}={{{k}}}" if take.keyword else f"{{{k}}}" for k, take in enumerate(cell.takes)]
         owner = "self." if cell.is_method else ""
@@ -247,7 +246,7 @@ class CallingBody(Body):
                 return Structure(kind, tuple(self.argument(part, n) for part in parts))
 
     def rows(self, shape: Shape) -> list[Use]:
-        """Draw the rows of a value; none if no value has rows of this shape."""
+        """Draw the rows of a value; empty if no value has rows of this shape."""
         wide = [use for use in self.values if use.shape and use.shape[1:] == shape and use.shape[0] <= 6]
         if not wide or self.rng.random() < 0.5:
             return []
@@ -284,7 +283,7 @@ class CallingBody(Body):
 
 
 def element_of(use: Use) -> Spec:
-    """What a list holds."""
+    """Return the spec of a list's elements."""
     assert isinstance(use.spec, Each)
     return use.spec.element
 
@@ -319,7 +318,7 @@ TERMS = (
 
 
 def draw_loss(body: CallingBody) -> Tree:
-    """Draw a scalar made of some of the values, each of which may be there twice."""
+    """Draw a scalar made of some of the values, each of which may be used twice."""
     rng, values = body.rng, body.values
     chosen = [body.result() for _ in range(rng.integers(1, 5))] if values else []
     scalars = [use for use in values if use.shape == ()]

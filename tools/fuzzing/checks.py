@@ -1,4 +1,6 @@
-"""Running a program in many ways, which must agree: eager, interpreted, compiled; alone, batched; gradients, slopes."""
+"""Run a program in many configurations, which must agree: eager, interpreted, compiled; alone, batched; gradients,
+slopes.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from fuzzing.program import Program
 
 RELATIVE = 1e-10
 SLOPE_STEP, SLOPE_RELATIVE = 1e-5, 2e-6
-NOISE, NOISE_FACTOR = 1e-14, 30.0  # of parameters; how much more than it changes is no rounding
+NOISE, NOISE_FACTOR = 1e-14, 30.0  # of parameters; larger multiples of its effect are not rounding
 POLICIES = (
     "agenda", "depth", "unbatched", "score", "critical", "sufficient", "score+both+compact", "agenda+backward",
     "depth+compact", "auto",
@@ -38,18 +40,19 @@ BACKENDS: dict[str, Callable[[], Any]] = {
     "cuda": lambda: Cuda(poison=True, device=make_host_device()),
     "resident": lambda: Cuda(poison=True, device=make_host_device()),
 }
-"""On cuda parameters are on the host; on the last one, which is the same otherwise, they are on the device."""
+"""On cuda, parameters are on the host; on resident, which is the same otherwise, they are on the device."""
 ON_PROCESSOR = ("reference", "cpu")
 RECOMPUTES = ("cheap", "more", "all", "nothing")
 
 
 @dataclass(frozen=True)
 class Way:
-    """How a program is run: what decides and places, which passes run, and whether structures are checked.
+    """How a program is run: policy and planner, which passes run, and whether structures are checked.
 
     Attributes:
-        alone: in mini-batches of one instance; recorded: from graphs, so that the plan is found at the second call.
-        copies: of each instance in a mini-batch.
+        alone: whether mini-batches have one instance.
+        recorded: whether to run recorded graphs, so that the second call finds the plan.
+        copies: copies of each instance in a mini-batch.
     """
 
     policy: str = "agenda"
@@ -68,12 +71,12 @@ class Way:
         return ", ".join(words)
 
     def batched(self, function: Any, backend: Any) -> ab.Batched:
-        """The function, to run in this way."""
+        """Return the batched function in this configuration."""
         planner = MemoryPlanner(**self.planner)
         return ab.batched(function, backend=backend, policy=self.policy, rewrites=self.rewrites, planner=planner)
 
     def simpler(self) -> Iterator[Way]:
-        """Ways with one thing less that is special."""
+        """Yield configurations that are simpler in one respect."""
         if self.checked:
             yield replace(self, checked=False)
         if self.alone:
@@ -91,7 +94,7 @@ class Way:
 
 
 def draw_way(seed: int) -> Way:
-    """Draw how the program of a number is run."""
+    """Draw the configuration of a program by number."""
     rng = np.random.default_rng([seed, 1])
     rewrites = [DEFAULT, DEFAULT, PASSES, (), tuple(name for name in PASSES if rng.random() < 0.5)]
     planner: dict[str, Any] = {}
@@ -109,7 +112,7 @@ class Failure:
     """What is wrong: in "forward", "gradient" or "slope", a "crash" or "complaint", and where.
 
     Attributes:
-        what: without numbers and names, so that failures with one cause say the same.
+        what: the message without numbers and names, so that failures with one cause have the same.
         where: the backend and the stage.
     """
 
@@ -120,12 +123,12 @@ class Failure:
 
     @property
     def signature(self) -> str:
-        """What failures with one cause have in common."""
+        """Return what failures with one cause have in common."""
         return f"{self.kind} in {self.where}" + (f": {self.what}" if self.what else "")
 
 
 class Wrong(Exception):
-    """A comparison failed."""
+    """Raised when a comparison fails."""
 
 
 @contextmanager
@@ -143,7 +146,7 @@ def checkers(on: bool) -> Iterator[None]:
 
 
 def find_failure(program: Program, way: Way, backends: Sequence[str] = ON_PROCESSOR) -> Failure | None:
-    """Run a program; say what is wrong first, if anything."""
+    """Run a program. Return the first failure, None if there is none."""
     with checkers(way.checked), np.errstate(all="ignore"):
         run = _Runs(program, way, backends)
         for kind, where, check in run.checks():
@@ -154,12 +157,12 @@ def find_failure(program: Program, way: Way, backends: Sequence[str] = ON_PROCES
 
 
 def attempt(kind: str, where: str, check: Callable[[], None]) -> Failure | None:
-    """Run a check; say what is wrong."""
+    """Run a check. Return its failure."""
     try:
         check()
     except Wrong as wrong:
         return Failure(kind, where, "", str(wrong))
-    except Exception as error:  # whatever it is, is what is looked for
+    except Exception as error:  # any error is a finding
         complains = isinstance(error, AssertionError) or "check" in _file_of(error)
         text = re.sub(r"'[^']*'|\(.*?\)|\d+", "_", str(error).split(";")[0])[:90]
         what = f"{type(error).__name__} {text}"
@@ -168,7 +171,7 @@ def attempt(kind: str, where: str, check: Callable[[], None]) -> Failure | None:
 
 
 def shaken(parameters: Iterable[ab.Parameter], compute: Callable[[], Any]) -> Any:
-    """What is computed with other last digits of the parameters."""
+    """Compute with slightly disturbed parameters."""
     rng, listed = np.random.default_rng(0), list(parameters)
     kept = [p.data.copy() for p in listed]
     for p in listed:
@@ -181,7 +184,7 @@ def shaken(parameters: Iterable[ab.Parameter], compute: Callable[[], Any]) -> An
 
 
 def is_valid(program: Program) -> bool:
-    """Whether a program runs eagerly."""
+    """Return whether a program runs eagerly."""
     try:
         with np.errstate(all="ignore"):
             model = program.build()
@@ -193,7 +196,7 @@ def is_valid(program: Program) -> bool:
 
 
 class _Runs:
-    """The results of a program, computed as they are asked for."""
+    """The results of a program, computed on demand."""
 
     def __init__(self, program: Program, way: Way, backends: Sequence[str]) -> None:
         self.program, self.way = program, way
@@ -205,7 +208,7 @@ class _Runs:
         self.functions: dict[tuple[str, str], ab.Batched] = {}
 
     def checks(self) -> Iterator[tuple[str, str, Callable[[], None]]]:
-        """What is checked, in order."""
+        """Yield the checks, in order."""
         yield "eager", "eager", self.eager
         if self.program.smooth and any(line.inner for f in self.program.functions for line in f.all_lines):
             yield "derivative", "eager", self.derivatives
@@ -223,7 +226,7 @@ class _Runs:
         self.expected = self.compute(self.model, training=True)
 
     def derivatives(self) -> None:
-        """Compare the derivatives that instances and cells ask for, eagerly, with differences of what they are of."""
+        """Compare the derivatives that instances and cells ask for, in eager mode, with finite differences."""
         with checked_derivatives(Wrong):
             self.compute(self.model, training=True)
 
@@ -238,7 +241,7 @@ class _Runs:
                         compile_backward(cell)
 
     def compute(self, model: Any, training: bool) -> list[Any]:
-        """What the instances give eagerly, with the random numbers that they have in a mini-batch."""
+        """Compute the instances eagerly, with the random numbers that they have in a mini-batch."""
         found = []
         for key, item in enumerate(self.items):
             with ab.randomness(key=0 if self.way.alone else key, training=training):
@@ -246,7 +249,7 @@ class _Runs:
         return found
 
     def forward(self, backend: str) -> None:
-        """Compare a mini-batch, or one after the other, with eager results."""
+        """Compare a mini-batch, or its instances one after the other, with eager results."""
         with self.placed(backend):
             every = self.run_all(self.batched(self.way, backend))
         for found, expected in zip(every, self.expected, strict=True):
@@ -255,7 +258,7 @@ class _Runs:
                 raise Wrong(f"batched differs from eager: {difference}")
 
     def batched(self, way: Way, backend: str) -> ab.Batched:
-        """The function on a backend, to run in a way, the same one in inference and in training."""
+        """Return the batched function on a backend, the same one for inference and training."""
         known = str(way), backend
         if known not in self.functions:
             self.functions[known] = way.batched(self.model.everything, self.backends[backend])
@@ -263,7 +266,7 @@ class _Runs:
 
     @contextmanager
     def placed(self, backend: str) -> Iterator[None]:
-        """Move the parameters to where a backend is to find them, and back."""
+        """Move the parameters to where a backend expects them, and back."""
         if backend == "resident":
             self.model.to(self.backends[backend].device)
         try:
@@ -272,7 +275,7 @@ class _Runs:
             self.model.to("cpu")
 
     def run_all(self, batched: ab.Batched) -> list[Any]:
-        """The results for each instance."""
+        """Return the results of each instance."""
         if self.way.alone:
             return [rows(batched(self.instances(batched, [item])), 1)[0] for item in self.items]
         instances = self.instances(batched, self.items)
@@ -281,17 +284,17 @@ class _Runs:
         return rows(batched(instances), len(self.items))
 
     def instances(self, batched: ab.Batched, items: list[Any]) -> list[Any]:
-        """What a mini-batch is made of."""
+        """Return the instances of a mini-batch, recorded if necessary."""
         return list(batched.record_all(items)) if self.way.recorded else items
 
     def is_rounding(self, found: Any, expected: Any) -> bool:
-        """Whether results differ about as much as they change with the last digits of the parameters."""
+        """Return whether results differ about as much as they change with slightly disturbed parameters."""
         shaken = self.shaken(lambda: self.compute(self.model, training=True))
         k = next(i for i, one in enumerate(self.expected) if one is expected)
         return not compare(found, expected, RELATIVE, NOISE_FACTOR * distance(shaken[k], expected))
 
     def shaken(self, compute: Callable[[], Any]) -> Any:
-        """What is computed with other last digits of the parameters."""
+        """Compute with slightly disturbed parameters."""
         return shaken(self.model.parameters().values(), compute)
 
     def gradient(self, backend: str) -> None:
@@ -316,12 +319,12 @@ class _Runs:
             raise Wrong(f"gradients differ from those without passes: {difference}")
 
     def grads(self, way: Way, backend: str) -> tuple[Any, dict[str, Any], list[Any]]:
-        """The loss and gradients of all instances, weighted, those of parameters and those of arrays."""
+        """Return the weighted loss of all instances, and its gradients: those of parameters and those of arrays."""
         with self.placed(backend):
             return self.placed_grads(way, backend)
 
     def placed_grads(self, way: Way, backend: str) -> tuple[Any, dict[str, Any], list[Any]]:
-        """The same, with the parameters in their place."""
+        """Return the same, with the parameters in their place."""
         batched, store = self.batched(way, backend), shared_store(self.model)
         batched.step = 0
         if not way.alone:
@@ -341,7 +344,7 @@ class _Runs:
     def differentiate(
         self, batched: ab.Batched, items: list[Any], weights: Any
     ) -> tuple[Any, dict[str, Any], list[Any]]:
-        """The loss and gradients of some instances: of the parameters, and of the arrays of each instance."""
+        """Return the loss and gradients of some instances: of the parameters, and of the arrays of each instance."""
         instances, inputs = self.instances(batched, items), list[Any]()
         if not self.has_inputs:
             (value, _), grads = batched.value_and_grad(instances, reduce=weights, has_aux=True)
@@ -350,7 +353,7 @@ class _Runs:
         return value, grads, [found[1] if found else () for found in inputs]
 
     def slope(self) -> None:
-        """Compare gradients with differences of the eager loss along a direction."""
+        """Compare gradients with finite differences of the eager loss along a direction."""
         rng = np.random.default_rng(1)
         trainable = {name: p for name, p in self.model.parameters().items() if p.trainable}
         along = {name: rng.standard_normal(p.shape) for name, p in trainable.items()}
@@ -377,7 +380,7 @@ class _Runs:
 
         try:
             found = difference(SLOPE_STEP)
-            if not is_close(found):  # a loss that is bent strongly: Richardson's extrapolation
+            if not is_close(found):  # the loss has a strong curvature: Richardson's extrapolation
                 found = (4.0 * difference(0.5 * SLOPE_STEP) - found) / 3.0
         finally:
             for name, p in trainable.items():
@@ -389,23 +392,23 @@ class _Runs:
 
 
 def on_host(gradient: Any, store: Store) -> Any:
-    """A gradient as an array of NumPy of its own."""
+    """Return a gradient as a NumPy array of its own."""
     return np.array(gradient if isinstance(gradient, ab.Rows) else store.get(gradient))
 
 
 def losses_of(results: list[Any]) -> Any:
-    """The losses of instances."""
+    """Return the losses of instances."""
     return np.array([float(leaves(loss)[0]) for loss, _ in results])
 
 
 def rows(stacked: Any, n: int) -> list[Any]:
-    """The results of each instance of a mini-batch."""
+    """Return the results of each instance of a mini-batch."""
     loss, lists = stacked
     return [(loss[k], lists[k]) for k in range(n)]
 
 
 def compare(found: Any, expected: Any, relative: float, noise: float = 0.0) -> str:
-    """Say how structures of arrays differ by more than rounding; nothing if they do not."""
+    """Describe how structures of arrays differ by more than rounding; empty if they do not."""
     pairs = [(leaves(found), leaves(expected))]
     if len(pairs[0][0]) != len(pairs[0][1]):
         return f"{len(pairs[0][0])} values instead of {len(pairs[0][1])}"
@@ -423,13 +426,13 @@ def compare(found: Any, expected: Any, relative: float, noise: float = 0.0) -> s
 
 
 def distance(found: Any, expected: Any) -> float:
-    """The largest difference between structures of arrays."""
+    """Return the largest difference between structures of arrays."""
     pairs = zip(leaves(found), leaves(expected), strict=True)
     return max((float(np.max(np.abs(a - b), initial=0.0)) for a, b in pairs), default=0.0)
 
 
 def shorten(array: Any) -> str:
-    """The numbers, in a line."""
+    """Format an array in one line."""
     return np.array2string(np.asarray(array), precision=6, threshold=12).replace("\n", "")
 
 

@@ -1,4 +1,4 @@
-"""Drawing of derivatives inside programs: of functions that a body defines, which read all that is before them."""
+"""Draw derivatives inside programs: of functions that a body defines, which may read everything before them."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from fuzzing.specs import Data, Each, Several, Spec, State, Structure, Tree, Use
 if TYPE_CHECKING:
     from fuzzing.cells import CallingBody
 
-DEPTH_CHANCES = (1.0, 0.6, 0.15)  # that a function at this depth asks for derivatives
+DEPTH_CHANCES = (1.0, 0.6, 0.15)  # chances that a function at this depth asks for derivatives
 OF_ONE = (
     "ab.grad(lambda t: ab.sum(ab.sin(t) * {0}))({0})", "ab.jvp(lambda t: t * t * {0}, ({0},), (0.5 * {0},))[1]",
     "ab.hvp(lambda t: ab.sum(t ** 3) * 0.1, ({0},), ({0},))[1][0]", "ab.vjp(ab.tanh, {0})[1](ab.sigmoid({0}))[0]",
     "ab.grad(lambda t: ab.sum(ab.grad(lambda u: ab.sum(ab.sin(u) * t))({0}) * t))({0})",
     "ab.value_and_grad(lambda t: ab.sum(ab.log(1.5 + t * t)))({0})[1]",
 )  # fmt: skip
-"""Derivatives of element-wise functions of one value, as it is wherever values are."""
+"""Derivatives of element-wise functions of one value, which may occur wherever values do."""
 
 
 def of_one(body: CallingBody) -> None:
-    """A derivative on one line."""
+    """Add a derivative on one line."""
     body.add(pick(body.rng, OF_ONE), _variable(body))
 
 
 def over_rows(body: CallingBody) -> None:
-    """What is read row by row."""
+    """Add a line that reads a matrix row by row."""
     wide = [use for use in body.values if len(use.shape) == 2 and use.shape[0] <= 4]
     if not wide:
         return
@@ -44,7 +44,9 @@ def over_rows(body: CallingBody) -> None:
 
 
 def derivative(body: CallingBody) -> None:
-    """A function, and a line that asks for a derivative of it and calls this; maybe for several."""
+    """Add a function, and a line that asks for a derivative of it and calls this derivative, perhaps of several
+    arguments.
+    """
     rng = body.rng
     if rng.random() > DEPTH_CHANCES[min(body.depth, len(DEPTH_CHANCES) - 1)] or body.depth > 2:
         return
@@ -69,7 +71,7 @@ def derivative(body: CallingBody) -> None:
 
 
 def add(body: CallingBody, form: str, args: tuple[Tree, ...], inner: Inner) -> None:
-    """Add a line and the function before it, unless it gives what is too large."""
+    """Add a line and the function before it, unless its values are too large."""
     target = f"{body.prefix}{len(body.lines)}"
     line = Line(target, form, args, Value(()), inner)
     before = dict(body.samples)
@@ -89,7 +91,7 @@ def add(body: CallingBody, form: str, args: tuple[Tree, ...], inner: Inner) -> N
 
 
 def _arguments(body: CallingBody) -> list[Tree]:
-    """Draw what a function is given: at first something to differentiate by."""
+    """Draw the arguments of a function; the first can be differentiated by."""
     rng = body.rng
     made: list[Tree] = []
     for k in range(int(rng.choice((1, 2, 3), p=(0.5, 0.35, 0.15)))):
@@ -127,10 +129,10 @@ def _by(body: CallingBody, takes: tuple[Argument, ...], along: bool = False) -> 
     """Draw what a function is differentiated by.
 
     Args:
-        along: whether it gets tangents, which have to be one for each value.
+        along: whether it gets tangents, one for each value.
 
     Returns:
-        The text of `wrt`, empty if it is the default, and what it gives.
+        The text of `wrt`, empty if it is the default, and the uses that it selects.
     """
     rng = body.rng
     variables = [Use(take.name, take.spec) for take in takes]
@@ -156,19 +158,19 @@ def _overlap(one: Use, other: Use) -> bool:
 
 
 def _size(spec: Spec) -> int:
-    """How many values something has: one, at least, for a list."""
+    """Return the number of values in something; a list counts as at least one."""
     if isinstance(spec, Several):
         return sum(map(_size, spec.parts))
     return 0 if isinstance(spec, Data) else 1
 
 
 def _has_known_size(spec: Spec) -> bool:
-    """Whether it holds no number of the data: one of NumPy is a value, and one of Python none."""
+    """Return whether it has no floats of the data: NumPy's count as values, Python's do not."""
     return all(map(_has_known_size, spec.parts)) if isinstance(spec, Several) else spec != Data("float")
 
 
 def _scalar(body: CallingBody, inner: CallingBody, has_aux: bool = False) -> Tree:
-    """Draw a scalar that a function returns, maybe with something else."""
+    """Draw a scalar that a function returns, perhaps with something else."""
     loss = inner.loss()
     return Structure("tuple", (loss, inner.result())) if has_aux else loss
 
@@ -268,14 +270,14 @@ def _along(body: CallingBody, arg: Tree) -> Tree:
 
 
 def _spec(tree: Tree) -> Spec:
-    """What an argument is."""
+    """Return the spec of an argument."""
     if isinstance(tree, Use):
         return tree.spec
     return Several(tree.kind, tuple(map(_spec, tree.parts)))
 
 
 def _spec_of(result: Any) -> Spec:
-    """What a result is."""
+    """Return the spec of a result."""
     match result:
         case None:
             return Data("nothing")
@@ -291,7 +293,7 @@ def _spec_of(result: Any) -> Spec:
 
 
 def _numbers(result: Any) -> list[Any]:
-    """The arrays in a result."""
+    """Return the arrays in a result."""
     match result:
         case None:
             return []

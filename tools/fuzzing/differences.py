@@ -1,4 +1,4 @@
-"""Derivatives that programs ask for, compared with differences of the functions that they are of, in eager mode."""
+"""Compare the derivatives that programs ask for with finite differences of their functions, in eager mode."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES = ("grad", "value_and_grad", "vjp", "jvp", "hvp")
 
 @contextmanager
 def checked_derivatives(error: type[Exception]) -> Iterator[None]:
-    """Within the context, derivatives that are not in another one are checked; the error says which is wrong."""
+    """Check derivatives within the context, except those within another one; the error names the wrong one."""
     originals = {name: getattr(ab, name) for name in NAMES}
     checked = _Checked(originals, error)
     for name in NAMES:
@@ -34,7 +34,7 @@ def checked_derivatives(error: type[Exception]) -> Iterator[None]:
 
 
 class _Checked:
-    """Takes the place of the functions that make derivatives, in eager mode."""
+    """Replaces the functions that make derivatives, in eager mode."""
 
     def __init__(self, originals: dict[str, Any], error: type[Exception]) -> None:
         self._original, self._error = originals, error
@@ -83,7 +83,7 @@ class _Checked:
         return value, found
 
     def hvp(self, function: Any, primals: Any, tangents: Any, wrt: Any = None) -> Any:
-        """As `autobatch.hvp` is made."""
+        """Compute the product as `autobatch.hvp` does."""
         by = wrt or _all
         return self.jvp(self._original["grad"](function, by), primals, tangents, by)
 
@@ -109,7 +109,7 @@ class _Checked:
 
 
 class _Point:
-    """Where a function is differentiated, and a random direction; its draws of random numbers are those of a call."""
+    """Where a function is differentiated, with a random direction; it draws the same random numbers as the call."""
 
     def __init__(self, function: Any, wrt: Any, args: Any, kwargs: Any, has_aux: bool = False) -> None:
         self._function, self._args, self._kwargs, self._has_aux = function, args, kwargs, has_aux
@@ -125,17 +125,17 @@ class _Point:
         self._draws = copy.deepcopy(EAGER.source.draws), EAGER.draw, EAGER.sites
 
     def value(self) -> list[Any]:
-        """What the function gives."""
+        """Return the function's value."""
         return self._at(0.0, self._direction)
 
     def along(self, gradients: Any) -> Any:
-        """The product of gradients and the direction."""
+        """Return the product of gradients and the direction."""
         places = self._chosen.rebuild([np.asarray(k) for k in range(len(self._direction))], lambda part: None)
         first = {int(place): g for place, g in reversed(list(zip(leaves(places), leaves(gradients), strict=True)))}
         return sum((np.sum(first[k] * v) for k, v in enumerate(self._direction)), np.zeros(()))
 
     def slope(self, direction: Any = None) -> list[Any]:
-        """How what the function gives changes along a direction, by Richardson's extrapolation."""
+        """Return the slope of the function's value along a direction, by Richardson's extrapolation."""
         direction = self._direction if direction is None else direction
         once, twice = (
             [(a - b) / (2 * h) for a, b in zip(self._at(h, direction), self._at(-h, direction), strict=True)]
@@ -170,7 +170,7 @@ def _all(*args: Any) -> tuple[Any, ...]:
 
 
 def leaves(tree: Any) -> list[Any]:
-    """The arrays in a structure."""
+    """Return the arrays in a structure."""
     if isinstance(tree, State):
         return leaves((tree.h, tree.c))
     if isinstance(tree, dict):

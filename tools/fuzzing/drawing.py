@@ -1,4 +1,4 @@
-"""What a program is drawn from: sizes, parameters, arrays and the cells that there are, eager."""
+"""The state that a program is drawn from: sizes, parameters, arrays and known cells, eager."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ MAX_ELEMENTS, MAX_NUMBER = 60, 30.0
 
 
 def pick(rng: Rng, choices: Sequence[T]) -> T:
-    """One of the choices."""
+    """Draw one of the choices."""
     return choices[int(rng.integers(len(choices)))]
 
 
 class Scope:
-    """What `self` is while a program is drawn: parameters and cells by name, eager."""
+    """The object that stands for `self` while a program is drawn: eager parameters and cells by name."""
 
 
 @dataclass
 class Drawing:
-    """A program so far, and all that it runs on."""
+    """A program so far, and everything that it runs on."""
 
     rng: Rng
     smooth: bool
@@ -50,19 +50,17 @@ class Drawing:
         self.parameter(())
 
     def shape(self, ndim: int | None = None) -> Shape:
-        """Draw a shape."""
         ndim = int(self.rng.choice(4, p=(0.15, 0.5, 0.3, 0.05))) if ndim is None else ndim
         return tuple(pick(self.rng, self.sizes) for _ in range(ndim))
 
     def parameter(self, shape: Shape) -> Numbers:
-        """Make a parameter."""
         made = Numbers(f"p{len(self.parameters)}", shape, trainable=bool(self.rng.random() < 0.93))
         self.parameters.append(made)
         setattr(self.scope, made.name, ab.Parameter(numbers(int(made.name[1:]), shape)).astype("float64"))
         return made
 
     def weight(self, shape: Shape) -> Use:
-        """Draw a parameter of a shape, or a part of one, or what is computed from one."""
+        """Draw a parameter of a shape, a part of one, or a value computed from one."""
         rng, chance = self.rng, self.rng.random()
         form, wanted = "{0}", shape
         if chance < 0.25:
@@ -77,7 +75,6 @@ class Drawing:
         return Use(form.format(f"self.{chosen.name}"), Value(shape))
 
     def data(self, shape: Shape) -> Use:
-        """Draw an array."""
         self.n_numbers += 1
         return Use(f"numbers({self.n_numbers}, {shape})", Value(shape))
 
@@ -92,7 +89,7 @@ class Drawing:
 
 
 def is_tame(result: Any) -> bool:
-    """Whether these are finite numbers, not too large, and not too many."""
+    """Return whether these are finite numbers, not too large and not too many."""
     array = np.asarray(getattr(result, "data", result) if isinstance(result, ab.Parameter) else result)
     small = array.size <= MAX_ELEMENTS and array.ndim <= 3
     return bool(small and np.all(np.isfinite(array)) and np.max(np.abs(array), initial=0.0) < MAX_NUMBER)

@@ -1,4 +1,4 @@
-"""What programs compute, as texts in which {0}, {1}, ... stand for values; products and reductions are drawn apart."""
+"""Expressions of programs, as texts in which {0}, {1}, ... stand for values; `lines.py` has products, reductions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ SAME = (
 )  # fmt: skip
 BENT_SAME = ("ab.max_n([{0}, {1}])", "ab.max_n([{0}, {1}, {0}])")
 
-# How a value of the wanted shape is seen in a larger one, and the shape of that: sizes of the wanted one by number.
+# Views of a larger value with the wanted shape: the text, the least number of axes, and the larger shape as a function
+# of the wanted one.
 VIEWS = (
     ("{0}[::-1]", 1, lambda s: s),
     ("{0}[1:]", 1, lambda s: (s[0] + 1, *s[1:])),

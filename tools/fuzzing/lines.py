@@ -23,17 +23,16 @@ WIDTHS = (2, 4, 4, 4, 4, 6)  # of vectors that are cut in halves
 
 
 def unary(body: Body) -> None:
-    """An element-wise op of one value."""
+    """Add an element-wise op of one value."""
     forms = UNARY + IDENTITIES + (() if body.smooth else BENT + BENT)
     x, form = body.value(), pick(body.rng, forms)
+    # Outside cells there is no `ab.normal`, dropout takes results of cells only, and values may be made of arrays only.
     if body.in_cell or not ("dropout" in form or "ab.normal" in form):
-        body.add(
-            form, x
-        )  # outside cells there is no normal, dropout takes what cells made, and values may be made of arrays alone
+        body.add(form, x)
 
 
 def binary(body: Body) -> None:
-    """An element-wise op of two values, of equal shapes or not."""
+    """Add an element-wise op of two values, of equal shapes or not."""
     x, bent = body.value(), not body.smooth and body.rng.random() < 0.3
     if body.rng.random() < 0.35:
         forms = BENT_SAME if bent else SAME
@@ -45,7 +44,7 @@ def binary(body: Body) -> None:
 
 
 def partners(body: Body, shape: Shape) -> list[Shape]:
-    """Shapes that broadcast with a shape: of fewer axes, of size one along some, of more axes."""
+    """Return shapes that broadcast with a shape: with fewer axes, size one along some, or more axes."""
     sizes, found = body.drawing.sizes, [shape, shape]
     for _ in range(3):
         other = tuple(1 if body.rng.random() < 0.4 else n if n != 1 else pick(body.rng, sizes) for n in shape)
@@ -56,7 +55,7 @@ def partners(body: Body, shape: Shape) -> list[Shape]:
 
 
 def product(body: Body) -> None:
-    """A product: of a value by a weight, by another value, by a constant, or by what has equal rows."""
+    """Add a product: of a value with a weight, another value, a constant, or a matrix of equal rows."""
     rng, x = body.rng, body.value()
     size, weight = pick(rng, body.drawing.sizes), body.drawing.weight
     match len(x.shape):
@@ -122,7 +121,7 @@ def product(body: Body) -> None:
 
 
 def reduction(body: Body) -> None:
-    """A sum, mean or maximum over any axes."""
+    """Add a sum, mean or maximum over any axes."""
     x = body.value()
     ndim = len(x.shape)
     some = [a for a in range(ndim) if body.rng.random() < 0.5]
@@ -138,7 +137,7 @@ def reduction(body: Body) -> None:
 
 
 def normal(body: Body) -> None:
-    """A softmax, a norm, or the loss of a choice."""
+    """Add a softmax, a norm, or the loss of a choice."""
     x, rng = body.value(), body.rng
     if not x.shape or 0 in x.shape:
         return
@@ -161,7 +160,7 @@ def normal(body: Body) -> None:
 
 
 def shaping(body: Body) -> None:
-    """A view: reshaped, transposed, or cut."""
+    """Add a view: reshaped, transposed, or cut."""
     x, rng = body.value(), body.rng
     ndim, size = len(x.shape), math.prod(x.shape)
     options = [f"ab.reshape({{0}}, {pick(rng, factors(size))})", "{0}[None]", "{0}[..., None]", "{0}[...]"]
@@ -180,7 +179,7 @@ def shaping(body: Body) -> None:
 
 
 def joined(body: Body) -> None:
-    """Values joined along an axis."""
+    """Join values along an axis."""
     x, rng = body.value(), body.rng
     if not x.shape:
         return
@@ -194,12 +193,12 @@ def joined(body: Body) -> None:
 
 
 def woven(body: Body) -> None:
-    """A few vectors of one width, woven."""
+    """Weave a few vectors of one width."""
     weave(body, pick(body.rng, WIDTHS), int(body.rng.integers(2, 10)))
 
 
 def weave(body: Body, width: int, n: int) -> Use | None:
-    """Weave vectors of one width: joins of slices, parts of joins seen in other groups, products, and a sum of some."""
+    """Weave vectors of one width: join slices, regroup the parts of joins, multiply, and sum some of the results."""
     rng, weight = body.rng, body.drawing.weight
     made = [body.value((width,)) for _ in range(2)]
 
@@ -238,7 +237,7 @@ def weave(body: Body, width: int, n: int) -> Use | None:
 
 
 def looked_up(body: Body) -> None:
-    """Rows of a table, which may be a parameter that is multiplied as well."""
+    """Look up rows of a table, which may be a parameter that is also used in products."""
     ids = [use for use in body.data if use.spec in (Data("id"), Data("ids", use.shape))]
     tables = [p.shape for p in body.drawing.parameters if p.shape and p.shape[0] >= 3]
     shape = pick(body.rng, tables) if tables and body.rng.random() < 0.6 else (5, pick(body.rng, body.drawing.sizes))
@@ -247,7 +246,7 @@ def looked_up(body: Body) -> None:
 
 
 def gates(body: Body) -> None:
-    """Gates of sums of products, as recurrent cells have them."""
+    """Add gates of sums of products, as in recurrent cells."""
     rng, width = body.rng, pick(body.rng, body.drawing.sizes)
     vectors = [use for use in body.values if len(use.shape) == 1]
     if not vectors:
@@ -272,14 +271,14 @@ def gates(body: Body) -> None:
 
 
 def spread(body: Body) -> None:
-    """A value of fewer or smaller axes spread to a matrix or a vector, which products and reductions read."""
+    """Broadcast a value with fewer or smaller axes to a matrix or a vector, which products and reductions read."""
     x = body.value()
     wide = body.drawing.shape(int(body.rng.integers(1, 3)))
     body.add(pick(body.rng, ["{0} + {1}", "{0} * {1}"]), x, Use(f"np.ones({wide})", Value(wide)))
 
 
 def chosen(body: Body) -> None:
-    """A choice by something static, or a product by a number that is data."""
+    """Add a choice by something static, or a product with a number that is data."""
     if not body.data:
         return
     x, data = body.value(), pick(body.rng, body.data)
@@ -293,7 +292,7 @@ def chosen(body: Body) -> None:
 
 
 def again(body: Body) -> None:
-    """A line as there was before."""
+    """Repeat an earlier line."""
     lines = [line for line in body.lines if not line.inner]
     if lines:
         line = pick(body.rng, lines)
@@ -301,7 +300,7 @@ def again(body: Body) -> None:
 
 
 def factors(size: int) -> list[Shape]:
-    """Shapes of as many elements."""
+    """Return shapes with the same number of elements."""
     pairs: list[Shape] = [(n, size // n) for n in range(1, size + 1) if size % n == 0]
     return [(size,), *pairs, (1, size, 1)]
 

@@ -1,4 +1,4 @@
-"""Drawing of maps over lists: what is done with each element, how it is written, and what is done with all results."""
+"""Draw maps over lists: the function of each element, its notation, and the reduction of the results."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ PARTS = ("({0} * ab.sum({0}))", "ab.concat([{0}[:1], {0}[1:]])", "ab.softmax({0}
 
 
 class Map:
-    """A list of what is computed from the elements of one list, and of another as long.
+    """A list of results computed from the elements of one list, and perhaps of another of the same length.
 
     Args:
-        use: the list; `shape` is that of its elements.
-        others: lists as long as it, of elements of shape `shape`.
+        use: the list; its elements have shape `shape`.
+        others: lists of the same length, whose elements also have shape `shape`.
     """
 
     def __init__(self, body: Body, use: Tree, shape: Shape, others: Sequence[Tree]) -> None:
@@ -30,12 +30,12 @@ class Map:
         self.n_lists = len(self.args)
 
     def read(self, use: Use) -> str:
-        """The place of a value that all elements read."""
+        """Return the place of a value that all elements read."""
         self.args.append(use)
         return f"{{{len(self.args) - 1}}}"
 
     def element(self) -> str:
-        """Draw what is computed from an element; where the shape changes, it is that of `self.shape`."""
+        """Draw what is computed from an element, and set `self.shape` to the result's shape."""
         rng, text, shape = self.rng, "x", self.shape
         bent = not self.body.smooth
         for _ in range(int(rng.integers(1, 4))):
@@ -59,7 +59,7 @@ class Map:
         return text
 
     def written(self, text: str) -> str:
-        """The list of the results: as a comprehension, or with `ab.each`."""
+        """Write the list of results as a comprehension, or with `ab.each`."""
         names, lists = ", ".join(self.names), [f"{{{k}}}" for k in range(self.n_lists)]
         if self.rng.random() < 0.5:
             return f"ab.each(lambda {names}: {text}, {', '.join(lists)})"
@@ -68,7 +68,7 @@ class Map:
 
 
 def draw_map(body: Body, use: Tree, shape: Shape, others: Sequence[Tree]) -> None:
-    """Draw a line that maps over a list, and makes one value of the results."""
+    """Draw a line that maps over a list, and reduces the results to one value."""
     rng, element = body.rng, shape
     drawn = Map(body, use, shape, others)
     made = drawn.written(drawn.element())
@@ -83,12 +83,12 @@ def draw_map(body: Body, use: Tree, shape: Shape, others: Sequence[Tree]) -> Non
         options.append(f"({stacked(drawn, made, shape)} if len({{0}}) else np.zeros({shape}))")
     if not body.smooth:
         options.append(f"ab.max_n({made}, shape={shape})")
-    known = f"ab.sum(ab.sum_n({{0}}, shape={element})) + " if rng.random() < 0.5 else ""  # of an empty list, too
+    known = f"ab.sum(ab.sum_n({{0}}, shape={element})) + " if rng.random() < 0.5 else ""  # handles an empty list, too
     body.add(known + pick(rng, options), *drawn.args)
 
 
 def stacked(drawn: Map, made: str, shape: Shape) -> str:
-    """Draw a vector of the results as rows: chosen from them, or attended to by all of them."""
+    """Draw a vector computed from the results stacked as rows: selected rows, or attention among all of them."""
     rows, query = f"ab.stack({made})", drawn.read(drawn.body.value(shape))
     forms = [f"ab.sum(ab.softmax({rows} @ {rows}.T) @ {rows}, axis=0)"]
     forms += [f"ab.sum(ab.tanh({rows}[:, None] - {rows}), axis=(0, 1))"]

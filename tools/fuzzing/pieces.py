@@ -1,4 +1,4 @@
-"""Making a case that fails small: taken apart into nodes, of which those that can be left out are left out."""
+"""Shrink a failing case: take it apart into nodes, and leave out whatever can be left out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from autobatch.ir.typetable import NodeType
 from autobatch.ops.define import Shape
 from fuzzing.shrinking import shrink_by
 
-WIDTHS = (64, 16, 4, 1)  # nodes that are cut at once
+WIDTHS = (64, 16, 4, 1)  # nodes to cut at once
 SIMPLE: dict[str, Any] = {
     "policy": {"name": "agenda"},
     "rewrites": (),
@@ -32,11 +32,11 @@ SIMPLE: dict[str, Any] = {
     "threads": 1,
     "max_bytes": None,
 }
-"""The plainest value of each option."""
+"""The simplest value of each option."""
 
 
 class Edge(NamedTuple):
-    """What a node reads by a port: which node of its instance, and which output and row of it, as graphs have it."""
+    """An input of a node: the source node in its instance, its output and row as in graphs, and the node's port."""
 
     node: int
     word: int
@@ -44,7 +44,7 @@ class Edge(NamedTuple):
 
 
 class Node(NamedTuple):
-    """A node of an instance: the number of its type, what it reads, and its data."""
+    """A node of an instance: the number of its type, its inputs, and its data."""
 
     type: int
     edges: tuple[Edge, ...]
@@ -68,7 +68,7 @@ class Instance(NamedTuple):
     key: int
 
     def without_the_unread(self) -> Instance:
-        """The instance without nodes that no output needs."""
+        """Return the instance without nodes that no output needs."""
         needed = set[int]()
         waiting = [output.node for output in self.outputs]
         while waiting:
@@ -87,14 +87,14 @@ class Instance(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """A case in pieces, whose types and slots may be more than are used."""
+    """A case in pieces; it may have unused types and slots."""
 
     case: Case
     instances: tuple[Instance, ...]
 
     @property
     def size(self) -> int:
-        """What shrinking makes small: instances, nodes, those that are cut less, edges, and what types compute."""
+        """Return the size to minimize, from numbers of instances, nodes, edges, data, outputs, and values of types."""
         nodes = [node for instance in self.instances for node in instance.nodes]
         used = {node.type for node in nodes}
         n_values = sum(len(self.case.types[number].program.vars) for number in used)
@@ -103,7 +103,7 @@ class Pieces(NamedTuple):
         return 20 * len(self.instances) + 10 * len(nodes) + 5 * n_read + n_values + n_outputs
 
     def with_type(self, program: CellProgram) -> tuple[Pieces, int]:
-        """The pieces with the type of a program whose name says all of it, which they may have, and its number."""
+        """Return the pieces with a program's type, and the type's number; types with equal names are the same."""
         for node_type in self.case.types:
             if node_type.name == program.name:
                 return self, node_type.number
@@ -112,18 +112,18 @@ class Pieces(NamedTuple):
         return self._replace(case=self.case._replace(types=(*self.case.types, added))), number
 
     def with_slot(self, shape: Shape) -> tuple[Pieces, int]:
-        """The pieces with a slot of this shape, which they may have already, and its number."""
+        """Return the pieces with a slot of this shape, and its number; a known slot is used."""
         slots = tuple(dict.fromkeys((*self.case.slots, (shape, ""))))
         return self._replace(case=self.case._replace(slots=slots)), slots.index((shape, ""))
 
     def with_instance(self, k: int, instance: Instance) -> Pieces:
-        """The pieces with another instance in the place of one."""
+        """Return the pieces with one instance replaced."""
         kept = instance.without_the_unread()
         return self._replace(instances=(*self.instances[:k], kept, *self.instances[k + 1 :]))
 
 
 def shrink_case(pieces: Pieces, fails: Callable[[Case], bool], seconds: float) -> Pieces:
-    """Make a failing case smaller, and simpler to run, until nothing can be left out or the time is up."""
+    """Shrink and simplify a failing case until nothing can be left out or the time is up."""
     end, before = time.monotonic() + seconds, None
 
     def is_smaller(new: Pieces, old: Pieces) -> bool:
@@ -138,7 +138,7 @@ def shrink_case(pieces: Pieces, fails: Callable[[Case], bool], seconds: float) -
 
 
 def take_apart(case: Case) -> Pieces:
-    """The instances of a case, node by node."""
+    """Split a case into its instances and nodes."""
     _, graphs = case.batched(backend="reference")
     return Pieces(case, tuple(map(_take_apart, graphs)))
 
@@ -156,7 +156,7 @@ def _take_apart(graph: Graph) -> Instance:
 
 
 def put_together(pieces: Pieces) -> Case:
-    """The case of its pieces, without what nothing reads."""
+    """Make a case from its pieces, without what nothing reads."""
     instances = pieces.instances
     first_nodes = np.cumsum([0, *(len(instance.nodes) for instance in instances)])
     nodes = [node for instance in instances for node in instance.nodes]
@@ -188,7 +188,7 @@ def put_together(pieces: Pieces) -> Case:
 
 
 def _simpler_settings(pieces: Pieces) -> Iterator[Pieces]:
-    """The case as the reference backend runs it, and with one option less that is special."""
+    """Yield the case on the reference backend, and with each option simplified."""
     setting = pieces.case.setting
     simpler = [setting._replace(backend="reference")]
     simpler += [setting._replace(**{name: value}) for name, value in SIMPLE.items()]
@@ -197,7 +197,7 @@ def _simpler_settings(pieces: Pieces) -> Iterator[Pieces]:
 
 
 def _fewer_instances(pieces: Pieces) -> Iterator[Pieces]:
-    """The case with half of its instances, or without one."""
+    """Yield the case with half of its instances, and without each instance."""
     given = pieces.instances
     half = len(given) // 2
     if half > 1:
@@ -208,7 +208,7 @@ def _fewer_instances(pieces: Pieces) -> Iterator[Pieces]:
 
 
 def _focused(pieces: Pieces) -> Iterator[Pieces]:
-    """The case with one value of an instance as all that this returns, or its sum in training; early nodes first."""
+    """Yield the case with one value of an instance as its only result, or its sum in training; early nodes first."""
     for k in range(len(pieces.instances)):
         yield from _focused_instance(pieces, k)
 
@@ -231,7 +231,7 @@ def _focused_instance(pieces: Pieces, k: int) -> Iterator[Pieces]:
 
 
 def _cut(pieces: Pieces) -> Iterator[Pieces]:
-    """The case with constants in the place of some nodes of an instance, which then read nothing; many first."""
+    """Yield the case with some nodes of an instance replaced by constants, which read nothing; many first."""
     for width in WIDTHS:
         for k, instance in enumerate(pieces.instances):
             if width == 1 or width < len(instance.nodes):
@@ -252,20 +252,20 @@ def _cut_nodes(pieces: Pieces, k: int, cut: range) -> Iterator[Pieces]:
 
 
 def _with_constants(pieces: Pieces, shapes: Sequence[Shape]) -> tuple[Pieces, int]:
-    """The pieces with the type of constants of these shapes, and its number."""
+    """Return the pieces with the type of constants of these shapes, and its number."""
     builder = Builder(f"constants {', '.join(map(str, shapes))}")
     values = [np.linspace(-0.5, 0.5, int(np.prod(shape)) or 1).reshape(shape) for shape in shapes]
     return pieces.with_type(builder.finish([builder.add(Constant(value), value.shape, SHARED) for value in values]))
 
 
 def _with_sum(pieces: Pieces, shape: Shape) -> tuple[Pieces, int]:
-    """The pieces with the type of the sum of a value of this shape, and its number."""
+    """Return the pieces with the type of the sum of a value of this shape, and its number."""
     builder = Builder(f"sum {shape}")
     return pieces.with_type(builder.finish([ab.sum(builder.add(Port("x", 0, 0), shape, NODE))]))
 
 
 def _shorter_lists(pieces: Pieces) -> Iterator[Pieces]:
-    """The case with half of the elements of the lists that a node reads, or without one."""
+    """Yield the case with half of the elements of the lists that a node reads, and without each element."""
     for k, instance in enumerate(pieces.instances):
         for n in range(len(instance.nodes)):
             yield from _shorter_lists_of(pieces, k, n)
@@ -289,7 +289,7 @@ def _shorter_lists_of(pieces: Pieces, k: int, n: int) -> Iterator[Pieces]:
 
 
 def _simpler_programs(pieces: Pieces) -> Iterator[Pieces]:
-    """The case with a value less in what nodes of a type compute: constants, or what it is computed from, instead."""
+    """Yield the case with one value of a type's program replaced by a constant or by one of its arguments."""
     for number in sorted({node.type for instance in pieces.instances for node in instance.nodes}):
         yield from _simpler_program(pieces, number)
 
@@ -325,12 +325,12 @@ def _simpler_program(pieces: Pieces, number: int) -> Iterator[Pieces]:
                 changed = _again(program, program.outputs, index, instead)
                 check_cell(changed)
             except (AutobatchError, ArithmeticError, TypeError, ValueError, IndexError, KeyError):
-                continue  # the ops after it do not take what is there instead
+                continue  # later ops do not accept the replacement
             yield _retyped(pieces, number, changed)
 
 
 def _again(program: CellProgram, outputs: Sequence[int], gone: int = -1, instead: int | None = None) -> CellProgram:
-    """The program with other outputs, and with an earlier value, or a constant, in the place of one."""
+    """Return the program with other outputs, and with one value replaced by an earlier one or a constant."""
     builder, value = Builder(program.name), dict[int, Traced]()
     for index, var in enumerate(program.vars):
         if index == gone:
@@ -347,7 +347,7 @@ def _again(program: CellProgram, outputs: Sequence[int], gone: int = -1, instead
 
 
 def _retyped(pieces: Pieces, number: int, program: CellProgram) -> Pieces:
-    """The pieces with another program for the nodes of a type, whose edges and data are those that it reads."""
+    """Return the pieces with another program for a type; its nodes keep the edges and data that this program reads."""
     node_type = pieces.case.types[number]
     before = node_type.program
     port = {_source(before, old).leaf: place for place, old in enumerate(before.ports)}
@@ -372,7 +372,7 @@ def _source(program: CellProgram, index: int) -> Any:
 
 
 def _data(node: Node, before: CellProgram, after: CellProgram) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """The ints and floats of a node that a program reads, of those that another one reads."""
+    """Return the ints and floats of a node that a program reads, out of those that the earlier one reads."""
     ints, floats = list[int](), list[float]()
     int_at = float_at = 0
     for domain in (NODE, *before.data_groups):
@@ -389,7 +389,7 @@ def _data(node: Node, before: CellProgram, after: CellProgram) -> tuple[tuple[in
 
 
 def _columns(before: CellProgram, after: CellProgram, domain: int, is_float: bool) -> list[int]:
-    """Where the data of a program in a domain are among those of another, in order."""
+    """Return the columns of a program's data in a domain among those of another program, in order."""
     places = {source.leaf: source.column for source, _ in _attributes(before, domain, is_float)}
     wanted = sorted(_attributes(after, domain, is_float), key=lambda found: found[0].column)
     return [places[source.leaf] + column for source, size in wanted for column in range(size)]
@@ -404,4 +404,4 @@ def _attributes(program: CellProgram, domain: int, is_float: bool) -> list[tuple
 
 
 WAYS = _simpler_settings, _fewer_instances, _focused, _cut, _shorter_lists, _simpler_programs
-"""What is tried, one after the other, each for as long as it helps."""
+"""The candidates to try, in this order, each repeated while it helps."""

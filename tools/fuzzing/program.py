@@ -1,4 +1,4 @@
-"""Programs as data: parameters, cells and instances of straight lines, which print as Python and run as printed."""
+"""Programs as data: parameters, cells and instances of straight-line code, which print as Python and run as printed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Line:
     """`target = form`, where {0}, {1}, ... in the form stand for the arguments.
 
     Attributes:
-        inner: a function that the form names, which is defined before.
+        inner: a function that the form names, which is defined before the line.
     """
 
     target: str
@@ -38,26 +38,26 @@ class Line:
 
     @property
     def expression(self) -> str:
-        """What is assigned."""
+        """Return the assigned expression."""
         return self.form.format(*self.args)
 
     @property
     def text(self) -> list[str]:
-        """The lines of text, with those of the function that is defined before."""
+        """Return the lines of text, including those of the inner function."""
         return [*(self.inner.text() if self.inner else ()), str(self)]
 
     def calls(self, name: str) -> bool:
-        """Whether the line calls the cell of this name."""
+        """Return whether the line calls the cell with this name."""
         return self.form.startswith((f"self.{name}(", f"{name}("))
 
     def trees(self) -> Iterator[Tree]:
-        """All that is read, also by the function that is defined before."""
+        """Yield all that is read, also by the inner function."""
         yield from self.args
         if self.inner:
             yield from self.inner.trees()
 
     def mapped(self, change: Callable[[Tree], Tree]) -> Line:
-        """The line with other arguments, also in the function that is defined before."""
+        """Return the line with changed arguments, also in the inner function."""
         return replace(self, args=tuple(map(change, self.args)), inner=self.inner and self.inner.mapped(change))
 
 
@@ -76,7 +76,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Argument:
-    """What a cell takes: by name only, if it is a keyword; as part of the type, if it is static."""
+    """A cell's argument: by name only, if it is a keyword; part of the type, if it is static."""
 
     name: str
     spec: Spec
@@ -86,7 +86,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Function:
-    """A cell, or an instance, which takes nothing and returns a loss and whatever else."""
+    """A cell; or an instance, which returns a loss and other values."""
 
     name: str
     takes: tuple[Argument, ...]
@@ -95,31 +95,31 @@ class Function:
     is_method: bool = True
 
     def trees(self) -> Iterator[Tree]:
-        """All that is read."""
+        """Yield all that is read."""
         for line in self.lines:
             yield from line.trees()
         yield self.returns
 
     def mapped(self, change: Callable[[Tree], Tree]) -> Self:
-        """The function with other arguments of its lines, and another result."""
+        """Return the function with changed arguments of its lines, and a changed result."""
         return replace(self, lines=tuple(line.mapped(change) for line in self.lines), returns=change(self.returns))
 
     @property
     def all_lines(self) -> Iterator[Line]:
-        """The lines, and those of the functions that are defined between them."""
+        """Yield the lines, and those of the functions that are defined between them."""
         for line in self.lines:
             yield line
             if line.inner:
                 yield from line.inner.all_lines
 
     def signature(self) -> str:
-        """The arguments, as they stand in a definition; the keywords come last."""
+        """Return the arguments, as in a definition; keywords come last."""
         names = [argument.name for argument in self.takes if not argument.keyword]
         keywords = [argument.name for argument in self.takes if argument.keyword]
         return ", ".join(["self"] * self.is_method + names + ["*"] * bool(keywords) + keywords)
 
     def text(self, is_cell: bool) -> list[str]:
-        """The lines of its definition; a function that is no method reads the parameters of `model`."""
+        """Return the lines of its definition; a function that is not a method reads the parameters of `model`."""
         static = tuple(argument.name for argument in self.takes if argument.static)
         marks = [f"@ab.cell(static={static})" if static else "@ab.cell"] if is_cell else []
         body = [text for line in self.lines for text in line.text] + [f"return {self.returns}"]
@@ -130,19 +130,18 @@ class Function:
 
 @dataclass(frozen=True)
 class Inner(Function):
-    """A function that another one defines; it may read all that is before it."""
+    """A function that another one defines; it may read everything before it."""
 
     is_method: bool = False
 
     def text(self, is_cell: bool = False) -> list[str]:
-        """The lines of its definition."""
         body = [text for line in self.lines for text in line.text] + [f"return {self.returns}"]
         return [f"def {self.name}({self.signature()}):", *(f"    {line}" for line in body)]
 
 
 @dataclass(frozen=True)
 class Program:
-    """A model, and instances of its loss; `smooth` if that has a derivative everywhere."""
+    """A model, and instances of its loss; `smooth` if the loss is differentiable everywhere."""
 
     parameters: tuple[Numbers, ...]
     cells: tuple[Function, ...]
@@ -161,7 +160,7 @@ class Program:
         return "\n".join([*lines, 'model = Model().astype("float64")', f"instances = [{items}]", ""])
 
     def build(self) -> ab.Module:
-        """Run the text; return the model."""
+        """Run the text. Return the model."""
         namespace: dict[str, Any] = {"__name__": "drawn"}
         exec(compile(str(self), "<drawn program>", "exec"), namespace)
         model: ab.Module = namespace["model"]
@@ -169,17 +168,15 @@ class Program:
 
     @property
     def functions(self) -> tuple[Function, ...]:
-        """The cells and the instances."""
         return (*self.cells, *self.instances)
 
     @property
     def has_arrays(self) -> bool:
-        """Whether instances hold arrays."""
         return any(instance.takes for instance in self.instances)
 
     @property
     def items(self) -> list[Any]:
-        """What `loss` and `everything` take: the names of the instances, with their arrays if there are any."""
+        """Return the arguments of `loss` and `everything`: the instances' names, with their arrays if there are any."""
         text = ", ".join(map(self._text_of_item, self.instances))
         return list(eval(f"[{text}]", {"numbers": numbers, "np": np}))
 
@@ -192,7 +189,7 @@ class Program:
 
     @property
     def size(self) -> int:
-        """Lines, values read and parameters: what shrinking makes small."""
+        """Return the size to minimize, from lines, values read and parameters."""
         functions = (*self.cells, *self.instances)
         n_read = sum(1 for f in functions for tree in f.trees() for _ in uses_in(tree))
         n_takes = sum(len(f.takes) for f in functions)
@@ -201,7 +198,9 @@ class Program:
         return 20 * (len(functions) + n_read + n_takes + len(self.parameters)) + n_text
 
     def without_the_unread(self) -> Program:
-        """The program without lines, cells and parameters that nothing reads, but for one parameter: float64 is its."""
+        """Return the program without lines, cells and parameters that nothing reads, but with one parameter at least,
+        which makes it float64.
+        """
         cells, instances = list[Function](), [_needed(f) for f in self.instances]
         for cell in map(_needed, reversed(self.cells)):
             if any(line.calls(cell.name) for f in (*cells, *instances) for line in f.all_lines):
@@ -231,12 +230,12 @@ OF_ARRAYS = (
 
 
 def numbers(seed: int, shape: Shape) -> Any:
-    """Normal numbers, of two decimals."""
+    """Draw normally distributed numbers, rounded to two decimals."""
     return np.round(np.random.default_rng(seed).standard_normal(shape), 2)
 
 
 def _needed(function: F) -> F:
-    """The function without the lines whose targets nothing reads."""
+    """Return the function without lines whose targets nothing reads."""
     lines, read = list[Line](), list(uses_in(function.returns))
     for line in reversed(function.lines):
         if any(use.reads(line.target) for use in read):

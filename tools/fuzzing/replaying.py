@@ -1,4 +1,4 @@
-"""Running a case of a file, as `ab.testing.dump` writes it: as it was run, and against one instance at a time."""
+"""Run a case that `ab.testing.dump` wrote: as it was run, and compared with one instance at a time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COMPILED = "cpu"
 
 
 def replay(path: Path, seconds: float) -> bool:
-    """Run the case of a file and say whether it fails; write a smaller one beside it if it does, and give that."""
+    """Run the case of a file. Return whether it fails; if it does, shrink it, and write and print the smaller case."""
     case = read_case(path)
     print(_describe(case))
     failure = find_case_failure(case)
@@ -59,7 +59,7 @@ def replay(path: Path, seconds: float) -> bool:
 
 
 def find_case_failure(case: Case) -> Failure | None:
-    """Run a case as it was run, and in float64 against one instance at a time; say what is wrong first, if anything."""
+    """Run a case as it was run, and in float64 compared with one instance at a time. Return the first failure."""
     run, backend = _Runs(case), case.setting.backend
     checks = ("alone", REFERENCE, run.alone), ("run", backend, run.as_recorded), ("batched", backend, run.in_float64)
     try:
@@ -83,7 +83,7 @@ class _Runs:
         self.expected = self.compute_alone()
 
     def compute_alone(self) -> Any:
-        """The results of the instances, and the loss and gradients of their weighted sum in training."""
+        """Return the results of the instances and, in training, the loss and gradients of their weighted sum."""
         terms = {"policy": "unbatched", "rewrites": (), "planner": PLAIN, "precision": "float32", "max_bytes": None}
         made, graphs = self.case.batched(backend=REFERENCE, threads=1, **terms)
         parts = [self.answer(made, [graph], self.weights[k : k + 1]) for k, graph in enumerate(graphs)]
@@ -107,13 +107,13 @@ class _Runs:
                 raise Wrong(f"{what} differ from those of one instance at a time: {difference}")
 
     def is_rounding(self, found: Any, expected: Any) -> bool:
-        """Whether results differ about as much as they change with the last digits of the parameters."""
+        """Return whether results differ about as much as they change with slightly disturbed parameters."""
         noisy = shaken(self.case.parameters.values(), self.compute_alone)
         place = next(i for i, one in enumerate(self.expected) if one is expected)
         return not compare(found, expected, RELATIVE, NOISE_FACTOR * distance(noisy[place], expected))
 
     def answer(self, made: ab.Batched, graphs: list[Any], weights: Any) -> tuple[list[Any], list[Any]]:
-        """What each instance gives, and in training the loss and gradients of the weighted sum."""
+        """Return each instance's result and, in training, the loss and gradients of the weighted sum."""
         setting = self.case.setting
         found = made(graphs)
         if not setting.training:
@@ -126,7 +126,7 @@ class _Runs:
 
 
 def _backend(name: str) -> Any:
-    """The backend that a case names: compiled, if it is `cpu`; on a processor, if it is `cuda` and there is no GPU."""
+    """Make a case's backend: compiled if it is `cpu`; on a processor if it is `cuda` and there is no GPU."""
     if name != "cuda":
         return BACKENDS[COMPILED if name == "cpu" else name]()
     try:

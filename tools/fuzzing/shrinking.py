@@ -1,4 +1,4 @@
-"""Making a program that fails small: whatever can be left out, while it fails in the same way, is left out."""
+"""Shrink a failing program: leave out whatever can be left out while it fails with the same signature."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def shrink(program: Program, way: Way, fails: Fails, seconds: float) -> tuple[Program, Way]:
-    """Make a failing program smaller, and its way simpler, until nothing can be left out or the time is up."""
+    """Shrink a failing program and simplify its configuration, until nothing can be left out or the time is up."""
 
     def is_smaller(new: tuple[Program, Way], old: tuple[Program, Way]) -> bool:
         return new[1] != old[1] or new[0].size < old[0].size
@@ -34,7 +34,7 @@ def shrink_by(
     fails: Callable[[T], bool],
     seconds: float,
 ) -> T:
-    """Make what fails smaller until no candidate is smaller and fails, or the time is up."""
+    """Shrink a failing object until no candidate is smaller and fails, or the time is up."""
     end = time.monotonic() + seconds
     smaller = True
     while smaller:
@@ -49,7 +49,7 @@ def shrink_by(
 
 
 def candidates(program: Program, way: Way) -> Iterator[tuple[Program, Way]]:
-    """Smaller programs, those with much less first, and simpler ways."""
+    """Yield smaller programs, much smaller ones first, and simpler configurations."""
     for k in range(len(program.instances)):
         if len(program.instances) > 1:
             yield replace(program, instances=_without(program.instances, k)).without_the_unread(), way
@@ -66,7 +66,7 @@ def candidates(program: Program, way: Way) -> Iterator[tuple[Program, Way]]:
 
 
 def _focused(program: Program) -> Iterator[Program]:
-    """Programs whose loss is the sum of a value, of one instance, or of one that a cell returns alone."""
+    """Yield programs whose loss is the sum of one value, of an instance, or of a cell that returns it alone."""
     instance = program.instances[0]
     for line in instance.lines:
         if isinstance(line.spec, Value):
@@ -83,7 +83,7 @@ def _focused(program: Program) -> Iterator[Program]:
 
 
 def _summed(instance: Function, line: Line) -> Function:
-    """The instance with the sum of a line's value as its loss."""
+    """Return the instance with the sum of a line's value as its loss."""
     if instance.lines[-1].form == "ab.sum({0})" and str(instance.lines[-1].args[0]) == line.target:
         loss, lines = instance.lines[-1], instance.lines
     else:
@@ -98,7 +98,7 @@ def _without(items: tuple[Function, ...], k: int) -> tuple[Function, ...]:
 
 
 def _changed_functions(program: Program) -> Iterator[Program]:
-    """Programs with one function made smaller."""
+    """Yield programs with one smaller function."""
     for k, instance in enumerate(program.instances):
         for changed in _smaller(instance):
             yield replace(program, instances=(*program.instances[:k], changed, *program.instances[k + 1 :]))
@@ -109,7 +109,7 @@ def _changed_functions(program: Program) -> Iterator[Program]:
 
 
 def _smaller(function: F) -> Iterator[F]:
-    """The function without some lines, with simpler arguments, or with less that is returned."""
+    """Yield the function without some lines, with simpler arguments, or with a smaller result."""
     lines = function.lines
     for width in (8, 4, 2, 1):
         if width > 1 and len(lines) <= width:
@@ -123,7 +123,7 @@ def _smaller(function: F) -> Iterator[F]:
 
 
 def _drop_lines(function: F, dropped: range) -> F:
-    """The function without some lines; what reads them reads something of the same kind instead."""
+    """Return the function without some lines; their readers read something of the same kind instead."""
     kept = [line for k, line in enumerate(function.lines) if k not in dropped]
     gone = [function.lines[k] for k in dropped]
 
@@ -149,7 +149,7 @@ def _parts(tree: Tree) -> Iterator[Use]:
 
 
 def _simpler_lines(line: Line, before: tuple[Line, ...]) -> Iterator[Line]:
-    """The line with constants in the place of arguments, with shorter lists, or with an argument as its value."""
+    """Yield the line with constants as arguments, with shorter lists, or with a part of its form as its value."""
     for k, tree in enumerate(line.args):
         if isinstance(tree, Structure):
             for shorter in _simpler_trees(tree):
@@ -171,7 +171,7 @@ def _renumbered(form: str, new: dict[int, str]) -> str:
 
 
 def _simpler_forms(form: str) -> Iterator[str]:
-    """The parts of a form, the largest first."""
+    """Yield the parts of a form, the largest first."""
     if form.startswith(("self.cell", "cell")) or not re.search(r"\{\d", form):
         return
     tree = ast.parse(re.sub(r"\{(\d+)\}", r"place_\1", form), mode="eval").body
@@ -181,7 +181,7 @@ def _simpler_forms(form: str) -> Iterator[str]:
 
 
 def _simpler_trees(tree: Tree) -> Iterator[Tree]:
-    """Structures with fewer parts in their lists, and constants in the place of values."""
+    """Yield structures with fewer parts in their lists."""
     if isinstance(tree, Use):
         return
     for k, part in enumerate(tree.parts):
@@ -212,7 +212,7 @@ def _map_lines(program: Program, change: Callable[[Line], Line]) -> Program:
 
 
 def _without_argument(program: Program, k: int) -> Iterator[Program]:
-    """Programs in which a cell takes one argument less; a constant stands in its place."""
+    """Yield programs in which a cell takes one argument less, which is replaced by a constant."""
     cell = program.cells[k]
     for at, argument in enumerate(cell.takes):
         instead = constant(argument.spec)
@@ -238,7 +238,7 @@ def _without_argument(program: Program, k: int) -> Iterator[Program]:
 
 
 def _without_result(program: Program, k: int) -> Iterator[Program]:
-    """Programs in which a cell returns one value less, of a flat structure; a constant stands in its place."""
+    """Yield programs in which a cell returns one value less of a flat structure; a constant replaces it."""
     cell = program.cells[k]
     if not isinstance(cell.returns, Structure):
         return
@@ -270,7 +270,7 @@ def _without_result(program: Program, k: int) -> Iterator[Program]:
 
 
 def _as_method(program: Program, k: int) -> Program:
-    """The program with a cell as a method."""
+    """Return the program with a cell as a method."""
     cell = replace(program.cells[k], is_method=True)
 
     def call(line: Line) -> Line:

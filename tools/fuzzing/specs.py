@@ -1,4 +1,4 @@
-"""What values, arguments and results are, and the structures that hold them, as data and as Python text."""
+"""Specs of values, arguments and results, and the structures that hold them, as data and as Python text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class State:
 
 
 class Pair(NamedTuple):
-    """Another one."""
+    """Another structure that cells take and return."""
 
     left: Any
     right: Any
@@ -50,16 +50,16 @@ class Several:
 
     @property
     def labels(self) -> Sequence[Any]:
-        """What the parts are got by."""
+        """Return the indices, keys or attributes of the parts."""
         return LABELS.get(self.kind, range(len(self.parts)))
 
     @property
     def paths(self) -> list[str]:
-        """What follows the text of the structure to get each part."""
+        """Return the text after the structure's that accesses each part."""
         return [f".{label}" if self.kind == "State" else f"[{label!r}]" for label in self.labels]
 
     def build(self, parts: list[Any]) -> Any:
-        """The structure of these parts."""
+        """Make the structure from its parts."""
         match self.kind:
             case "tuple":
                 return tuple(parts)
@@ -82,19 +82,19 @@ Spec: TypeAlias = Value | Data | Several | Each
 
 @dataclass(frozen=True)
 class Use:
-    """A text that stands for what the spec says, such as `v3`, `a0[1]`, `self.p2[::-1]` or `np.ones((2, 1))`."""
+    """A text with its spec, such as `v3`, `a0[1]`, `self.p2[::-1]` or `np.ones((2, 1))`."""
 
     text: str
     spec: Spec
 
     @property
     def shape(self) -> Shape:
-        """Of a value or ids."""
+        """Return the shape of a value or ids."""
         assert isinstance(self.spec, (Value, Data))
         return self.spec.shape
 
     def reads(self, name: str) -> bool:
-        """Whether the text is that name, or a part of what it names."""
+        """Return whether the text is that name, or a part of what it names."""
         return self.text == name or self.text.startswith((f"{name}[", f"{name}."))
 
     def __str__(self) -> str:
@@ -103,7 +103,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Structure:
-    """Parts put together in a "tuple", "list", "dict", "State" or "Pair"."""
+    """Parts combined in a "tuple", "list", "dict", "State" or "Pair"."""
 
     kind: str
     parts: tuple[Tree, ...]
@@ -124,7 +124,7 @@ Tree: TypeAlias = Use | Structure
 
 
 def uses_in(tree: Tree) -> Iterator[Use]:
-    """The texts in a structure, in order."""
+    """Yield the texts in a structure, in order."""
     if isinstance(tree, Use):
         yield tree
         return
@@ -133,7 +133,7 @@ def uses_in(tree: Tree) -> Iterator[Use]:
 
 
 def parts_of(use: Use) -> list[Use]:
-    """What is in a structure, and in the structures in it; or the value itself."""
+    """Return all parts of a structure, nested ones included; or the value itself."""
     if not isinstance(use.spec, Several):
         return [use]
     parts = [Use(f"{use.text}{path}", spec) for path, spec in zip(use.spec.paths, use.spec.parts, strict=True)]
@@ -141,7 +141,7 @@ def parts_of(use: Use) -> list[Use]:
 
 
 def shape_tree(spec: Spec) -> Any:
-    """The shape of a value, or the tuple of those of a tuple: what `shape=` takes."""
+    """Return the shape of a value, or a tuple of shapes for a tuple, as `shape=` takes it."""
     if isinstance(spec, Value):
         return spec.shape
     assert isinstance(spec, Several)
@@ -149,7 +149,7 @@ def shape_tree(spec: Spec) -> Any:
 
 
 def constant(spec: Spec) -> Tree:
-    """The simplest text for a spec."""
+    """Return the simplest text for a spec."""
     match spec:
         case Value(shape):
             return Use(f"np.full({shape}, 0.5)", spec)

@@ -1,1 +1,1 @@
-"""Random modules of PyTorch, batched beside PyTorch itself."""
+"""Random PyTorch modules, batched and compared with PyTorch itself."""

@@ -1,4 +1,4 @@
-"""Programs as nested lines, which print as Python; what fails is made small by leaving lines out."""
+"""Programs as nested lines, which print as Python; failing ones are shrunk by leaving out lines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CUTS = (
     re.compile(r"()\[[-:\d]+\]"),
     re.compile(r"(), runs='\w+'"),
 )
-"""What is cut from a line, but for its first group: terms, calls, and instances."""
+"""Parts that are cut from a line, except for the first group: terms, calls, and instances."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Block:
     inside: tuple[Block, ...] = ()
 
     def text(self, indent: int = 0) -> str:
-        """The lines as Python."""
+        """Return the lines as Python."""
         if not self.line:
             return "\n".join(part.text() for part in self.inside)
         lines = [f"{'    ' * indent}{self.line}"]
@@ -40,11 +40,11 @@ class Block:
 
     @property
     def size(self) -> int:
-        """How much there is to read."""
+        """Return the size to minimize."""
         return len(self.line) + 20 + sum(part.size for part in self.inside)
 
     def smaller(self) -> Iterator[Block]:
-        """The block with lines left out, many first, or made simpler."""
+        """Yield the block with lines left out, many first, or simplified."""
         n = len(self.inside)
         for width in (8, 4, 2, 1):
             if width > 1 and n <= width:
@@ -57,7 +57,7 @@ class Block:
 
 
 def _simpler(block: Block, before: tuple[Block, ...]) -> Iterator[Block]:
-    """A line of fewer terms or parts, or that gives an earlier value."""
+    """Yield a line with fewer terms or parts, or with an earlier value."""
     if block.inside or block.line.endswith(":"):
         return
     for cut in CUTS:
@@ -74,9 +74,9 @@ def _simpler(block: Block, before: tuple[Block, ...]) -> Iterator[Block]:
 
 
 def shrink(program: Block, fails: Callable[[Block], bool], seconds: float) -> Block:
-    """Leave out what can be left out while the program fails."""
+    """Leave out whatever can be left out while the program fails."""
     end = time.monotonic() + seconds
-    at, n_failed = 0, 0  # what was tried before a success is tried again last
+    at, n_failed = 0, 0  # candidates tried before a success are tried again last
     while time.monotonic() < end:
         candidates = [one for one in program.smaller() if one.size < program.size]
         if n_failed >= len(candidates):

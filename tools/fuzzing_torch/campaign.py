@@ -1,4 +1,4 @@
-"""Running drawn programs of torch by number, and making those that fail small."""
+"""Run drawn programs of torch by number, and shrink those that fail."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from fuzzing_torch.worlds import find_failure
 
 
 def text_of(seed: int) -> str:
-    """The program of a number."""
+    """Return the text of a program by number."""
     return draw_program(seed).text()
 
 
 def run_one(seed: int, backend: str, shrink_seconds: float) -> Found | None:
-    """Run the program of a number; if it fails, make it small."""
+    """Run a program by number; if it fails, shrink it."""
     program = draw_program(seed)
     failure = find_failure(program.text(), backend)
     if failure is None:

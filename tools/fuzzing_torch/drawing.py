@@ -1,6 +1,7 @@
-"""Drawing of a program: modules whose bodies are straight lines, a recursion over trees or chains, and calls of it.
+"""Draw a program: modules with straight-line bodies, a recursion over trees or chains, and calls of it.
 
-Lines are run as they are drawn, on the values of an instance; what torch refuses, or makes large, is drawn anew.
+Lines are run as they are drawn, on the values of an instance; a line is drawn again if torch raises an error or its
+values are large.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ DATA = {"t": ("token", "label"), "m": ("mask",)}
 MAX_ELEMENTS, MAX_NUMBER, N_TRIES = 40, 50.0, 40
 FORMS = ("tree", "tree", "list", "chain")
 STATES = (("{h}", "{s}"), ("({h}, {n})", "{s}[0]"), ("{{'h': {h}, 'n': {n}}}", "{s}['h']"))
-"""How a cell returns its state, and how another reads the float in it."""
+"""How a cell returns its state, and how another reads its float."""
 
 
 class Drawing:
-    """A program as it is drawn.
+    """A program while it is drawn.
 
     Args:
         seed: its number.
@@ -49,11 +50,10 @@ class Drawing:
         self.names: dict[str, dict[str, Any]] = {}
 
     def pick(self, choices: Sequence[T]) -> T:
-        """One of the choices."""
         return choices[int(self.rng.integers(len(choices)))]
 
     def program(self) -> Block:
-        """All of it."""
+        """Draw the whole program."""
         floats = torch.zeros(self.dim, dtype=torch.float64)
         item = {"x": floats + 0.3, "token": torch.tensor(1), "mask": torch.arange(self.dim) > 0}
         state = {"s": floats - 0.2}
@@ -67,7 +67,7 @@ class Drawing:
         return Block("", (*lines, *cells, model, Block("def program(world):", self.script())))
 
     def cell(self, name: str, takes: Sequence[str], given: dict[str, Any]) -> Block:
-        """A class of modules, its lines drawn."""
+        """Draw a module class and its lines."""
         layers: dict[str, str] = {}
         owner: Any = nn.Module()
         owner.scale, owner.flag = 1.3, False
@@ -100,7 +100,7 @@ class Drawing:
         return Block(f"class {name}(nn.Module):", parts)
 
     def line(self, values: dict[str, Any], scope: dict[str, Any]) -> str:
-        """Draw a line that torch takes."""
+        """Draw a line that torch accepts."""
         kinds = np.array(WEIGHTED) / sum(WEIGHTED)
         for _ in range(N_TRIES):
             template = self.pick(KINDS[int(self.rng.choice(len(KINDS), p=kinds))])
@@ -122,7 +122,7 @@ class Drawing:
         return ""
 
     def run(self, template: str, values: dict[str, Any], scope: dict[str, Any]) -> str:
-        """A line of a template, if torch takes it and gives finite numbers, not too large and not too many."""
+        """Return a line from a template if torch accepts it and its values are few, finite and not too large."""
         names = [self.tensor(values, kind) for kind in HOLE.findall(template)]
         if not all(names):
             return ""
@@ -143,14 +143,14 @@ class Drawing:
         return f"{target} = {text}"
 
     def tensor(self, values: dict[str, Any], kind: str) -> str:
-        """A value of a kind, more likely a late one; empty if there is none."""
+        """Draw a value of a kind, more likely a late one; empty if there is none."""
         names = [name for name, x in values.items() if (name in DATA[kind] if kind in DATA else _kind(x) == kind)]
         if not names:
             return ""
         return names[max(int(self.rng.integers(len(names))) for _ in range(2))]
 
     def returns(self, name: str, values: dict[str, Any], takes: Sequence[str]) -> str:
-        """What a cell returns: a state, or a loss."""
+        """Draw what a cell returns: a state, or a loss."""
         names = [k for k, x in values.items() if _kind(x) == "f"]
         late = names[-3:]
         if name == "Out":
@@ -163,7 +163,7 @@ class Drawing:
         return self.made.format(h=state, n=n[self.extra])
 
     def model(self) -> Block:
-        """The class of the whole model."""
+        """Draw the class of the whole model."""
         init = ["super().__init__()"]
         for name in ("Leaf", "Merge", "Out"):
             runs = self.pick(("auto",) * 14 + ("torch", "torch", "autobatch"))
@@ -210,7 +210,7 @@ class Drawing:
         return Block("class Model(nn.Module):", (made, *methods))
 
     def script(self) -> tuple[Block, ...]:
-        """What is done with the model."""
+        """Draw the calls of the model."""
         lines = ["torch.default_generator.manual_seed(1)", "model = Model(world)"]
         make = "chain({}, {}, {}, {})" if self.form == "chain" else "tree({}, {}, {}, {})"
         sizes = [int(self.rng.integers(1, 4)) for _ in range(3)]
@@ -237,7 +237,7 @@ class Drawing:
         return tuple(map(Block, lines))
 
     def change(self, bind: Sequence[str]) -> list[str]:
-        """Changes of the model's state."""
+        """Draw changes of the model's state."""
         lines = []
         for _ in range(int(self.rng.integers(0, 3))):
             parts = [
@@ -268,7 +268,7 @@ def _kind(x: Any) -> str:
 
 
 def draw_program(seed: int) -> Block:
-    """Draw the program of a number."""
+    """Draw a program by number."""
     with torch.random.fork_rng(devices=()):
         torch.default_generator.manual_seed(seed)
         return Drawing(seed).program()

@@ -1,8 +1,8 @@
-"""What the bodies of drawn modules compute: a hole {f} is for floats, {i} for ints, {b} for conditions.
+"""Expressions in the bodies of drawn modules: a hole {f} is for floats, {i} for ints, {b} for conditions.
 
-A hole {t} is for an int of the data, {m} for a mask of them: a body may need their numbers.
+A hole {t} is for an int of the data, {m} for a mask of the data: bodies may depend on their contents.
 
-A line that torch refuses for the values at hand is drawn anew, so templates need to fit now and then only.
+A line is drawn again if torch raises an error for the values at hand, so templates need not always fit.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ LAYERS = {
     "nn.utils.parametrizations.weight_norm(nn.Linear({d}, {e}))": "{f}",
     "nn.MultiheadAttention({d}, 1)": "{f}.reshape(1, -1), {f}.reshape(1, -1), {f}.reshape(1, -1)",
 }
-"""Layers of width {d}, and what they are called with."""
+"""Layers of width {d}, and their arguments."""
 
 HOOKS = (
     "{m}.register_forward_hook(lambda m, a, y: y * 1.5 if isinstance(y, torch.Tensor) else y)",
@@ -93,4 +93,4 @@ CHANGES = (
     "{c}.shift = {c}.shift * 0.5", "{c}.shift.mul_(-1.0)", "model = model.float().double()",
     "model = copy.deepcopy(model)",
 )  # fmt: skip
-"""Of the state of a model, between its calls."""
+"""Changes of a model's state between its calls."""

@@ -1,7 +1,7 @@
 """The two worlds in which a program of torch runs: eagerly, one instance at a time, and batched by autobatch.
 
 A program is a function of a world. It makes modules, marks some with `world.cell`, runs mini-batches with
-`world.batched`, and logs what it finds; both worlds have to log the same.
+`world.batched`, and logs its results; both worlds must log the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from autobatch.errors import AutobatchError
 
 N_TOKENS, N_CLASSES = 5, 3
 TOLERANCE = 1e-9  # relative to the largest number of a tensor
-NOISE, N_NOISY = 1e-14, 3  # relative, of each op of torch, or the last digit if that is more; runs with noise
+NOISE, N_NOISY = 1e-14, 3  # relative noise of each op of torch (at least its last digit); number of noisy runs
 ROUNDED = {
     "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "sum", "mean", "var", "var_mean", "std",
     "linalg_vector_norm", "native_layer_norm", "native_group_norm", "native_batch_norm", "_softmax", "_log_softmax",
@@ -30,14 +30,14 @@ ROUNDED = {
     "add", "sub", "rsub", "mul", "div", "pow", "exp", "log", "tanh", "sigmoid", "softplus", "gelu", "silu", "mish",
     "elu", "sin", "cos", "sqrt", "rsqrt", "convolution", "hypot", "erf",
 }  # fmt: skip
-"""Ops whose results round, in other ways where a batch is computed; the others select or move numbers."""
-ROUNDING = 1e-5  # up to which a difference may come from numbers of fewer digits
+"""Ops whose results round differently in a batch; the others select or move numbers."""
+ROUNDING = 1e-5  # largest difference that is attributed to rounding
 NARROW = {"half": 2e-2, "float16": 2e-2, "float32": 1e-4, ".float()": 1e-4}
-"""The tolerance of programs whose text has a narrower kind of floats, such as (b)float16."""
+"""Tolerances for programs whose text contains a narrower float type, such as (b)float16."""
 
 
 class Triple(torch.autograd.Function):
-    """Three times its argument, whose gradient it says is twice that of the result."""
+    """Three times its argument, with a deliberately wrong gradient: twice that of the result."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -49,42 +49,42 @@ class Triple(torch.autograd.Function):
 
 
 class Norm(nn.BatchNorm1d):
-    """A batch norm that stays as it is in eval."""
+    """A batch norm that stays in eval mode."""
 
     def train(self, mode: bool = True) -> Norm:
-        """Stay."""
+        """Stay in eval mode."""
         return super().train(False)
 
 
 @dataclass
 class World:
-    """What a program is run with: eager torch, unless it is batched.
+    """What a program is run with: eager torch if `backend` is empty, else autobatch.
 
     Attributes:
-        logged: the name and the value of each thing that the program found.
+        logged: name and value of each result of the program.
     """
 
     backend: str = ""
     logged: list[tuple[str, Any]] = field(default_factory=list)
 
     def cell(self, module: Any, runs: str = "auto") -> Any:
-        """The module, as a cell if the world is batched."""
+        """Return the module, as a cell if the world is batched."""
         return abt.cell(module, runs=runs) if self.backend else module
 
     def batched(self, function: Callable[[Any], Any], model: nn.Module) -> Callable[[list[Any]], Any]:
-        """The function over mini-batches."""
+        """Return the function over mini-batches."""
         if self.backend:
             batched: Callable[[list[Any]], Any] = abt.batched(function, module=model, backend=self.backend)
             return batched
         return lambda instances: stack([function(one) for one in instances])
 
     def log(self, name: str, value: Any) -> None:
-        """Note what was found."""
+        """Log a copy of a result."""
         found = [x.detach().clone() if isinstance(x, Tensor) else x for x in leaves(value)]
         self.logged.append((name, found))
 
     def gradients(self, model: nn.Module, instances: list[Any]) -> None:
-        """Note the gradients of all parameters and inputs."""
+        """Log the gradients of all parameters and inputs."""
         for name, p in model.named_parameters():
             self.log(f"gradient of {name}", p.grad)
         for k, x in enumerate(inputs(instances)):
@@ -92,7 +92,7 @@ class World:
 
 
 def tree(seed: int, dim: int, depth: int, wants: bool) -> dict[str, Any]:
-    """A tree of nodes with features, a token, a label and a mask; features ask for gradients if it is wanted."""
+    """Draw a tree of nodes with features, a token, a label and a mask; features require gradients if `wants`."""
     draw = torch.Generator().manual_seed(seed)
 
     def node(depth: int) -> dict[str, Any]:
@@ -108,12 +108,12 @@ def tree(seed: int, dim: int, depth: int, wants: bool) -> dict[str, Any]:
 
 
 def chain(seed: int, dim: int, length: int, wants: bool) -> list[dict[str, Any]]:
-    """Nodes in a row."""
+    """Draw a list of nodes."""
     return [tree(seed * 100 + k, dim, 0, wants) for k in range(length)]
 
 
 def nodes(x: Any) -> Iterator[dict[str, Any]]:
-    """All nodes of a tree or a chain."""
+    """Yield all nodes of a tree or a chain."""
     if isinstance(x, list):
         for part in x:
             yield from nodes(part)
@@ -123,22 +123,22 @@ def nodes(x: Any) -> Iterator[dict[str, Any]]:
 
 
 def inputs(instances: list[Any]) -> list[Tensor]:
-    """The tensors of instances that ask for gradients."""
+    """Return the tensors of instances that require gradients."""
     return [node["x"] for node in nodes(instances) if node["x"].requires_grad]
 
 
 def is_float(x: Any) -> bool:
-    """Whether something is a tensor of floats."""
+    """Return whether something is a float tensor."""
     return isinstance(x, Tensor) and x.is_floating_point()
 
 
 def weaker(model: nn.Module) -> dict[str, Tensor]:
-    """The state of a model with smaller floats."""
+    """Return the state of a model with smaller floats."""
     return {name: x * 0.9 if x.is_floating_point() else x.clone() for name, x in model.state_dict().items()}
 
 
 def leaves(x: Any) -> list[Any]:
-    """What is in a structure."""
+    """Return the leaves of a structure."""
     if isinstance(x, dict):
         return [leaf for key in sorted(x) for leaf in leaves(x[key])]
     if isinstance(x, (list, tuple)):
@@ -147,7 +147,7 @@ def leaves(x: Any) -> list[Any]:
 
 
 def stack(results: list[Any]) -> Any:
-    """The results of all instances, as a batched function gives them."""
+    """Stack the results of all instances, as a batched function does."""
     first = results[0]
     if isinstance(first, dict):
         return {key: stack([one[key] for one in results]) for key in first}
@@ -157,7 +157,7 @@ def stack(results: list[Any]) -> Any:
 
 
 def total(y: Any) -> Any:
-    """A sum of all numbers that have gradients, each with a weight of its own."""
+    """Sum all numbers that have gradients, each with its own weight."""
     parts = [x for x in leaves(y) if isinstance(x, Tensor) and x.requires_grad]
     return sum((x * torch.linspace(0.5, 1.5, x.numel(), dtype=x.dtype).reshape(x.shape)).sum() for x in parts)
 
@@ -167,9 +167,9 @@ class Failure:
     """What a program does wrong, or why it cannot be run.
 
     Attributes:
-        kind: "wrong", "crash", "refused", "invalid" where torch itself fails, or "unsteady" where the numbers of torch
-            itself depend on how its ops round.
-        what: without numbers, so that failures with one cause say the same.
+        kind: "wrong", "crash", "refused", "invalid" if torch itself fails, or "unsteady" if torch's results depend on
+            how its ops round.
+        what: the message without numbers, so that failures with one cause have the same.
     """
 
     kind: str
@@ -178,17 +178,17 @@ class Failure:
 
     @property
     def signature(self) -> str:
-        """What failures with one cause have in common."""
+        """Return what failures with one cause have in common."""
         return f"{self.kind}: {self.what}"
 
     @property
     def is_set_apart(self) -> bool:
-        """Whether it is no defect: a sentence, or a program that torch does not run, or not to so many digits."""
+        """Return whether it is not a defect: a proper error, or a program that torch cannot run, or not accurately."""
         return self.kind in ("refused", "invalid", "unsteady")
 
 
 def find_failure(text: str, backend: str) -> Failure | None:
-    """Run a program in both worlds; say what differs first."""
+    """Run a program in both worlds. Return the first difference."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         eager, batched = World(), World(backend)
@@ -200,7 +200,7 @@ def find_failure(text: str, backend: str) -> Failure | None:
             run(text, batched)
         except AutobatchError as error:
             return Failure("refused", shorten(str(error)), str(error))
-        except Exception as error:  # whatever it is, is what is looked for
+        except Exception as error:  # any error is a finding
             return Failure("crash", f"{type(error).__name__} {shorten(str(error))}", f"{type(error).__name__}: {error}")
         tolerance = max([TOLERANCE, *(limit for word, limit in NARROW.items() if word in text)])
         failure = compare(eager.logged, batched.logged, tolerance)
@@ -210,7 +210,7 @@ def find_failure(text: str, backend: str) -> Failure | None:
 
 
 def is_unsteady(text: str, eager: World, tolerance: float) -> bool:
-    """Whether torch gives other numbers if its ops round in other ways."""
+    """Return whether torch's results change if its ops round differently."""
     for number in range(N_NOISY):
         noisy = World()
         with Noise(number):
@@ -221,7 +221,7 @@ def is_unsteady(text: str, eager: World, tolerance: float) -> bool:
 
 
 class Noise(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Changes the last digits of what ops of torch give, forward and backward."""
+    """Changes the last digits of the results of torch's ops, forward and backward."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -249,7 +249,7 @@ def run(text: str, world: World) -> None:
 
 
 def compare(expected: list[tuple[str, Any]], found: list[tuple[str, Any]], tolerance: float) -> Failure | None:
-    """How what was logged differs."""
+    """Return how logged results differ."""
     for (name, wanted), (_, given) in zip(expected, found, strict=True):
         kind = name.split()[0]
         if len(wanted) != len(given):
@@ -261,7 +261,7 @@ def compare(expected: list[tuple[str, Any]], found: list[tuple[str, Any]], toler
 
 
 def differ(wanted: Any, found: Any, tolerance: float) -> str:
-    """How a value differs from what is wanted; a gradient that is None is zero."""
+    """Describe how a value differs from the expected one; a gradient that is None counts as zero."""
     if wanted is None or found is None:
         other = found if wanted is None else wanted
         return "" if other is None or not other.any() else f"None: {wanted} and {found}"
@@ -283,5 +283,5 @@ def differ(wanted: Any, found: Any, tolerance: float) -> str:
 
 
 def shorten(message: str) -> str:
-    """The beginning of a message, without names and numbers."""
+    """Return the beginning of a message, without names and numbers."""
     return re.sub(r"'[^']*'|\(.*?\)|\d+|0x\w+", "_", message.splitlines()[0] if message else "")[:90]
