@@ -1,4 +1,4 @@
-# The commands of this project. Each sets up what it needs in .venv; PyTorch comes with the tests only.
+# Commands for development. Each sets up its requirements in .venv; only the tests need PyTorch.
 
 PYTHON ?= python3
 WORKERS ?= 2
@@ -66,7 +66,7 @@ clean:
 	@rm -rf .venv .venv-* site .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build autobatch/_native*.so
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Where the native sources only have changed, the module alone is rebuilt.
+# If only the native sources have changed, only the module is rebuilt.
 $(VENV)/runtime: pyproject.toml autobatch/release.py $(NATIVE) $(BIN)/python
 	@echo "Installing autobatch into $(VENV) ..."
 	@$(if $(filter-out $(NATIVE),$?),$(PIP) install --editable .,$(BIN)/python tools/build_native.py)
