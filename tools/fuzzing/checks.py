@@ -392,7 +392,7 @@ class _Runs:
 
 
 def on_host(gradient: Any, store: Store) -> Any:
-    """Return a gradient as a NumPy array of its own."""
+    """Return a gradient as a separate NumPy array."""
     return np.array(gradient if isinstance(gradient, ab.Rows) else store.get(gradient))
 
 

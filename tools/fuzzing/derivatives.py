@@ -91,7 +91,7 @@ def add(body: CallingBody, form: str, args: tuple[Tree, ...], inner: Inner) -> N
 
 
 def _arguments(body: CallingBody) -> list[Tree]:
-    """Draw the arguments of a function; the first can be differentiated by."""
+    """Draw the arguments of a function, which can be differentiated by the first."""
     rng = body.rng
     made: list[Tree] = []
     for k in range(int(rng.choice((1, 2, 3), p=(0.5, 0.35, 0.15)))):

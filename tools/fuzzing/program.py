@@ -51,7 +51,7 @@ class Line:
         return self.form.startswith((f"self.{name}(", f"{name}("))
 
     def trees(self) -> Iterator[Tree]:
-        """Yield all that is read, also by the inner function."""
+        """Yield everything that is read, also by the inner function."""
         yield from self.args
         if self.inner:
             yield from self.inner.trees()
@@ -95,7 +95,7 @@ class Function:
     is_method: bool = True
 
     def trees(self) -> Iterator[Tree]:
-        """Yield all that is read."""
+        """Yield everything that is read."""
         for line in self.lines:
             yield from line.trees()
         yield self.returns

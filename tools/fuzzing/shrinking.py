@@ -66,7 +66,7 @@ def candidates(program: Program, way: Way) -> Iterator[tuple[Program, Way]]:
 
 
 def _focused(program: Program) -> Iterator[Program]:
-    """Yield programs whose loss is the sum of one value, of an instance, or of a cell that returns it alone."""
+    """Yield programs whose loss is the sum of one value: an instance's, or one that a cell then returns alone."""
     instance = program.instances[0]
     for line in instance.lines:
         if isinstance(line.spec, Value):
