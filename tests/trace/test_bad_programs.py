@@ -1,4 +1,4 @@
-"""Programs that cannot be recorded: the right error, a text that says what to do, and a model that still works."""
+"""Test programs that cannot be recorded: the error class, helpful messages, and a model that still works."""
 
 from __future__ import annotations
 
@@ -400,7 +400,7 @@ def test_a_static_argument_that_there_is_not() -> None:
 
 
 class Mine(Exception):
-    """An error of the user's own."""
+    """A user's own error class."""
 
 
 @pytest.mark.parametrize("place", ["function", "cell", "cell in a cell"])

@@ -1,4 +1,4 @@
-"""Choosing among the rows of a value of any length: by data, by computed positions, the largest, the k largest."""
+"""Test the selection of rows from a ragged value: by data, by computed positions, argmax and top k."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DIM = 3
 
 
 class Pointer(ab.Module):
-    """Scores rows."""
+    """A pointer network that scores rows."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(2)

@@ -1,4 +1,4 @@
-"""Comparisons are bools eagerly and numbers batched: programs mean the same in both, or are refused."""
+"""Test comparisons: bools eagerly, numbers when batched; programs mean the same in both modes or are refused."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ REFUSED: dict[str, Callable[[Any, Any], Any]] = {
 
 
 class Model(ab.Module):
-    """Combines two conditions about `W @ x`."""
+    """A cell that combines two conditions on `W @ x`."""
 
     def __init__(self, combine: Callable[[Any, Any], Any]) -> None:
         self.W, self.combine = ab.Parameter(np.random.default_rng(0).standard_normal((3, 3))), combine

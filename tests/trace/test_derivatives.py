@@ -1,4 +1,4 @@
-"""Derivatives inside programs: what they are by, in which stages they work, and what is refused."""
+"""Test derivatives inside programs: what they differentiate by, the stages in which they work, and refusals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RNG = np.random.default_rng(0)
 
 @dataclass
 class Cloud:
-    """An instance with a float array, and what has no gradient."""
+    """An instance with one float array and fields without gradients."""
 
     x: Any
     word: int
@@ -99,7 +99,7 @@ def test_a_number_of_numpy_is_one_value_wherever_arguments_hold_it() -> None:
 
 
 class Net(ab.Module):
-    """Cells of several kinds over points (3,)."""
+    """Several kinds of cells over points of shape (3,)."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
@@ -176,14 +176,14 @@ def clouds() -> list[Cloud]:
 
 
 def squared(gradient: Any) -> Any:
-    """The sum of squares of a gradient, of any structure."""
+    """Return the sum of squares of a gradient of any structure."""
     if isinstance(gradient, (tuple, list)):
         return ab.sum_n([squared(part) for part in gradient])
     return ab.sum(gradient * gradient)
 
 
 def eagerly(function: Callable[..., Any], instances: list[Any]) -> np.ndarray[Any, Any]:
-    """What a function gives for each instance, with the random numbers that the instance gets batched."""
+    """Run a function on each instance, with the random numbers that a batched run would draw."""
     found = []
     for key, instance in enumerate(instances):
         with ab.randomness(seed=0, step=0, key=key):
@@ -192,7 +192,7 @@ def eagerly(function: Callable[..., Any], instances: list[Any]) -> np.ndarray[An
 
 
 def slope(function: Callable[[], float], array: np.ndarray[Any, Any], index: Any) -> float:
-    """The derivative of a function by an element of an array that it reads, by central differences."""
+    """Return the derivative with respect to an element of `array`, by central differences."""
     before = array[index]
     found = []
     for step in (EPS, -EPS):
@@ -396,7 +396,7 @@ def test_derivatives_over_the_elements_of_lists_in_cells() -> None:
 
 
 def test_derivatives_of_a_list_that_had_one_length_only() -> None:
-    """The body would need another type if the second list were longer; its derivative does not ask."""
+    """A longer second list would need another type; the derivative of the body is recorded anyway."""
 
     @ab.cell
     def cell(xs: list[Any], ys: list[Any]) -> Any:
@@ -419,7 +419,7 @@ def test_derivatives_of_a_list_that_had_one_length_only() -> None:
 
 
 def test_second_derivatives_know_the_length_of_a_list_that_the_first_did_not_read() -> None:
-    """It is as long as another list, through which the body walks: attention has as many values as keys."""
+    """The unread list is as long as another one that the body walks through, as values and keys in attention."""
 
     @ab.cell
     def start(x: Any) -> Any:
@@ -548,7 +548,7 @@ def test_what_cannot_be_differentiated_is_refused() -> None:
 
 
 def test_instances_whose_loss_is_constant_have_gradients_of_zero() -> None:
-    """A molecule of one atom has no pairs; the rows of its gradient are those of all others."""
+    """A molecule of one atom has no pairs, and an empty one has no rows."""
     pair = ab.cell(lambda a, b: ab.sum((a - b) ** 2))
 
     def energy(x: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Eager mode does what batched programs do: nothing changes in place, and any array that holds numbers is taken."""
+"""Test that eager mode matches batched programs: nothing changes in place, and any array of numbers is accepted."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Model(ab.Module):
 
 
 def everywhere(function: Callable[[Any], Any], module: ab.Module, x: Any) -> np.ndarray[Any, Any]:
-    """Eagerly, on both backends, alone and in a batch of 64, with gradients too: all the same; give the result."""
+    """Check that results match eagerly, on both backends, alone and in batches, with gradients; return the result."""
     expected = np.asarray(function(x))
     for make in BACKENDS.values():
         for size in SIZES:
@@ -218,7 +218,7 @@ def test_copies_are_plain_arrays_that_may_be_changed(duplicate: Callable[[Any], 
     np.testing.assert_array_equal(h, np.tanh(X))
 
 
-# --- what is taken as an array ---
+# --- array-likes ---
 
 
 @pytest.fixture

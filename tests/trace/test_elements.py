@@ -1,4 +1,4 @@
-"""Bodies that walk through lists: what treats all elements alike is one type, and all else is right, too."""
+"""Test bodies that walk through lists: those that treat all elements alike have one type, and all are right."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIZES: tuple[list[int], ...] = ([1, 2], [20, 3], [5, 5, 1, 2], [7])  # per insta
 
 
 class Weights(ab.Module):
-    """What cells multiply by."""
+    """The parameters of the cells."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(7)
@@ -51,7 +51,7 @@ def draw(sizes: Any = SIZES, seed: int = 0) -> list[list[list[Any]]]:
 
 
 def run(weights: Weights, body: Callable[..., Any], sizes: Any = SIZES) -> int:
-    """Check a body of a query, a list and another one against one instance at a time; count its types."""
+    """Check a body of a query and two lists against one instance at a time; return the number of its types."""
     call = ab.cell(lambda q, xs, ys: ab.sum(body(weights, q, xs, ys) * weights.out))
 
     def loss(nodes: list[list[Any]]) -> Any:
@@ -68,7 +68,7 @@ def run(weights: Weights, body: Callable[..., Any], sizes: Any = SIZES) -> int:
 
 
 def gates(w: Weights, xs: Any) -> list[Any]:
-    """A helper that walks through a list."""
+    """Walk through a list, for cells to call."""
     made = []
     for x in xs:
         z = w.W @ x
@@ -77,13 +77,13 @@ def gates(w: Weights, xs: Any) -> list[Any]:
 
 
 def additive(w: Weights, q: Any, xs: Any) -> Any:
-    """Additive attention (Bahdanau et al. 2015)."""
+    """Apply additive attention (Bahdanau et al. 2015)."""
     scores = [ab.dot(w.scale, ab.tanh(w.W @ q + w.W @ x)) for x in xs]
     return ab.dot_n(ab.softmax_n(scores), xs)
 
 
 def counted(w: Weights, xs: Any) -> Any:
-    """A sum with a loop."""
+    """Sum in a Python loop."""
     total: Any = 0.0
     for x in xs:
         total = total + ab.tanh(x) * w.rate
@@ -91,7 +91,7 @@ def counted(w: Weights, xs: Any) -> Any:
 
 
 def prefixes(xs: Any) -> Any:
-    """Each element depends on those before."""
+    """Sum over prefixes: each element depends on the previous ones."""
     total, made = xs[0] * 0.0, []
     for x in xs:
         total = total + x
@@ -100,18 +100,18 @@ def prefixes(xs: Any) -> Any:
 
 
 def blocks(w: Weights, x: Any) -> Any:
-    """Slices and joins of one element."""
+    """Slice and join parts of one element."""
     left, right = ab.split(w.U @ x, 2)
     return ab.concat([left[:1], right[1:]]) * x[0] + ab.sum(x)
 
 
 def both(w: Weights, q: Any, xs: Any, ys: Any) -> Any:
-    """A list that is given back, and attention over it and another one."""
+    """Return a list unchanged, with attention over it and another list."""
     return xs, ab.attend(q, xs, [w.W @ y for y in ys])
 
 
 def short(xs: Any) -> Any:
-    """A sum of at most four values."""
+    """Sum at most four values; raise an error for more."""
     if len(xs) > 4:
         raise ValueError("too many")
     return sum(xs)
@@ -356,7 +356,7 @@ def test_lists_of_different_lengths_are_refused() -> None:
 
 
 def test_a_new_length_costs_no_reports_and_no_instructions_per_element(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tracing runs the body once per element; it does everything else as often for 20 elements as for 2000."""
+    """Tracing runs the body once per element. Everything else happens as often for 20 elements as for 2000."""
     weights, counts = Weights(), Counter[str]()
 
     def counting(kind: Any, name: str) -> None:

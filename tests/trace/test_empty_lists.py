@@ -1,4 +1,4 @@
-"""Lists without elements: every function of a list gives one result, or one message, wherever it is applied."""
+"""Test empty lists: a function has the same result or message wherever it is applied to one."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ OTHERS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def plus_reduced(reduce: Callable[[Any, Any, Any], Any], **how: Any) -> Callable[[Any, Any], Any]:
-    """The sum of a value and what a list is reduced to."""
+    """Return a function that adds a value and the reduction of a list."""
     return lambda x, k: x + reduce(x, k, how)
 
 
@@ -61,7 +61,7 @@ def same(x: Any) -> Any:
 
 
 def outcome(compute: Callable[[], Any]) -> str:
-    """The result, or the message without the name of the cell, the call and its line."""
+    """Return the result as text, or the error message without the cell's name, the call and its line."""
     try:
         return str(np.asarray(compute(), np.float64).tolist())
     except ab.ShapeError as error:
@@ -69,7 +69,7 @@ def outcome(compute: Callable[[], Any]) -> str:
 
 
 def ways(function: Callable[[Any, Any], Any], backend: str) -> dict[str, Callable[[], Any]]:
-    """How a function is applied to an empty list."""
+    """Return the ways to apply a function to an empty list, by name."""
     call = ab.cell(function)
 
     def of_children(item: Any) -> Any:
@@ -105,7 +105,7 @@ def test_any_function_of_an_empty_list_gives_one_outcome(after_a_sum: bool, name
 
 
 def check(after_a_sum: bool, name: str) -> None:
-    """Compare the outcomes of all ways, and whether they are a result."""
+    """Check that all ways have the same outcome, and whether it is a result or an error."""
     function = ALL[name]
 
     def summed(x: Any, k: Any) -> Any:

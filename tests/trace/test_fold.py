@@ -1,4 +1,4 @@
-"""Folds: what they mean is the plain recursion, in eager mode, recorded, batched and differentiated."""
+"""Test that folds equal plain recursion: in eager mode, recorded, batched and differentiated."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class State(NamedTuple):
 
 
 class Base(ab.Module):
-    """Folds of the cell `node` over nested data, parents and edges, and the plain recursion."""
+    """Folds of the cell `node` over nested data, parents and edges, and the equivalent plain recursion."""
 
     nested = ab.fold("children", "node")
     by_parents = ab.fold(parents="parent", node="node")
@@ -41,11 +41,11 @@ class Base(ab.Module):
         return weight * ab.cross_entropy(self.output(self.vector(state)), label)
 
     def vector(self, state: Any) -> Any:
-        """The vector in a state."""
+        """Return the vector of a state."""
         return state
 
     def plain(self, tree: dict[str, Any]) -> Any:
-        """The loss at all nodes by plain recursion; a node that is met twice is visited once."""
+        """Sum the losses of all nodes by plain recursion, visiting shared nodes once."""
         known, losses = dict[int, Any](), list[Any]()
 
         def visit(t: dict[str, Any]) -> Any:
@@ -59,25 +59,25 @@ class Base(ab.Module):
         return ab.sum_n(losses)
 
     def folded(self, tree: Any) -> Any:
-        """The same by a fold over nested data."""
+        """Sum the losses by a fold over nested data."""
         return ab.sum_n(self.nested(tree, each=self.node_loss))
 
     def of_parents(self, arrays: Any) -> Any:
-        """The same by a fold over arrays of parents."""
+        """Sum the losses by a fold over arrays of parents."""
         return ab.sum_n(self.by_parents(arrays, each=self.node_loss))
 
     def of_edges(self, arrays: Any) -> Any:
-        """The same by a fold over arrays of edges."""
+        """Sum the losses by a fold over arrays of edges."""
         return ab.sum_n(self.by_edges(arrays, each=self.node_loss))
 
 
 def chosen(fields: dict[str, Any], *names: str) -> dict[str, Any]:
-    """Some fields of a node, if it has them."""
+    """Return those of the named fields that a node has."""
     return {name: fields[name] for name in names if name in fields}
 
 
 class ByArity(Base):
-    """A type for each number of children; leaves read words."""
+    """Nodes that have a type for each number of children; leaves read words."""
 
     @ab.cell
     def node(self, children: list[Any], word: int = 0, scale: float = 1.0, kind: Any = None) -> Any:
@@ -90,7 +90,7 @@ class ByArity(Base):
 
 
 class ChildSum(Base):
-    """A map over children of any number, whose states are tuples."""
+    """Nodes that map over any number of children and whose states are tuples."""
 
     def vector(self, state: Any) -> Any:
         return state[1][0]
@@ -104,7 +104,7 @@ class ChildSum(Base):
 
 
 class Dropping(Base):
-    """Cells that draw random numbers, and some that draw none."""
+    """Nodes that apply dropout, and leaves that draw nothing."""
 
     @ab.cell
     def node(self, children: list[Any], word: int = 0, scale: float = 1.0, kind: Any = None) -> Any:
@@ -115,7 +115,7 @@ class Dropping(Base):
 
 
 class Kinds(Base):
-    """A static field: its value is part of the type."""
+    """Nodes with a static field, whose value is part of the type."""
 
     @ab.cell(static=("kind",))
     def node(self, children: list[Any], word: int = 0, scale: float = 1.0, kind: Any = None) -> Any:
@@ -126,7 +126,7 @@ class Kinds(Base):
 
 
 class Named(Base):
-    """States that are named tuples, which only Python puts together."""
+    """Nodes whose states are named tuples, which only Python can build."""
 
     def vector(self, state: Any) -> Any:
         return state.h
@@ -138,7 +138,7 @@ class Named(Base):
 
 
 class InDict(Base):
-    """States that are dicts."""
+    """Nodes whose states are dicts."""
 
     def vector(self, state: Any) -> Any:
         return state["h"]
@@ -152,7 +152,7 @@ class InDict(Base):
 
 
 class PlainNode(Base):
-    """A method that is no cell, and chooses between cells."""
+    """A plain method as node, which calls one of several cells."""
 
     @ab.cell
     def leaf(self, word: int, scale: float) -> Any:
@@ -173,7 +173,7 @@ MODELS = [ByArity, ChildSum, Dropping, Kinds, Named, InDict, PlainNode]
 
 
 def draw_tree(rng: np.random.Generator, n: int, is_uniform: bool, shares: float) -> dict[str, Any]:
-    """Draw a DAG of up to n nodes with one root; with all fields if it is uniform, else with some."""
+    """Draw a DAG of up to n nodes with one root. A uniform one has all fields at each node, others only some."""
     nodes = list[dict[str, Any]]()
     for i in range(n):
         found: dict[str, Any] = {"label": int(rng.integers(3))}
@@ -203,7 +203,7 @@ def draw_tree(rng: np.random.Generator, n: int, is_uniform: bool, shares: float)
 
 
 def in_order(tree: dict[str, Any]) -> list[dict[str, Any]]:
-    """The nodes of a DAG, each once, children first."""
+    """Return the nodes of a DAG, each once, children first."""
     found = dict[int, dict[str, Any]]()
 
     def visit(t: dict[str, Any]) -> None:
@@ -217,7 +217,7 @@ def in_order(tree: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def as_edges(rng: np.random.Generator, tree: dict[str, Any]) -> dict[str, Any]:
-    """A uniform DAG as arrays or lists, with its nodes in another order."""
+    """Convert a uniform DAG to arrays or lists of edges, with its nodes in another order."""
     nodes = in_order(tree)
     place = {id(node): int(i) for node, i in zip(nodes, rng.permutation(len(nodes)), strict=True)}
     nodes.sort(key=lambda node: place[id(node)])
@@ -232,7 +232,7 @@ def as_edges(rng: np.random.Generator, tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_parents(tree: dict[str, Any]) -> dict[str, Any]:
-    """A uniform tree as arrays, its nodes children first."""
+    """Convert a uniform tree to arrays of parents, children first."""
     nodes = in_order(tree)
     place = {id(node): i for i, node in enumerate(nodes)}
     parent = np.full(len(nodes), -1)
@@ -245,7 +245,7 @@ def as_parents(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def children_in_order(tree: dict[str, Any]) -> dict[str, Any]:
-    """The tree with the children of each node in the order of their numbers, which parents alone can tell."""
+    """Sort the children of each node by number, in place: arrays of parents keep no other order."""
     place = {id(node): i for i, node in enumerate(in_order(tree))}
     for node in in_order(tree):
         node["children"] = sorted(node.get("children") or (), key=lambda child: place[id(child)])
@@ -253,7 +253,7 @@ def children_in_order(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def words_of(function: Callable[[Any], Any], model: ab.Module, instances: list[Any]) -> np.ndarray:
-    """The ints of a graph that is recorded anew."""
+    """Record a graph twice and return its ints."""
     recorder = Recorder(function, model)
     first = recorder.record(instances).words
     again = recorder.record(instances).words  # now all forms and templates are known
@@ -305,7 +305,7 @@ def test_parents_give_the_children_in_order(kind: Any) -> None:
 
 
 class Binary(Base):
-    """States of children that are arguments of their own, and a cell for leaves."""
+    """Nodes that take the states of children as separate arguments, and a cell for leaves."""
 
     nested = ab.fold(("left", "right"), "merge", "leaf")
 
@@ -360,7 +360,7 @@ def test_children_in_fields_are_arguments(seed: int) -> None:
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_deep_trees_are_read_from_both_sides(side: str) -> None:
-    """The other child of each node on the long path waits, or is done."""
+    """The other child of each node on the long path is either waiting or done."""
     model, other = Binary(np.random.default_rng(0)), {"left": "right", "right": "left"}[side]
     tree: dict[str, Any] = {"word": 0, "label": 0}
     for k in range(300):
@@ -379,7 +379,7 @@ def test_dropout_draws_the_same_numbers_eagerly_and_batched() -> None:
 
 
 class Sum(ab.Module):
-    """Sums over nodes, in all ways to find children."""
+    """Sums over nodes, for each way to find children."""
 
     values = ab.fold("children", "node")
     pairs = ab.fold(("left", "right"), "pair")
@@ -470,7 +470,7 @@ def test_depth_does_not_matter(n: int, is_recorded: bool) -> None:
     for function, instance in ((model.values, tree), (model.of_parents, chain)):
         found = ab.batched(function, backend="cpu")([instance])[0] if is_recorded else function(instance)
         assert float(found) == n
-    while "children" in tree:  # freed step by step, as Python frees nested dicts recursively
+    while "children" in tree:  # freed step by step, because Python frees nested dicts recursively
         (tree,) = tree.pop("children")
 
 
@@ -617,13 +617,13 @@ def test_templates_follow_what_cells_read() -> None:
 
 
 def test_calls_of_known_forms_call_no_python() -> None:
-    """A recording of 10 trees makes as many Python calls as one of 10 larger trees."""
+    """Recording 10 trees makes as many Python calls as recording 10 larger ones."""
     rng = np.random.default_rng(0)
     model = ChildSum(rng)
     recorder = Recorder(model.of_parents, model)
 
     def count(n: int) -> int:
-        """Count the Python calls of a recording of 10 trees of up to n nodes."""
+        """Count the Python calls made while recording 10 trees of up to n nodes."""
         trees = [as_parents(draw_tree(np.random.default_rng(k), n, True, 0.0)) for k in range(10)]
         recorder.record(trees)
         calls = 0
@@ -643,7 +643,7 @@ def test_calls_of_known_forms_call_no_python() -> None:
 
 
 def test_functions_are_freed() -> None:
-    """A fold caches the fields of functions, and keeps none of them alive."""
+    """A fold caches the fields of functions but does not keep the functions alive."""
 
     def node(children: list[Any], value: int) -> Any:
         return value + sum(children)

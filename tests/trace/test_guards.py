@@ -1,4 +1,4 @@
-"""What cells' bodies read from Python: batched is eager after each change, and nothing is traced again without one."""
+"""Test guards on what cells read from Python: batched equals eager after changes; nothing is retraced without one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BACKENDS: dict[str, Callable[[], Any]] = {"reference": Reference, "cpu": Cpu}
 
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
-    """Put globals, and a function's code and defaults, back."""
+    """Restore globals, and the code and defaults of functions, afterwards."""
     names = {name: value for name, value in vars(guard_cases).items() if not name.startswith("__")}
     functions = {f: (f.__code__, f.__defaults__) for f in names.values() if isinstance(f, FunctionType)}
     beta = guard_cases.SETTINGS.BETA
@@ -50,13 +50,13 @@ def as_before() -> Iterator[None]:
 
 
 def work_of(loss: ab.Batched, compiled: list[str]) -> tuple[int, int, int]:
-    """How often it traced, compiled and planned cells so far."""
+    """Return how many cells have been traced, compiled and planned so far."""
     return traced(loss), len(compiled), len(loss.planning._planned)
 
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the cells that are compiled, in order."""
+    """Return a growing list of the names of compiled cells, in order."""
     names: list[str] = []
 
     def compile_noted(cell: PlannedCell) -> StageProgram:
@@ -68,7 +68,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def check(model: Any, loss: Any, graphs: Any) -> None:
-    """Batched, of instances and of graphs recorded long ago, is eager, gradients included."""
+    """Check that batched runs equal eager ones, from instances and from graphs recorded earlier, with gradients."""
     eager = [model.loss(x) for x in XS]
     np.testing.assert_allclose(loss(XS), eager, rtol=1e-10)
     np.testing.assert_allclose(loss(graphs), eager, rtol=1e-10)
@@ -300,7 +300,7 @@ def test_a_large_array_is_an_input_at_once() -> None:
 
 
 class Gate(Base):
-    """The cell reads one argument or both."""
+    """A cell that reads one argument or both."""
 
     @ab.cell
     def join(self, x: Any, y: Any) -> Any:
@@ -375,7 +375,7 @@ def test_a_body_that_fails_now() -> None:
 
 
 class Depth(Base):
-    """The function sets what the cell reads."""
+    """A function that sets what the cell reads."""
 
     def loss(self, x: Any) -> Any:
         self.beta = float(x[0])
@@ -439,7 +439,7 @@ def test_copies_go_by_their_own_model() -> None:
     np.testing.assert_allclose(twin(XS), before)
 
 
-# What cannot be guarded.
+# Reads that cannot be guarded.
 
 GENERATOR = np.random.default_rng(0)
 DRAWS: dict[str, Callable[[Any, Any], Any]] = {
@@ -499,7 +499,7 @@ def test_classes_are_left_as_they_were() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_guards_of_the_models_are_few(case: Any) -> None:
-    """A check asks all places for their objects within a few calls, and guards that look into arrays one by one."""
+    """A check reads all places within a few calls. Only guards that look into arrays cost calls of their own."""
     model, instances = case.draw(seed=0, n_instances=3, dim=4)
     loss = ab.batched(model.loss, backend="reference")
     loss(instances)
@@ -521,7 +521,7 @@ def test_a_walk_of_the_model_is_not_repeated_while_functions_stand_in_for_its_ce
 
 
 def test_a_clock_that_others_read_while_garbage_is_collected_is_not_the_bodys() -> None:
-    """Hypothesis times the collector, for one."""
+    """For example, Hypothesis times the garbage collector."""
     asked: list[float] = []
 
     def ask(phase: str, info: dict[str, int]) -> None:
@@ -544,7 +544,7 @@ def test_a_clock_that_others_read_while_garbage_is_collected_is_not_the_bodys() 
 
 
 def inheriting(read: str) -> tuple[Any, type]:
-    """A model whose cell reads `gain` from `super()`, and the class where that is."""
+    """Return a model whose cell reads `gain` from `super()`, and the class that defines it."""
 
     class Upper(ab.Module):
         gain: Any = 2.0
@@ -629,7 +629,7 @@ def test_a_class_that_a_property_names() -> None:
 
 
 class Scaled(ab.Module):
-    """A cell and a method that another cell calls."""
+    """A cell, and a method that another cell calls."""
 
     def __init__(self) -> None:
         self.w = ab.Parameter(np.ones(3))
@@ -651,13 +651,13 @@ class Scaled(ab.Module):
 
 
 class Narrow(Scaled):
-    """Inherits all."""
+    """A subclass that inherits everything."""
 
 
 @pytest.mark.parametrize(("called", "replaced"), [("scale", "scale"), ("shift", "scale"), ("half", "halve")])
 @pytest.mark.parametrize("kind", [Scaled, Narrow])
 def test_what_a_class_replaces(called: str, replaced: str, kind: type[Scaled], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cell or a method, by another cell, by a plain method, in a class below; and the old one again."""
+    """A cell or method is replaced in its class or a subclass, by a cell and by a plain method, and then restored."""
     model, instances = kind(), [np.arange(3.0)]
     loss = ab.batched(lambda x: getattr(model, called)(x), module=model)
     before = loss(instances)

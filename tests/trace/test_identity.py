@@ -1,4 +1,4 @@
-"""Derivatives go by values: which results are one value, and which are two, in every stage."""
+"""Test that derivatives are taken by value: which results are the same value, and which are two, in every stage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import autobatch as ab
 
 
 def through(value: Any) -> Any:
-    """A number that depends differently on the parts of a structure, and the gradients by all arrays in it."""
+    """Return the gradients by all arrays of a structure, for a function that treats its parts differently."""
     return ab.grad(lambda parts: parts[0] * parts[0] * parts[1])(value)
 
 
@@ -38,7 +38,7 @@ TAKEN: dict[str, Callable[[Any, Any], Any]] = {
 @pytest.mark.parametrize("taken", TAKEN)
 @pytest.mark.parametrize("returned", RETURNED)
 def test_what_is_returned_several_times_is_one_value_in_every_stage(returned: str, taken: str) -> None:
-    """Between cells and inside one, batched and eager, the gradients by what a derivative gave are the same."""
+    """Gradients by the outputs of a derivative agree between cells and inside one, batched and eager."""
 
     def program(x: Any) -> Any:
         return through(TAKEN[taken](RETURNED[returned], x))
@@ -55,7 +55,7 @@ def test_a_value_has_one_gradient_wherever_it_is_held(returned: str, gradient: f
 
 
 def by_both(function: Callable[..., Any]) -> Callable[[Any], Any]:
-    """A program that differentiates by a value and by what a function makes of it, which are two values."""
+    """Differentiate by a value and by the function's result for it, which are two values."""
 
     def program(x: Any) -> Any:
         return ab.grad(lambda x, y: ab.sum(3.0 * x) + ab.sum(y * y), wrt=lambda x, y: (x, y))(x, function(x))
@@ -96,7 +96,7 @@ def test_the_sum_of_a_list_of_one_is_another_value_than_its_element() -> None:
 
 
 def test_a_parameter_that_a_cell_gives_to_another_one_is_a_value() -> None:
-    """What the inner cell differentiates by is its argument alone, though the parameter is read elsewhere too."""
+    """The inner cell differentiates by its argument alone, although the parameter is read elsewhere too."""
 
     class Held(ab.Module):
         def __init__(self) -> None:
@@ -137,7 +137,7 @@ def test_eager_results_stay_when_parameters_change() -> None:
 
 
 def by_a_number(x: Any, number: Any) -> Any:
-    """The gradients by an array and by a number, added up; the number has one if it is a value."""
+    """Add up the gradients by an array and by a number; the number has one if it is a value."""
     by_x, by_number = ab.grad(lambda x, y: ab.sum(x * y), wrt=lambda x, y: (x, y))(x, number)
     return by_x if by_number is None else by_x + by_number
 
@@ -190,7 +190,7 @@ NUMBERS: dict[str, tuple[Callable[[Any], Any], float]] = {
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", NUMBERS)
 def test_a_number_is_a_value_where_it_is_data_of_a_cell(name: str, dtype: str) -> None:
-    """A number that a cell is called with has a gradient in every stage; one that a program holds has none."""
+    """A number passed to a cell has a gradient in every stage. A number that the program holds has none."""
     function, expected = NUMBERS[name]
     x = np.array([1.0, 2.0], dtype)
     assert np.array_equal(function(x), np.full(2, expected))

@@ -1,4 +1,4 @@
-"""Inputs: which float arrays of an instance are found, what takes their place, and what a program may do with one."""
+"""Test inputs: which float arrays of an instance are found, what replaces them, and what a program may do with them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from helpers.runs.ways import each
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A binary tree with features, whose leaves have words."""
+    """A binary tree with features, and words at the leaves."""
 
     features: Any
     word: int = 0
@@ -44,7 +44,7 @@ class Slotted:
 
 
 def letters(instance: Any) -> Any:
-    """The instance with a letter for each float array, and None for what holds none."""
+    """Return the instance with a letter for each float array and None for other leaves."""
     return Held(instance).rebuild(list("abcdefgh"[: len(Held(instance).arrays)]), lambda part: None)
 
 
@@ -77,7 +77,7 @@ def test_what_holds_no_float_array_is_not_copied() -> None:
 
 
 def test_circles_and_depth() -> None:
-    """A child knows its parent, a list holds the tuple that holds it, and a chain is longer than Python recurses."""
+    """A child refers to its parent, a list holds a tuple that contains it, and a chain exceeds the recursion limit."""
     parent, child = SimpleNamespace(x=np.ones(1)), SimpleNamespace(x=np.ones(2))
     parent.child, child.parent = child, parent
     twin = letters(parent)
@@ -121,7 +121,7 @@ VIEWS: dict[str, Callable[[Any], Any]] = {
 
 @each("name", VIEWS)
 def test_views_are_of_the_positions_that_they_show(name: str) -> None:
-    """The sum of squares of a view has twice the view for a gradient, where it was read."""
+    """The gradient of the sum of squares of a view is twice the view, at the positions that were read."""
     view, x = VIEWS[name], np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
     wanted = np.zeros(x.size)
     positions = VIEWS[name](np.arange(x.size).reshape(x.shape)) if name != "by mask" else np.flatnonzero(x > 0.0)
@@ -138,7 +138,7 @@ def square(x: Any) -> Any:
 
 
 def test_control_flow_on_inputs() -> None:
-    """Numbers are known: they may be compared, counted and iterated over, and the gradient is that of what ran."""
+    """Programs may compare, count and iterate over input values; gradients follow the branch taken."""
 
     def loss(x: Any) -> Any:
         assert (len(x), x.shape, x.ndim, x.size, x.dtype) == (3, (3,), 1, 3, np.float64)
@@ -252,7 +252,7 @@ def test_recorded_graphs_are_refused() -> None:
 
 
 def test_graphs_of_other_packages_are_instances() -> None:
-    """Features in the dicts of a networkx graph; each edge multiplies those of its ends."""
+    """Each node of a networkx graph has features in its dict; each edge multiplies the features of its ends."""
     graph = networkx.path_graph(3)
     for node in graph:
         graph.nodes[node]["x"] = np.full(2, node + 1.0)

@@ -1,4 +1,4 @@
-"""Products that the nodes of a cell keep, so that its derivatives need not compute them again."""
+"""Test products that nodes keep so that derivatives need not compute them again."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def by_name(batched: Any) -> dict[str, NodeType]:
 
 
 def assert_right(batched: Any, instances: Any, points: Any, function: Any) -> None:
-    """Losses and gradients are those of eager mode, and of central differences along a direction."""
+    """Compare losses with eager mode, and gradients with central differences along a direction."""
     model, eps = batched.recorder.module, 1e-6
 
     def eagerly() -> float:
@@ -119,7 +119,7 @@ def test_derivatives_of_derivatives_keep_products_too(clouds: list[Any]) -> None
 
 @pytest.mark.parametrize("change", ["swapped", "bent"])
 def test_another_body_keeps_its_own_products(change: str, clouds: list[Any]) -> None:
-    """The products are numbered in another order, or a product is no result any more."""
+    """The change renumbers the products, or makes a product an intermediate value."""
     model = Net()
     batched = ab.batched(model.loss, backend="reference")
     graphs = batched.record_all(clouds)

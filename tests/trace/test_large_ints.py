@@ -1,4 +1,4 @@
-"""Ints of any size in a cell: eager and batched agree, or a sentence says that no float holds it."""
+"""Test large ints in cells: eager and batched agree, or the error says that the int does not fit a float."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INTS = [sign * (2**k + d) for k in (31, 53, 62, 63, 64, 65, 100, 1000) for d in 
 
 
 class Scaled(ab.Module):
-    """A model with an int as an attribute."""
+    """A model with an int attribute."""
 
     def __init__(self, factor: int) -> None:
         self.w = ab.Parameter(np.ones(3)).astype("float64")

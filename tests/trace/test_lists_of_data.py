@@ -1,4 +1,4 @@
-"""Lists whose elements hold ints, floats and arrays of ints, alone or beside values: one type for any length."""
+"""Test lists of ints, floats and int arrays, alone or paired with values: one type for all lengths."""
 
 from __future__ import annotations
 
@@ -121,7 +121,6 @@ class Graphs(ab.Module):
         return scale * ab.sum_n([self.label(r) * h for r, h in zip(labels, states, strict=True)])
 
     def call(self, name: str, n: int) -> Any:
-        """Call a cell with n edges."""
         rng = np.random.default_rng(n)
         states = [self.state(rng.standard_normal(DIM)) for _ in range(n)]
         labels, weights = rng.integers(0, DIM, n).tolist(), rng.standard_normal(n).tolist()
@@ -151,7 +150,7 @@ CELLS = [
 
 
 def program(name: str, **options: Any) -> tuple[Callable[[int], Any], ab.Batched]:
-    """A loss that calls a cell with a number of edges, and its batched function."""
+    """Return a loss that calls a cell with n edges, and its batched function."""
     graphs = Graphs()
 
     def loss(n: int) -> Any:
@@ -182,7 +181,7 @@ def test_compiled_cells_compute_the_same(name: str, backend: str, monkeypatch: p
 
 @each("name", ["zipped", "wide", "second", "linked", "arrays", "weights"])
 def test_their_derivatives_have_one_type_for_all_lengths(name: str) -> None:
-    """Gradients of a program and its gradients again, where the derived cells read only some of the data."""
+    """Checks first and second derivatives. The derived cells read only some of the data."""
     graphs = Graphs()
 
     def slope(n: int) -> Any:
@@ -196,7 +195,7 @@ def test_their_derivatives_have_one_type_for_all_lengths(name: str) -> None:
 
 
 def draw_element(rng: np.random.Generator, depth: int = 2) -> Callable[[np.random.Generator, Any], Any]:
-    """Draw a form of elements; what it gives makes an element of this form, of random data and a state."""
+    """Draw the structure of an element; return a function that draws elements with that structure."""
     kinds = ["int", "float", "state", "ids", "pair", "named", "keyed", "linked"]
     kind = kinds[rng.integers(len(kinds) if depth else 4)]
     if kind in ("pair", "named", "keyed", "linked"):
@@ -218,7 +217,7 @@ def draw_element(rng: np.random.Generator, depth: int = 2) -> Callable[[np.rando
 
 
 def read(graphs: Graphs, x: Any, like: Any) -> Any:
-    """A sum of functions of all parts of an element, which has the form of `like`."""
+    """Reduce all parts of an element that is structured like `like`."""
     if isinstance(like, dict):
         return read(graphs, x["x"], like["x"]) * 0.5 + read(graphs, x["y"], like["y"])
     if isinstance(like, Edge | Link):
@@ -250,7 +249,7 @@ def test_elements_of_any_form_have_one_type(seed: int) -> None:
 
 
 def test_an_empty_list_of_data() -> None:
-    """The body maps over it, so it is a type of its own."""
+    """The body maps over the list, so the empty one needs a type of its own."""
     graphs = Graphs()
     cell = ab.cell(
         lambda xs, hs: ab.sum(ab.sum_n([graphs.label(r) * h for r, h in zip(xs, hs, strict=True)], shape=DIM))
@@ -320,7 +319,7 @@ def test_reports_name_lists_beside_the_one_that_is_walked() -> None:
 
 
 def test_a_zip_of_lists_of_different_lengths_ends_with_the_shorter_one() -> None:
-    """As in eager mode; such calls have types of their own."""
+    """As in eager mode. Such calls have types of their own."""
     graphs = Graphs()
     cell = ab.cell(lambda xs, hs: ab.sum(ab.sum_n([graphs.label(r) * h for r, h in zip(xs, hs, strict=False)])))
 

@@ -1,4 +1,4 @@
-"""Values with an element for each pair of rows, such as the scores of self-attention: one type, and no padding."""
+"""Test values with an element for each pair of rows, such as self-attention scores: one type, and no padding."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DIM = 4
 
 
 class Attention(ab.Module):
-    """Attends from rows to rows."""
+    """Attention between two ragged values."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(2)
@@ -41,13 +41,13 @@ class Attention(ab.Module):
 
 
 def heads_of(m: Attention, x: Any, y: Any, n: int = 2) -> Any:
-    """Several heads."""
+    """Apply multi-head attention."""
     q, k, v = (ab.split(z @ w, n) for z, w in ((x, m.Q), (y, m.K), (y, m.V)))
     return ab.concat([ab.softmax(a @ b.T / math.sqrt(DIM // n)) @ c for a, b, c in zip(q, k, v, strict=True)], axis=1)
 
 
 def causal(m: Attention, x: Any, places: Any) -> Any:
-    """What is later is masked."""
+    """Apply self-attention that masks later positions."""
     scores = ab.where(places[:, None] >= places, (x @ m.Q) @ x.T, -1e9)
     return ab.softmax(scores) @ (x @ m.V)
 

@@ -1,4 +1,4 @@
-"""Pickles of cells: by name, as those of functions; with cloudpickle what is in a script goes by value."""
+"""Test pickles of cells: by name, as for functions; cloudpickle sends cells defined in a script by value."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_the_carrier_of_a_cell_is_its_function_under_another_name() -> None:
 @pytest.mark.slow
 @each("first", ["model.loss", "Sums", "Sums.error", "again", "model.read", "None"])
 def test_a_class_of_a_script_computes_the_same_in_another_process(first: str, tmp_path: Path) -> None:
-    """Whatever of it is sent first, in circles of a class, its cells and their functions."""
+    """Whichever object is pickled first: a class, its cells and their functions refer to each other."""
     pytest.importorskip("cloudpickle", reason="sends classes by value")
     (tmp_path / "script.py").write_text(SCRIPT.replace("{what!r}", first))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -1,4 +1,4 @@
-"""Ragged values: cells over (n, d), with another n at every node, are one type and right on all backends."""
+"""Test ragged values: cells over (n, d), where n differs between nodes, have one type and are right on all backends."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if shutil.which("g++") is not None:
     COMPILED.append(lambda: Cuda(poison=True, device=HostDevice()))
 COMPILED_BODIES = ("attend", "layer_norm", "log_softmax", "max", "transformer", "rows", "padded", "convolution")
 DIM, TOLERANCE = 3, 1e-10
-LENGTHS = ([1, 2], [20, 3], [5, 5, 1, 2], [7])  # per instance, per node: the rows
+LENGTHS = ([1, 2], [20, 3], [5, 5, 1, 2], [7])  # per instance, per node: the number of rows
 
 
 class Weights(ab.Module):
-    """What cells multiply by."""
+    """The parameters of the cells."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(7)
@@ -49,7 +49,7 @@ class Weights(ab.Module):
 
 
 def pad(x: Any, by: int) -> Any:
-    """Rows moved by one, a row of zeros in the place that is free."""
+    """Shift the rows by one and fill the free row with zeros."""
     zeros = np.zeros((1, DIM))
     return ab.concat([zeros, x[:-1]] if by > 0 else [x[1:], zeros], axis=0)
 
@@ -112,12 +112,12 @@ def check(loss: Any, module: Any, instances: Any, backends: Any = INTERPRETED) -
 
 
 def stacking(body: Body) -> Any:
-    """A cell that makes a value of a list."""
+    """Return a cell that stacks a list into a ragged value."""
     return ab.cell(lambda weights, rows, query: ab.sum(body(weights, ab.stack(rows), query)))
 
 
 def taking(body: Body) -> Any:
-    """A cell that takes a value of another cell."""
+    """Return a cell whose argument is a ragged value of another cell."""
     return ab.cell(lambda weights, rows, query: ab.sum(body(weights, rows, query)))
 
 
@@ -233,7 +233,7 @@ WALKS: dict[str, Body] = {
 
 @each("name", WALKS)
 def test_walks_through_parts_are_one_type(name: str) -> None:
-    """A walk through rows that are sliced or joined in the cell; the parts have rows."""
+    """The rows are sliced or joined in the cell, and the parts still have rows."""
     weights, instances = Weights(), draw([[2, 4], [3], [7, 2]])
     for make in (stacking, taking):
         found = check(loss_of(weights, [make(WALKS[name])], listed=make is stacking), weights, instances)
@@ -241,7 +241,7 @@ def test_walks_through_parts_are_one_type(name: str) -> None:
 
 
 def test_walks_through_parts_without_rows_have_a_type_of_their_own() -> None:
-    """That is possible of lists; where nodes have other numbers of rows in one type, it is refused."""
+    """Supported for lists. Refused for ragged values, whose number of rows differs between nodes of one type."""
     weights, walk = Weights(), lambda w, x, q: ab.sum_n([ab.tanh(row * q) for row in x[1:]], shape=(DIM,))
     found = check(loss_of(weights, [stacking(walk)], listed=True), weights, draw([[1, 4], [3, 1]]))
     assert count_types(found, "<lambda>") == 2
@@ -257,7 +257,7 @@ def test_a_walk_through_rows_of_a_node_is_refused() -> None:
 
 
 class Tagger(ab.Module):
-    """Reads words, and has a tag for each."""
+    """A model that reads words and predicts a tag for each."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(3)
@@ -303,7 +303,7 @@ def test_equal_nodes_are_shared_only_if_their_data_are_equal() -> None:
         np.testing.assert_allclose(loss(items), [model.loss(item) for item in items], atol=1e-12)
     assert found.last is not None
     assert apart.last is not None
-    assert (found.last.nodes, apart.last.nodes) == (28, 35)  # one of each pair, one pair and sum of two instances
+    assert (found.last.nodes, apart.last.nodes) == (28, 35)  # a node per pair; per pair and sum of two instances
 
 
 def test_data_of_any_length_is_checked_before_anything_runs() -> None:
@@ -332,7 +332,7 @@ def test_explain_tells_of_arrays_that_have_a_type_per_length() -> None:
 
 
 class Dropped(Tagger):
-    """Drops elements of words, and draws one of four classes for each."""
+    """A model that applies dropout to rows and draws one of four classes for each."""
 
     @ab.cell(ragged=("words",))
     def drop(self, words: Any) -> Any:
@@ -365,5 +365,5 @@ def test_losses_and_gradients_are_those_of_torch_padded_and_nested() -> None:
     rng = np.random.default_rng(0)
     model = ragged.Reader(config.words, 8, rng)
     twin = ragged.TorchReader(model, config.words, 8)
-    for make_ways in (ragged.inference, ragged.training):  # they compare all ways
+    for make_ways in (ragged.inference, ragged.training):  # they compare all ways themselves
         make_ways(model, twin, ragged.draw(config, rng), "reference")

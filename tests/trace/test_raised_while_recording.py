@@ -1,4 +1,4 @@
-"""Errors that a function raises while instances are recorded: each names its instance, once."""
+"""Test that errors raised while instances are recorded name their instance once."""
 
 from __future__ import annotations
 

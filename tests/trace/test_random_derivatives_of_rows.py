@@ -1,4 +1,4 @@
-"""Random programs that ask for derivatives by rows of any number: batched is eager, gradients are differences."""
+"""Test random programs with derivatives by ragged rows: batched equals eager, gradients equal differences."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ N_ROWS = (1, 3, 2, 7)
 
 @dataclass(frozen=True)
 class Program:
-    """A cell of ragged arguments, what is done with its rows between cells, and a last cell."""
+    """A cell with ragged arguments, steps on its rows between cells, and a last cell."""
 
     weights: Weights
     cell: Any
@@ -29,18 +29,18 @@ class Program:
     last: Any
 
     def energy(self, words: Any, features: Any) -> Any:
-        """A scalar."""
+        """Return the scalar result."""
         return self.end(self.cell(self.weights, words, features))
 
     def end(self, x: Any) -> Any:
-        """The rest, of the rows that the first cell made."""
+        """Apply the steps and the last cell to the rows of the first cell."""
         for step in self.steps:
             x = step(self.weights, x)
         return self.last(self.weights, x)
 
 
 def by_array(program: Program, words: Any, features: Any) -> Any:
-    """By the rows of an array, and by parameters."""
+    """Differentiate by the rows of an array and by parameters."""
     weights = program.weights
     value, (rows, table, matrix) = ab.value_and_grad(
         program.energy, wrt=lambda words, features: (features, weights.table, weights.W)
@@ -49,13 +49,13 @@ def by_array(program: Program, words: Any, features: Any) -> Any:
 
 
 def by_rows(program: Program, words: Any, features: Any) -> Any:
-    """By the rows that a cell made, which a cell reads with their gradient."""
+    """Differentiate by the rows of a cell; another cell reads them together with their gradient."""
     made = program.cell(program.weights, words, features)
     return program.last(program.weights, ab.tanh(ab.grad(program.end)(made)) + 0.5 * made)
 
 
 def along(program: Program, words: Any, features: Any) -> Any:
-    """Along rows, and a product with the Hessian."""
+    """Take a derivative along rows, and a Hessian-vector product."""
     made = program.cell(program.weights, words, features)
     value, tangent = ab.jvp(program.end, (made,), (made * program.weights.v,))
     _, products = ab.hvp(program.energy, (words, features), (features,), wrt=lambda words, features: features)
@@ -63,7 +63,7 @@ def along(program: Program, words: Any, features: Any) -> Any:
 
 
 def twice(program: Program, words: Any, features: Any) -> Any:
-    """By an array whose gradient is differentiated by the rows of a cell."""
+    """Differentiate the gradient by an array again, by the rows of a cell."""
     made = program.cell(program.weights, words, features)
 
     def inner(x: Any) -> Any:
@@ -77,7 +77,7 @@ USES: tuple[Callable[[Program, Any, Any], Any], ...] = (by_array, by_rows, along
 
 
 def total_at(weights: Weights, along: dict[str, Any], run: Any, items: list[Any], step: float) -> float:
-    """The sum of all losses, with the parameters moved."""
+    """Sum the losses at parameters moved by `step` along a direction."""
     parameters = weights.parameters()
     start = {name: p.data.copy() for name, p in parameters.items()}
     try:
@@ -90,7 +90,7 @@ def total_at(weights: Weights, along: dict[str, Any], run: Any, items: list[Any]
 
 
 def check_slope(at: Callable[[float], float], found: Any) -> None:
-    """Compare a slope with differences; losses are bent strongly, so by Richardson's extrapolation, twice."""
+    """Compare a slope with differences, extrapolated twice (Richardson) because the losses bend strongly."""
     first, second, third = ((at(h) - at(-h)) / (2 * h) for h in (1e-5, 5e-6, 2.5e-6))
     once = (4 * second - first) / 3, (4 * third - second) / 3
     slope = (16 * once[1] - once[0]) / 15

@@ -1,4 +1,4 @@
-"""Random programs over rows of any number, in one cell and between cells: batched is eager, and so are gradients."""
+"""Test random programs over ragged rows, in one cell and between cells: batched equals eager, gradients included."""
 
 from __future__ import annotations
 

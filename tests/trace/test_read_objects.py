@@ -1,4 +1,4 @@
-"""Objects of all kinds that cells read: batched is eager after they have changed, or the cell is refused."""
+"""Test objects of all kinds that cells read: batched equals eager after a change, or the cell is refused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAME = "AUTOBATCH_TEST_OF_READS"
 
 
 class Holder:
-    """An object with a number, and ways to read it."""
+    """An object with a number and several ways to read it."""
 
     rate = 2.0
 
@@ -45,17 +45,17 @@ class Holder:
 
 
 class Meta(type):
-    """A class of classes."""
+    """A metaclass with an attribute."""
 
     rate = 2.0
 
 
 class OfMeta(metaclass=Meta):
-    """A class with an attribute of its class."""
+    """A class whose attribute belongs to its metaclass."""
 
 
 class Descriptor:
-    """Has a number of its own."""
+    """A descriptor that stores its own number."""
 
     def __init__(self) -> None:
         self.number = 2.0
@@ -65,60 +65,60 @@ class Descriptor:
 
 
 class Described:
-    """Reads a number of a descriptor."""
+    """A class that reads a number through a descriptor."""
 
     number = Descriptor()
 
 
 class Called:
-    """Is called like a function."""
+    """A callable object."""
 
     def __call__(self) -> float:
         return 2.0
 
 
 class First:
-    """A class."""
+    """A class to be swapped."""
 
     def get(self) -> float:
         return 2.0
 
 
 class Second(First):
-    """Another class of the same objects."""
+    """Another class for objects of `First`."""
 
     def get(self) -> float:
         return 3.0
 
 
 class Mode(enum.Enum):
-    """Members may have attributes."""
+    """An enum, whose members may have attributes."""
 
     ONE = 1
 
 
 class Floats(float):
-    """A number with attributes."""
+    """A float that can have attributes."""
 
 
 class Texts(str):
-    """A text with attributes."""
+    """A str that can have attributes."""
 
 
 class Lists(list):  # type: ignore[type-arg]
-    """A list with attributes."""
+    """A list that can have attributes."""
 
 
 class Dicts(dict):  # type: ignore[type-arg]
-    """A dict with attributes."""
+    """A dict that can have attributes."""
 
 
 class Tuples(tuple):  # type: ignore[type-arg]
-    """A tuple with attributes."""
+    """A tuple that can have attributes."""
 
 
 class Arrays(np.ndarray):
-    """An array with attributes."""
+    """An array that can have attributes."""
 
 
 def function() -> float:
@@ -131,7 +131,7 @@ def with_number(x: Any) -> Any:
 
 
 class Case(NamedTuple):
-    """What is in the attribute `held`, how a cell reads a number of it, and how that becomes another one."""
+    """How to make the attribute `held`, how a cell reads a number from it, and how to change that number."""
 
     make: Callable[[], Any]
     read: Callable[[Any], Any]
@@ -211,7 +211,7 @@ CASES: dict[str, Case] = {
 
 
 class Model(ab.Module):
-    """A cell that multiplies by what it reads."""
+    """A cell that multiplies by the number it reads."""
 
     def __init__(self, case: Case) -> None:
         self.w, self.held, self.read = ab.Parameter(np.arange(1.0, 3.0)), case.make(), case.read
@@ -236,7 +236,7 @@ def test_what_changes_takes_effect(case: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 class Listing(ab.Module):
-    """Has a cell that reads what its own module has."""
+    """A cell that reads the attributes of its own module."""
 
     def __init__(self) -> None:
         self.w, self.k = ab.Parameter(np.arange(1.0, 3.0)), 2.0
@@ -250,7 +250,7 @@ class Listing(ab.Module):
 
 
 def test_a_cell_reads_the_attributes_of_its_own_module() -> None:
-    """The cells that a recording sets on the module are none of them."""
+    """The stand-ins that a recording sets for the module's cells do not count."""
     model, x = Listing(), np.ones(2)
     run = ab.batched(model.twice, backend="reference")
     for name, value in {"k": 2.0, "other": 1.0, "another": 2.0}.items():

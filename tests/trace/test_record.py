@@ -1,4 +1,4 @@
-"""Recording: which calls share a type, how cells are called, and that known calls are logged as unknown ones are."""
+"""Test recording: which calls share a type, how cells may be called, and that known and new calls are logged alike."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Pair(NamedTuple):
 
 
 class Scale(ab.Module):
-    """A module with a cell of its own."""
+    """A module with its own cell."""
 
     def __init__(self, factor: float) -> None:
         self.factor = ab.Parameter(factor)
@@ -59,13 +59,13 @@ class Scale(ab.Module):
 
 @dataclass
 class Sizes(ab.Module):
-    """A module, although it is a dataclass."""
+    """A module that is also a dataclass."""
 
     n: int
 
 
 class Model(ab.Module):
-    """Cells that take anything."""
+    """Cells that accept any structure."""
 
     def __init__(self) -> None:
         self.weight = ab.Parameter(np.eye(3))
@@ -75,7 +75,7 @@ class Model(ab.Module):
         self.sizes = Sizes(2)
 
     def helper(self) -> None:
-        """A method that is passed as an argument."""
+        """Do nothing; passed as an argument."""
 
     @ab.cell
     def pair(self, x: Any) -> Any:
@@ -83,12 +83,12 @@ class Model(ab.Module):
 
     @ab.cell
     def behind(self, x: Any) -> Any:
-        """Values that are not the first things returned."""
+        """Return values behind empty structures."""
         return (), ((), x), 2.0 * x
 
     @ab.cell
     def read(self, x: Any) -> Any:
-        """Reads the values in its argument, whatever it is."""
+        """Sum all values of the argument, whatever its structure."""
         return ab.sum_n(values_in(x), shape=())
 
     @ab.cell
@@ -106,7 +106,7 @@ class Model(ab.Module):
 
     @ab.cell(static=("mark",))
     def marked(self, x: Any, mark: Any) -> Any:
-        """Tells marks apart by what they print."""
+        """Scale by the length of the mark's repr, so that marks matter by their repr alone."""
         return x * float(len(repr(mark)))
 
     @ab.cell
@@ -134,7 +134,7 @@ def pairs(xs: Any) -> Any:
 
 
 def values_in(x: Any) -> list[Any]:
-    """The sums of all values in a structure."""
+    """Return the sum of each value in a structure."""
     if isinstance(x, (tuple, list)):
         return [v for part in x for v in values_in(part)]
     if isinstance(x, dict):
@@ -151,7 +151,7 @@ def record(run: Callable[[Any], Any], *instances: Any, model: ab.Module | None =
 
 
 def types_of(cell: str, *calls: Callable[[Model], Any]) -> list[int]:
-    """The type ids of the nodes of a cell when the calls are made in one program."""
+    """Return the type ids of a cell's nodes when one program makes all `calls`."""
     model = Model()
     graph = record(lambda _: [call(model) for call in calls], model=model)
     types: Any = graph.types
@@ -275,7 +275,7 @@ CALLS: dict[str, Callable[[Model, Any], Any]] = {
 
 
 def watch(monkeypatch: pytest.MonkeyPatch, method: str) -> list[str]:
-    """The names of the cells for which a method of `Calls` is called from now on."""
+    """Return a growing list of the cells for which `Calls.<method>` is called."""
     names, known = list[str](), getattr(Calls, method)
 
     def noting(self: Calls, entry: Entry, *rest: Any) -> Any:
@@ -378,7 +378,7 @@ def test_an_attribute_in_the_place_of_a_cell_is_left_alone() -> None:
 
 
 def test_recording_in_threads() -> None:
-    """Each thread records its own function; one waits for the other."""
+    """Each thread records its own function, and one waits for the other."""
 
     def batched(model: Scale) -> ab.Batched:
         return ab.batched(lambda n: ab.sum_n([model.scale(np.array(float(k))) for k in range(n)]), module=model)

@@ -1,4 +1,4 @@
-"""Calls that the native core records: what they are given and give, and what stays as it was around them."""
+"""Test calls that the native core records: arguments, results, and that the state around them is unchanged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DIM = 3
 
 
 class Pair(NamedTuple):
-    """A structure that is no plain tuple."""
+    """A structure other than a plain tuple."""
 
     first: Any
     second: Any
@@ -107,7 +107,7 @@ def test_calls_give_what_they_give_eagerly(name: str) -> None:
 
 @each("name", ALL_NATIVE)
 def test_no_python_of_ours_runs_in_calls_of_known_forms(name: str) -> None:
-    """The number of Python calls does not depend on the number of recorded calls."""
+    """The number of Python calls must not depend on the number of recorded calls."""
     model, call = Model(), CALLS[name]
     recorder = ab.batched(lambda times: [call(model, 1) for _ in range(times)].pop(), module=model).recorder
     _, once, often = (files_entered(recorder.record, [times, times]) for times in (2, 1, 9))
@@ -115,7 +115,7 @@ def test_no_python_of_ours_runs_in_calls_of_known_forms(name: str) -> None:
 
 
 def test_inputs_are_one_source_for_each_part() -> None:
-    """Slices are temporary objects, whose `id`s later slices may get."""
+    """Slices are temporary objects, so a later slice may have the same `id`."""
     model = Model()
 
     def loss(x: Any) -> Any:
@@ -130,7 +130,7 @@ def test_inputs_are_one_source_for_each_part() -> None:
         _, _, gradients = run.value_and_grad(items, reduce="sum", inputs=True)
         for x, gradient in zip(items, gradients, strict=True):
             words = np.array([model.word(k, np.ones(DIM)) for k in range(len(x))])
-            expected = (4.0 * x + x[0]) * words  # of the k-th term by x[k]
+            expected = (4.0 * x + x[0]) * words  # of the k-th term, by x[k]
             expected[0] += 1.0 + np.sum(x * words, axis=0)
             np.testing.assert_allclose(gradient, expected, rtol=1e-4)
 
@@ -201,11 +201,11 @@ def test_garbage_collection_is_as_it_was(is_on: bool, fails: bool) -> None:
 
 
 def test_circles_are_collected_while_many_instances_are_recorded() -> None:
-    """Each program is a recursive function, which only the collector frees."""
+    """Each program is a recursive function, which only the garbage collector frees."""
     model, alive = Model(), list[int]()
 
     class Marked:
-        """Counted as long as it lives."""
+        """Counts its living instances."""
 
         n = 0
 

@@ -1,4 +1,4 @@
-"""What other threads do with a model while one records it: their calls are eager, and their copies are whole."""
+"""Test what other threads may do with a model during a recording: their calls are eager, and copies are complete."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORDS = 5
 
 
 class Words(ab.Module):
-    """Sums the states of words; its cells take a word alone, nothing at all, arrays and lists, or states."""
+    """A model that sums the states of words; its cells take a word, nothing, arrays and lists, or states."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
@@ -92,7 +92,7 @@ class Pausing:
 
 @contextmanager
 def being_recorded(loss: Any, pausing: Pausing) -> Iterator[list[Any]]:
-    """While another thread is in the middle of recording; what it recorded is there afterwards."""
+    """Run the block while another thread is recording; yield a list that holds its graphs afterwards."""
     found = list[Any]()
     thread = threading.Thread(target=lambda: found.extend(loss.record_all(INSTANCES)))
     pausing.pauses = True
@@ -109,7 +109,7 @@ def being_recorded(loss: Any, pausing: Pausing) -> Iterator[list[Any]]:
 @each("known", [False, True])
 @each("call", CALLS)
 def test_an_eager_call_beside_a_recording_is_eager(call: str, known: bool) -> None:
-    """Whether or not the recording knows calls of this form, and it records what it would have."""
+    """Known or new to the recording, the call must not affect what is recorded."""
     model = Words()
     pausing = Pausing(model)
     loss = ab.batched(pausing, module=model)
@@ -126,7 +126,7 @@ def test_an_eager_call_beside_a_recording_is_eager(call: str, known: bool) -> No
 
 
 def test_two_functions_record_a_model_at_once() -> None:
-    """In the middle of one recording another thread records, traces and runs the same cells from the beginning."""
+    """While one recording waits, another thread records, traces and runs the same cells from scratch."""
     model = Words()
     pausing = Pausing(model)
     loss = ab.batched(pausing, module=model)
@@ -139,7 +139,7 @@ def test_two_functions_record_a_model_at_once() -> None:
 
 
 def test_cells_are_methods_of_objects_whose_classes_have_them() -> None:
-    """However they are found, and whenever the class got them; any other first argument is an argument."""
+    """However they are looked up, and whenever the class got them. Any other first argument is a plain argument."""
 
     @ab.cell
     def scaled(self: Any, x: Any) -> Any:
@@ -166,7 +166,7 @@ def test_cells_are_methods_of_objects_whose_classes_have_them() -> None:
 
 
 def test_what_stood_in_for_a_cell_is_the_cell_afterwards() -> None:
-    """A program that keeps what it was shown as a method computes with it later."""
+    """A program may keep a bound method that it got while recording and call it later."""
     model, kept = Words(), list[Any]()
 
     def loss(words: list[int]) -> Any:
@@ -180,7 +180,7 @@ def test_what_stood_in_for_a_cell_is_the_cell_afterwards() -> None:
 
 
 def test_a_cell_calls_what_stands_for_another() -> None:
-    """In a trace it is part of the cell, as any call of a cell in a cell."""
+    """In a trace, the call becomes part of the calling cell."""
     model = Words()
 
     def loss(word: int) -> Any:

@@ -1,4 +1,4 @@
-"""Instances from an iterator that fills the same buffers again: each instance is what it was when it arrived."""
+"""Test iterators that refill the same buffers: each instance is what it was when it arrived."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Pair = namedtuple("Pair", "first second")
 
 @dataclass
 class Record:
-    """Holds an array, and an array in a list."""
+    """An object with an array, and an array in a list."""
 
     array: Any
     parts: list[Any] = field(default_factory=list)
@@ -38,13 +38,13 @@ class Record:
 
 @dataclass(frozen=True)
 class Frozen:
-    """Cannot be changed."""
+    """A frozen dataclass."""
 
     array: Any
 
 
 class Slotted:
-    """Has no dict."""
+    """A class with slots and no dict."""
 
     __slots__ = ("array", "nothing")
 
@@ -53,7 +53,7 @@ class Slotted:
 
 
 class Tree:
-    """Knows its parent, and its children know it."""
+    """A tree with references in both directions."""
 
     def __init__(self, array: Any, children: Iterable[Tree] = ()) -> None:
         self.array, self.children = array, list(children)
@@ -63,19 +63,19 @@ class Tree:
 
 
 class Words(list[Any]):
-    """A list that may have attributes."""
+    """A list that can have attributes."""
 
 
 class Features(dict[Any, Any]):
-    """A dict that may have attributes."""
+    """A dict that can have attributes."""
 
 
 class Span(tuple[Any, ...]):
-    """A tuple that may have attributes."""
+    """A tuple that can have attributes."""
 
 
 class Signal(np.ndarray[Any, Any]):
-    """An array that may have attributes."""
+    """An array that can have attributes."""
 
 
 KINDS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
@@ -97,7 +97,7 @@ KINDS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 
 
 class Net(ab.Module):
-    """Reads an array of an instance."""
+    """A cell that reads an array of an instance."""
 
     def __init__(self) -> None:
         self.layer = ab.Linear(3, 2, rng=np.random.default_rng(0))
@@ -108,7 +108,7 @@ class Net(ab.Module):
 
 
 def refilled(make: Callable[[Any], Any] = lambda b: b) -> Iterator[Any]:
-    """Fill one buffer again for each instance, and once more at the end."""
+    """Yield one buffer, refilled for each instance, and overwrite it with NaN at the end."""
     buffer = np.empty(3, np.float32)
     for value in VALUES:
         buffer[:] = value
@@ -117,7 +117,7 @@ def refilled(make: Callable[[Any], Any] = lambda b: b) -> Iterator[Any]:
 
 
 class Reader:
-    """A data set whose items are one buffer."""
+    """A data set that returns the same buffer for all items."""
 
     def __init__(self) -> None:
         self.buffer = np.empty(3, np.float32)
@@ -154,7 +154,7 @@ ENTRIES: dict[str, Callable[[ab.Batched, Any], Any]] = {
 
 
 def _sums(graph: Any) -> Any:
-    """The results of a merged graph, from the floats that it holds."""
+    """Return the results for the floats of a merged graph."""
     rows = np.asarray(graph.floats, np.float32).reshape(3, 3)
     return [float(MODEL.total(row)) for row in rows]
 
@@ -205,14 +205,14 @@ def test_lists_and_tuples_of_instances_are_taken_as_they_are() -> None:
 
 
 class Data:
-    """Is shared by the instances that it lists."""
+    """A data set that its instances refer to."""
 
     def __init__(self) -> None:
         self.table, self.items = np.zeros((10, 10)), list[Any]()
 
 
 class Sentence:
-    """Belongs to a data set."""
+    """An instance that refers to its data set."""
 
     def __init__(self, data: Data, number: int) -> None:
         self.data, self.ids = data, np.array([number])
@@ -299,7 +299,7 @@ def test_what_is_filled_again_is_restored(kind: str, holder: str, is_new: bool) 
 
 
 class Once:
-    """Cannot be copied."""
+    """An object that cannot be copied."""
 
     def __init__(self, array: Any) -> None:
         self.array = array
@@ -315,7 +315,7 @@ def test_what_cannot_be_copied_is_refused_in_a_sentence() -> None:
 
 
 def parts_that_cannot_be_copied() -> dict[str, tuple[Any, Callable[[int], Any]]]:
-    """What an instance may hold, and what changes it."""
+    """Return, by name, a part that cannot be copied and a function that changes it."""
     own, numbers, memory = dict[str, int](), (ctypes.c_int * 2)(), mmap.mmap(-1, 8)
     row = np.zeros(1, [("o", object), ("n", int)])[0]
     return {
@@ -330,7 +330,7 @@ def parts_that_cannot_be_copied() -> dict[str, tuple[Any, Callable[[int], Any]]]
 @each("kind", parts_that_cannot_be_copied())
 @each("holder", HOLDERS)
 def test_what_cannot_be_copied_is_noted(kind: str, holder: str) -> None:
-    """It is refused if it changes, and stays the same object if it does not."""
+    """Refused if it changes; kept as the same object otherwise."""
     part, change = parts_that_cannot_be_copied()[kind]
     make, get = HOLDERS[holder]
     assert all(get(x) is part for x in list_owned(make(part) for _ in range(3)))

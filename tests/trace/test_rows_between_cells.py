@@ -1,4 +1,4 @@
-"""Values of any number of rows between cells: what one cell returns, others take, in slices, joins and reversed."""
+"""Test ragged values between cells: cells take the results of others, also sliced, joined and reversed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DIM = 3
 
 
 class Reader(ab.Module):
-    """Reads words and features, in layers that keep the rows."""
+    """Layers over words and features that keep the number of rows."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(5)
@@ -85,7 +85,7 @@ BODIES: tuple[tuple[str, Body], ...] = (
 
 
 def loop(m: Reader, x: Any) -> Any:
-    """A recurrent layer over rows."""
+    """Run a recurrent layer over rows."""
     state = x[0]
     for row in x:
         state = m.pick(state, row)

@@ -1,4 +1,4 @@
-"""Scans: what they mean is the plain loop, in eager mode, recorded, batched and differentiated."""
+"""Test that scans equal the plain loop: in eager mode, recorded, batched and differentiated."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Tagger(ab.Module):
         return np.zeros(DIM)
 
     def fields(self, x: dict[str, Any], i: int) -> dict[str, Any]:
-        """What a step takes of an item."""
+        """Return the fields of item i for a step."""
         return {
             name: x[name][i].item() if isinstance(x[name], np.ndarray) else x[name][i] for name in ("word", "scale")
         }
@@ -84,7 +84,7 @@ class Tagger(ab.Module):
 
 
 def draw(rng: np.random.Generator, n: int) -> dict[str, Any]:
-    """A sentence with fields that are arrays and lists."""
+    """Draw a sentence whose fields are arrays and lists."""
     known = rng.random(n) < 0.6
     return {
         "word": rng.integers(0, N_WORDS, n).astype((np.int32, np.int64)[int(rng.integers(2))]),
@@ -99,7 +99,7 @@ def test_a_scan_equals_the_loop(seed: int) -> None:
     model = Tagger(rng).astype("float64")
     sentences = [draw(rng, int(rng.integers(0, 9))) for _ in range(6)]
     recorders = [Recorder(function, model) for function in (model.scanned, model.looped)]
-    for _ in range(2):  # at the second time, forms and templates are known
+    for _ in range(2):  # forms and templates are known the second time
         scanned, looped = (recorder.record(sentences) for recorder in recorders)
         assert np.array_equal(scanned.words, looped.words)
         assert np.array_equal(scanned.floats, looped.floats)
@@ -207,7 +207,7 @@ def test_malformed_scans_are_refused() -> None:
 
 
 class Awaiting(ab.Module):
-    """Folds and scans inside of programs that await values, and inside of differentiated functions."""
+    """Folds and scans inside programs that await values and inside differentiated functions."""
 
     visit = ab.fold("children", "node")
     states = ab.scan("node", "start")

@@ -1,4 +1,4 @@
-"""Ops, operators and functions made of ops outside cells: the core records the calls that Python would."""
+"""Test ops, operators and functions of ops outside cells: the core records the same calls as Python."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import autobatch as ab
 from autobatch import ops
 from autobatch.errors import AutobatchError
 
-N_STEPS, N_FUNCTIONS, WIDTH = 120, 3, 3  # few functions: calls of one differ in their operands
-NOT_CALLED = {"Op", "define_op", "each", "normal", "dropout", "categorical"}  # no ops, or random
+N_STEPS, N_FUNCTIONS, WIDTH = 120, 3, 3  # few functions, so that calls of one differ in their operands
+NOT_CALLED = {"Op", "define_op", "each", "normal", "dropout", "categorical"}  # not ops, or random
 OPERATORS = ("add", "sub", "mul", "truediv", "pow", "neg", "abs", "matmul", "lt", "le", "eq", "ne", "getitem")
 NUMBERS = (0, 1, 0.0, -0.0, -2.5, True, False, np.float32(2), np.float64(0), np.int64(3), np.bool_(True))
 KINDS = ("value",) * 12 + ("number",) * 4 + ("array",) * 2 + ("ints", "parameter", "list", "tuple", "none")
@@ -24,7 +24,7 @@ KEYWORDS: dict[str, tuple[Any, ...]] = {"axis": (0, -1, None, (0,)), "keepdims":
 
 
 class Cells(ab.Module):
-    """Cells that make values, and values of any number of rows."""
+    """Cells that return values and ragged values."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.vector, self.matrix = (ab.Parameter(rng.standard_normal(shape)) for shape in ((WIDTH,), (WIDTH, WIDTH)))
@@ -42,7 +42,7 @@ Step = Callable[[list[Any]], Any]
 
 
 class Programs:
-    """Draws the calls of a program; each takes the values that were recorded before it."""
+    """Draws the calls of a program; each may use any value recorded earlier."""
 
     def __init__(self, rng: np.random.Generator, cells: Cells) -> None:
         self.rng, self.cells = rng, cells
@@ -51,11 +51,10 @@ class Programs:
         self.functions = [self.one_of(group) for group in (functions, operators) for _ in range(N_FUNCTIONS)]
 
     def one_of(self, things: Any) -> Any:
-        """Draw one."""
         return things[int(self.rng.integers(len(things)))]
 
     def operand(self, depth: int = 0) -> Callable[[list[Any]], Any]:
-        """Draw an argument: a value, most often."""
+        """Draw an argument, most often a value."""
         kind = self.one_of(KINDS)
         if kind == "value" or (depth > 1 and kind in ("list", "tuple")):
             at = int(self.rng.integers(1 << 30))
@@ -68,13 +67,13 @@ class Programs:
         return lambda values: fixed
 
     def fixed(self, kind: str) -> Any:
-        """Draw an argument that is no value."""
+        """Draw an argument that is not a value."""
         if kind == "number":
             return self.one_of(NUMBERS)
         if kind == "parameter":
             return self.one_of((self.cells.vector, self.cells.matrix))
         if kind == "ints":
-            return np.zeros(WIDTH, int)  # ids of any table
+            return np.zeros(WIDTH, int)  # valid ids for any table
         if kind == "array":
             array = self.rng.standard_normal(self.one_of(SHAPES)).astype(self.one_of(("f4", "f8", "f2", ">f8")))
             return array if self.rng.random() < 0.7 else array.T
@@ -95,7 +94,7 @@ class Programs:
 
 
 def run(steps: list[Step], cells: Cells, arrays: list[Any], refusals: list[str]) -> list[Any]:
-    """Record the steps; note what they refuse."""
+    """Record the steps and append the messages of refused ones to `refusals`."""
     values = [cells.value(np.arange(WIDTH)), *(cells.value(array) for array in arrays if array.shape)]
     values += [cells.rows(array) for array in arrays if array.ndim == 2]
     for step in steps:
@@ -118,9 +117,9 @@ def test_shortcuts_record_what_python_records(seed: int) -> None:
     recorder = ab.batched(lambda arrays: run(steps, cells, arrays, refusals), module=cells).recorder
     found = []
     for is_watched in (False, False, True, False):
-        recorder.calls.log.is_watched = is_watched  # Python takes all calls of a log that is watched
+        recorder.calls.log.is_watched = is_watched  # if the log is watched, Python takes all calls
         refusals.clear()
         graph = recorder.record(instances)
         found.append((graph.words.tolist(), graph.floats.tolist(), [*refusals]))
-    assert found[0][0][1] > len(instances)  # nodes
+    assert found[0][0][1] > len(instances)  # number of nodes
     assert all(other == found[0] for other in found[1:])

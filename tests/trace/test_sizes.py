@@ -1,4 +1,4 @@
-"""The sizes of values in cells: what eager mode and a batch say alike."""
+"""Test the sizes of values in cells: eager mode and batches report the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorded graphs run again once a change that they were refused for is undone, whatever the change and the order."""
+"""Test that recorded graphs run again once a change that made them invalid is undone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROWS = [np.linspace(-1.0, 1.0, 4), np.full(4, 0.3)]
 
 
 class Layer(ab.Module):
-    """A product and a function of it."""
+    """A product followed by a function."""
 
     def __init__(self, n: int = 4, m: int = 4) -> None:
         self.weight, self.function = ab.Parameter(np.full((m, n), 0.1)), ab.tanh
@@ -51,7 +51,7 @@ MISSING = object()
 
 
 def change(net: Net, place: tuple[Any, ...], value: Any) -> Callable[[], None]:
-    """Set, or remove, an attribute or an item; return what undoes it."""
+    """Set or remove an attribute or item; return a function that undoes it."""
     *path, name = place
     holder: Any = net
     for step in path:
@@ -115,7 +115,7 @@ class Recorded:
         self.value, self.gradients = self.run()
 
     def run(self) -> tuple[Any, dict[str, Any]]:
-        """The results, and the gradients."""
+        """Return the results and the gradients."""
         value, (_, gradients) = self.batched(self.graphs), self.batched.value_and_grad(self.graphs)
         return value, {name: np.array(gradient) for name, gradient in gradients.items()}
 
@@ -128,7 +128,7 @@ class Recorded:
             np.testing.assert_array_equal(gradient, self.gradients[name])
 
     def refusal(self) -> str:
-        """The message for the graphs; empty if they run."""
+        """Return the error message for the graphs, or "" if they run."""
         try:
             self.batched(self.graphs)
         except ab.GraphError as error:
@@ -208,7 +208,7 @@ def test_graphs_run_again_after_any_number_of_other_shapes() -> None:
 
 
 class Part(ab.Module):
-    """A part with a cell of its own."""
+    """A module with its own cell."""
 
     def __init__(self, factor: float) -> None:
         self.w = ab.Parameter(np.full(2, factor))
@@ -219,7 +219,7 @@ class Part(ab.Module):
 
 
 class Whole(ab.Module):
-    """Parts as attributes and in a list."""
+    """A module with parts as attributes and in a list."""
 
     def __init__(self) -> None:
         self.first, self.second, self.others = Part(2.0), Part(3.0), [Part(5.0)]

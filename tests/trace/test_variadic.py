@@ -1,4 +1,4 @@
-"""Variadic forms: any number of values per node, in one batch, equal to torch over one node at a time."""
+"""Test variadic forms: any number of values per node, in one batch, equal to torch over one node at a time."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from helpers.runs.ways import each
 
 TOLERANCE = 1e-10
 DIM = 3
-SIZES: tuple[list[int], ...] = ([0, 1, 2], [20, 0], [], [5, 5, 3, 1], [7], [0])  # per instance, per node: values
+SIZES: tuple[list[int], ...] = ([0, 1, 2], [20, 0], [], [5, 5, 3, 1], [7], [0])  # the number of values per node
 
 
 class Weights(ab.Module):
-    """A scale and shift for what goes into a form, one for what comes out, and a query."""
+    """A scale and shift for the inputs of a form, a factor for its output, and a query."""
 
     def __init__(self, shape: tuple[int, ...] = (DIM,)) -> None:
         rng = np.random.default_rng(7)
@@ -53,7 +53,7 @@ def check(weights: Weights, loss: Callable[[Any], Any], instances: list[Any]) ->
 
 
 def compare(weights: Weights, loss: Callable[[Any], Any], twin: Callable[..., Any], instances: list[Any]) -> Any:
-    """The same, and value and gradients against a torch function."""
+    """Check as above, and compare value and gradients with a torch function."""
     run = check(weights, loss, instances)
     value, grads = run.value_and_grad(instances)
     tensors = {name: torch.tensor(p.data, requires_grad=True) for name, p in weights.parameters().items()}
@@ -76,7 +76,7 @@ def torch_attend(query: Any, keys: list[Any], values: list[Any], scale: float = 
     return torch.tensordot(weights, torch.stack(values), 1)
 
 
-# Each: of a list of values, their shape and a query; in autobatch, and in torch for a list that is not empty.
+# Each form, in autobatch (of a list, the shape of its values and a query) and in torch (for non-empty lists).
 FORMS: tuple[tuple[str, Callable[..., Any], Callable[..., Any]], ...] = (
     ("sum_n", lambda xs, shape, q: ab.sum_n(xs, shape=shape), lambda xs, q: torch.stack(xs).sum(0)),
     ("mean_n", lambda xs, shape, q: ab.mean_n(xs, shape=shape), lambda xs, q: torch.stack(xs).mean(0)),
@@ -121,7 +121,7 @@ def test_any_number_of_values(form: Any, twin: Any, in_cell: bool) -> None:
     run = compare(weights, loss, torch_loss, draw())
     if in_cell:
         run(draw())
-        assert run.last.batches == 5  # arrays, the instance that is a constant, feeds, forms of 0 to 20 values, sums
+        assert run.last.batches == 5  # arrays, the constant instance, feeds, forms of 0 to 20 values, sums
 
 
 @each("shape", [(), (2,), (2, 3)])
@@ -172,7 +172,7 @@ def test_attention_over_keys_and_values(query: str, shape: tuple[int, ...]) -> N
 @pytest.mark.parametrize("in_cell", [True, False], ids=["cell", "outside"])
 @pytest.mark.parametrize("as_bundles", [True, False], ids=["outputs", "tuples"])
 def test_tuples_of_values(in_cell: bool, as_bundles: bool) -> None:
-    """(h, c) pairs, as a node returned them or put together from two nodes, reduced part by part."""
+    """(h, c) pairs, as returned by a node or built from two nodes, reduced part by part."""
     weights, shapes = Weights(), ((DIM,), ())
 
     def body(pairs: Any) -> Any:
@@ -198,7 +198,7 @@ def test_tuples_of_values(in_cell: bool, as_bundles: bool) -> None:
     compare(weights, loss, torch_loss, draw())
 
 
-# What bodies do with lists of which they want to know more: the length becomes part of the type.
+# Bodies that use more than a reduction of lists: the length becomes part of the type.
 
 BODIES: tuple[tuple[str, Callable[[Any], Any]], ...] = (
     ("length", lambda xs: ab.sum_n(xs) / len(xs)),
@@ -340,7 +340,7 @@ def test_kernels_need_only_what_cupy_has(form: Any, twin: Any) -> None:
         np.testing.assert_allclose(grad, expected_grads[name], rtol=1e-12, atol=1e-14)
 
 
-# What forms refuse.
+# Refusals of forms.
 
 
 def in_cell(body: Callable[..., Any], *arguments: Any) -> Any:
@@ -383,7 +383,7 @@ def test_refused(body: Any, lists: tuple[Any, ...], text: str) -> None:
 
 
 def test_lists_of_different_lengths_are_refused_whenever_they_come() -> None:
-    """Also after calls with equal lengths, which the generated fast path answers, and outside cells."""
+    """Also after calls of equal lengths, which the generated fast path handles, and outside cells."""
     weights = Weights()
     inside = ab.cell(lambda keys, values: ab.attend(weights.query, keys, values))
     for call in (inside, lambda keys, values: ab.attend(weights.query, keys, values)):

@@ -1,4 +1,4 @@
-"""Instances that worker processes record: the graphs are those that this process records."""
+"""Test recording in worker processes: the graphs equal those recorded in this process."""
 
 from __future__ import annotations
 
@@ -23,18 +23,17 @@ STARTS = [
 
 
 class Doubler(ab.Module):
-    """Doubles numbers; its program asks for what instances ask for."""
+    """A model that doubles numbers; an instance may also ask for an error, a crash or an odd result."""
 
     def __init__(self) -> None:
         self.scale = ab.Parameter(np.full(2, 2.0))
 
     @ab.cell
     def double(self, x: Any) -> Any:
-        """Double."""
         return self.scale * x
 
     def run(self, wanted: Any) -> Any:
-        """Double as often as an instance says; or do what else it asks for."""
+        """Double `wanted` times, or raise, crash or return an unpicklable result."""
         if isinstance(wanted, Exception):
             raise wanted
         if wanted == "die":
@@ -45,7 +44,7 @@ class Doubler(ab.Module):
         return (x, lambda: 0) if wanted == 7 else x
 
     async def wait(self, n: int) -> Any:
-        """Double, and wait for the number."""
+        """Double and await the value."""
         return await ab.value(self.double(np.ones(2)))
 
 
@@ -69,7 +68,7 @@ def test_workers_record_what_one_process_does(name: str) -> None:
         assert graph.keys == other.keys
         assert graph.structures == other.structures
         assert graph.types is other.types
-    anew = ab.batched(model.loss, backend="reference")  # whose workers meet types that it has not met
+    anew = ab.batched(model.loss, backend="reference")  # has not met the types that its workers will meet
     assert anew(anew.record_all(instances, workers=3)) == pytest.approx(np.asarray(loss(instances)), rel=1e-6)
 
 
