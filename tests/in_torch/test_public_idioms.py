@@ -1,7 +1,7 @@
-"""Programs in the idioms of published PyTorch models, one instance at a time: batched as torch computes them alone.
+"""Test programs in the idioms of published PyTorch models: batched equals PyTorch, one instance at a time.
 
-Each program is a minimal port: its layers are cells, and all else is as it was. The numbers of nodes that an instance
-records are asserted, since single ops outside of cells are what a port pays for.
+Each program is a minimal port whose layers are cells and which is otherwise unchanged. The tests assert the number of
+nodes recorded for an instance, because single ops outside cells are the cost of such a port.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DIM, WORDS = 4, 11
 
 
 def check(model: nn.Module, instances: list[Any], nodes: Callable[[Any], dict[str, int]]) -> None:
-    """Compare a module with torch alone, values and gradients, and the nodes of each instance with those expected."""
+    """Compare a module's values and gradients with torch alone, and each instance's nodes with the expected ones."""
     model.double()
     abt.check_batched(model, instances, backend="reference")
     batched = abt.batched(model, backend="reference")
@@ -106,7 +106,7 @@ def test_child_sum_tree_lstm() -> None:
     check(ChildSumTreeLSTM(), trees, nodes)
 
 
-# A shift-reduce parser encoder: buffers and stacks of states, chunk, cat and unbind.
+# A shift-reduce parser encoder: buffers and stacks of states, with chunk, cat and unbind.
 
 
 class Spinn(nn.Module):
@@ -169,7 +169,7 @@ def test_shift_reduce_with_buffers_and_stacks() -> None:
     check(model, items, nodes)
 
 
-# A BiLSTM-CRF: the forward algorithm by logsumexp, and Viterbi with back pointers.
+# A BiLSTM-CRF: the forward algorithm with logsumexp, and Viterbi with back pointers.
 
 
 class BiLstmCrf(nn.Module):
@@ -253,7 +253,7 @@ def test_bilstm_crf() -> None:
     abt.check_batched(model.viterbi, [words for words, _ in items], module=model, backend="reference")
 
 
-# A graph network: messages along edges, added up per target by index_add, and a GRU cell.
+# A graph network: messages along edges, summed per target with index_add, and a GRU cell.
 
 
 class MessagePassing(nn.Module):
@@ -348,7 +348,7 @@ def test_attention_decoder_with_teacher_forcing() -> None:
     check(AttentionSeq2Seq(), pairs, nodes)
 
 
-# A neural module network: the layout of each question chooses modules of a ModuleDict.
+# A neural module network: the layout of each question selects modules from a ModuleDict.
 
 
 class Find(nn.Module):

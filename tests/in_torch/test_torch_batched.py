@@ -1,4 +1,4 @@
-"""`abt.batched`: what it takes and gives, the habits of users of torch, and what it refuses."""
+"""Test `abt.batched`: its arguments and results, habits of torch users, and refusals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from helpers.models.torch_modules import tagger_case, tree_case
 
 
 class Net(nn.Module):
-    """Reads rows of features; has a method that is a cell, one that is batched, and a parameter that nothing reads."""
+    """A network over rows, with a method that is a cell, a batched method, and an unused parameter."""
 
     def __init__(self, rate: float = 0.5) -> None:
         super().__init__()
@@ -240,7 +240,7 @@ def test_memory_of_what_nobody_differentiates_is_given_back() -> None:
 
 
 class Words(nn.Module):
-    """Sums rows of a table, the gradient of which is sparse; `tied` reads all of it as well."""
+    """A model that sums rows of a table with sparse gradients; `tied` reads the whole table as well."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -371,7 +371,7 @@ def test_batch_norm_is_refused_in_training() -> None:
     assert float(found.detach().abs().max()) < 1e-6
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what torch.compile imports
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised by imports of torch.compile
 def test_compiled_modules_are_refused() -> None:
     with pytest.raises(GraphError, match=r"the module itself, not a torch\.compile wrapper"):
         abt.cell(torch.compile(nn.Linear(1, 1)))

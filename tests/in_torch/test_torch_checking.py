@@ -1,4 +1,4 @@
-"""`abt.check_batched`: right functions pass, wrong ones get a sentence, and nothing is changed."""
+"""Test `abt.check_batched`: correct functions pass, wrong ones raise a readable error, and nothing is changed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autobatch.torch.cells import TorchCell
 
 
 class Net(nn.Module):
-    """Sums along rows, with a count of what it has seen."""
+    """A network that sums along rows and counts what it has seen."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ def test_nothing_is_changed() -> None:
 
 
 class Doubled(torch.autograd.Function):
-    """Its argument, whose gradient it doubles."""
+    """The identity, with a doubled gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ double: Any = Doubled.apply
 
 
 def with_defect(monkeypatch: pytest.MonkeyPatch, change: Any) -> Any:
-    """A function whose cell computes something else where it runs alone."""
+    """Return a function whose cell computes something else when it runs alone."""
     cell = abt.cell(lambda x: functional.softplus(x))
     monkeypatch.setattr(cell, "eager", lambda x: change(functional.softplus(x)))
     assert isinstance(cell, TorchCell)

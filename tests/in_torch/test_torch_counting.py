@@ -1,4 +1,4 @@
-"""Cells that change what they read: refused in a sentence, as a body is traced once for all its calls."""
+"""Test that cells that change what they read are refused, because a body is traced once for all its calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SEEN: dict[str, int] = {"calls": 0}
 
 
 class Net(nn.Module):
-    """Has state of several kinds that bodies may change."""
+    """Several kinds of state that bodies may change."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,14 +85,14 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
 
 
 def table_of(net: Any) -> Any:
-    """A table that is made when it is first needed."""
+    """Return a table, which is created on first use."""
     if net.table is None:
         net.table = torch.arange(3.0).cos()
     return net.table
 
 
 def known(net: Any) -> int:
-    """A constant that is noted."""
+    """Store a constant and return it."""
     net.by_name["width"] = 3
     return int(net.by_name["width"])
 

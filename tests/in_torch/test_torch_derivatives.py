@@ -1,4 +1,4 @@
-"""Torch's own tools that differentiate: gradcheck, jacobian and hessian, several backward calls over one result."""
+"""Test torch's own differentiation tools: gradcheck, jacobian, hessian, and several backward calls on one result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autobatch.errors import GraphError
 
 
 class Net(nn.Module):
-    """A layer, a step of a recurrence and a table."""
+    """A layer, a recurrent step and a table."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ X = torch.tensor([0.4, -0.3, 1.0], dtype=torch.float64)
 
 
 def of_one(net: Net, name: str) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
-    """A function of a tensor, of which two instances are made: batched, and one after the other."""
+    """Return a function of a tensor that makes two instances of it: batched, and one at a time."""
     run = abt.batched(lambda x: FUNCTIONS[name](net, x), module=net, backend="reference")
     return lambda x: run([x, -2 * x]), lambda x: torch.stack([FUNCTIONS[name](net, y) for y in (x, -2 * x)])
 
@@ -86,7 +86,7 @@ def test_tools_of_torch(name: str, tool: str) -> None:
 
 @pytest.mark.parametrize("runs", ["auto", "torch"])
 def test_several_backward_calls(runs: str) -> None:
-    """Over one result, with others in between; dropout is that of forward each time."""
+    """On one result, with other runs in between; dropout masks stay those of the forward pass."""
     torch.manual_seed(0)
     net = abt.cell(nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5), nn.Linear(3, 1)).double(), runs=runs)
     run = abt.batched(net, backend="reference")

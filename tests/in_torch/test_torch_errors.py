@@ -1,4 +1,4 @@
-"""Errors that cells of torch end in are of public classes, which the reference lists."""
+"""Test that errors of torch cells belong to the public classes listed in the reference."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BODIES: dict[str, Callable[[], Any]] = {
 
 
 class Row(nn.Module):
-    """Applies a layer of batches to a row."""
+    """A module that applies a layer for batches to a single row."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The script of the examples: batched by few changes, it prints the losses that it printed before."""
+"""Test the example script: batched with few changes, it prints the same losses as before."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMES = ("torch_before", "torch_after")
 
 
 def code_of(name: str) -> list[str]:
-    """The lines of a script, without its docstring and blank lines."""
+    """Return the lines of a script without its docstring and blank lines."""
     tree = ast.parse((EXAMPLES / f"{name}.py").read_text(encoding="utf-8"))
     return ast.unparse(tree.body[1:]).splitlines()  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""Functions of torch, as bodies of cells and on recorded values: numbers and gradients are torch's own."""
+"""Test torch functions in cells and on recorded values: values and gradients equal torch's."""
 
 from __future__ import annotations
 
@@ -106,13 +106,13 @@ IN_CELLS: dict[str, Function] = {
     "in place": lambda x, y: (x + 0).cumprod_(0) + y,
 }
 FIRST = "pow", "logsumexp", "layer norm", "losses", "where"
-"""Functions whose second derivatives are looked at first."""
+"""Functions whose second derivatives are tested even in quick runs."""
 WHOLE = {"sort", "ints that it gives", "weights of classes", "weights and smoothing"}
-"""Functions of which torch runs all, not one op."""
+"""Functions that torch runs as a whole."""
 
 
 class Applied(nn.Module):
-    """Applies a function inside of a cell, or outside."""
+    """A module that applies a function inside or outside a cell."""
 
     def __init__(self, function: Function, runs: str = "auto") -> None:
         super().__init__()
@@ -169,7 +169,7 @@ def check(function: Function, runs: str, ways: tuple[str, ...]) -> Any:
 
 
 def twice(values: Tensor, tensors: list[Tensor]) -> list[Tensor]:
-    """The gradients of values, and those of a function of these; zeros where there are none."""
+    """Return the gradients of values and of a function of these gradients, with zeros for missing ones."""
     gradients = autograd.grad(values.sin().sum(), tensors, create_graph=True, allow_unused=True)
     found = [torch.zeros_like(x) if g is None else g for g, x in zip(gradients, tensors, strict=True)]
     total = sum(g.sin().sum() for g in found)

@@ -1,4 +1,4 @@
-"""Random modules of torch give what torch gives; and the tool that draws them finds what is wrong and shrinks it."""
+"""Test that random torch modules agree with torch, and that the fuzzer finds and shrinks defects."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Change = Callable[[Any], Any]
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Small tensors are slower on several."""
+    """Run torch on one thread: small tensors are slower on several."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -33,7 +33,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def wrong(seed: int, backend: str) -> str:
-    """What a program does wrong; empty if it is right, or refused in a sentence."""
+    """Describe what a program gets wrong; return "" if it is right or refused with a sentence."""
     found = run_one(seed, backend, shrink_seconds=0.0)
     return "" if found is None or found.is_set_apart else str(found)
 
@@ -73,7 +73,7 @@ def test_programs_log_outputs_and_gradients() -> None:
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
-    """Let a changed torch stand for autobatch."""
+    """Replace autobatch by torch with a change."""
 
     def batched(function: Change, module: Any, backend: str) -> Any:
         return lambda instances: change(stack([function(one) for one in instances]))
@@ -83,7 +83,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
 
 
 def of_leaves(change: Change) -> Change:
-    """A change of all tensors in a structure."""
+    """Apply a change to all tensors of a structure."""
 
     def changed(y: Any) -> Any:
         if isinstance(y, dict):
@@ -102,7 +102,7 @@ def fail(y: Any) -> Any:
 
 
 class Doubled(torch.autograd.Function):
-    """Its argument, whose gradient it doubles."""
+    """The identity, with a doubled gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -148,7 +148,7 @@ def test_programs_whose_numbers_depend_on_rounding_are_told_apart() -> None:
 
 
 def ran(text: str) -> World:
-    """A world in which torch has run a program."""
+    """Return a world in which torch has run a program."""
     world = World()
     run(text, world)
     return world
@@ -157,7 +157,7 @@ def ran(text: str) -> World:
 @pytest.mark.slow
 def test_a_failing_program_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, of_leaves(lambda y: y * 1.01))
-    found = run_one(1, "reference", shrink_seconds=120.0)  # it ends by itself, in some ten
+    found = run_one(1, "reference", shrink_seconds=120.0)  # ends earlier, after about ten seconds
     assert found is not None
     assert found.signature == "wrong: output: values"
     assert len(found.program) < len(text_of(1)) / 2

@@ -1,4 +1,4 @@
-"""Hooks of modules that are cells, and inside of cells, which come and go between calls; hooks of parameters."""
+"""Test hooks of modules that are cells or parts of cells, which may change between calls, and hooks of parameters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WEIGHTS = torch.arange(1.0, 5.0)
 
 
 class OfChild(nn.Module):
-    """Calls cells that it has as attributes."""
+    """Cells as attributes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class OfChild(nn.Module):
 
 
 class OfList(nn.Module):
-    """Walks through cells."""
+    """Cells in a list."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class OfList(nn.Module):
 
 
 class OfPart(nn.Module):
-    """Has a cell in which the module with hooks is a part."""
+    """A cell that contains the module with hooks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class OfPart(nn.Module):
 
 
 class OfRoot(nn.Linear):
-    """Is a cell itself."""
+    """A module that is itself a cell."""
 
     def __init__(self) -> None:
         super().__init__(4, 4)
@@ -86,7 +86,7 @@ class OfRoot(nn.Linear):
 
 
 def of_linear(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """A hook of all modules that is one of linear layers."""
+    """Restrict a global module hook to linear layers."""
     return lambda module, *args: hook(module, *args) if isinstance(module, nn.Linear) else None
 
 
@@ -125,7 +125,7 @@ HOOKS: dict[str, Callable[[Any], Any]] = {
 
 
 def results(model: nn.Module, values: Tensor, xs: list[Tensor]) -> list[Tensor | None]:
-    """Values, and the gradients of parameters and instances."""
+    """Return the values, and the gradients of parameters and instances."""
     model.zero_grad()
     for x in xs:
         x.grad = None
@@ -184,7 +184,7 @@ def test_backward_hooks_see_the_gradients_of_each_instance(kind: Any) -> None:
         (model.run(x) * WEIGHTS).sum().backward()
     handle.remove()
     assert len(found) == len(seen) == 3
-    in_order = [sorted(of, key=lambda one: one[1][0].tolist()) for of in (found, seen)]  # torch runs them in any
+    in_order = [sorted(of, key=lambda one: one[1][0].tolist()) for of in (found, seen)]  # torch runs them in any order
     torch.testing.assert_close(*in_order)
 
 
@@ -202,7 +202,7 @@ def test_hooks_see_the_arguments_of_the_call() -> None:
 
 
 def test_a_hook_that_records_calls_is_refused() -> None:
-    """It would be called once for all calls of a type, and see no numbers."""
+    """It would be called once for all calls of a type, without numbers."""
     seen: list[Any] = []
     model = abt.cell(Scale())
     model.register_forward_hook(lambda m, args, result: seen.append(result))
@@ -299,7 +299,7 @@ def test_hooks_of_parameters_that_no_result_depends_on_do_not_run() -> None:
 
 
 class Second(nn.Module):
-    """Uses the second of its arguments."""
+    """A module that uses only its second argument."""
 
     def forward(self, _: Tensor, x: Tensor) -> Tensor:
         return torch.sin(x)

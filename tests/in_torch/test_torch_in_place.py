@@ -1,4 +1,4 @@
-"""In-place operations on recorded values and on buffers: as torch computes them, or an error."""
+"""Test in-place operations on recorded values and buffers: they compute what torch computes, or raise an error."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ L = NET.lin
 
 
 def program(text: str) -> Callable[[Tensor], Any]:
-    """A program of statements, the last of which gives the result."""
+    """Compile statements into a function; the last statement is the result."""
     *lines, result = text.split("; ")
     body = "\n".join(f"    {line}" for line in [*lines, f"return {result}"])
     names: dict[str, Any] = {"torch": torch, "F": F, "NET": NET, "L": L}
@@ -111,7 +111,7 @@ def test_a_changed_value_is_changed_under_all_its_names(text: str) -> None:
     abt.check_batched(function, ROWS, module=NET, backend="reference")
     batched = abt.batched(function, module=NET, backend="reference")
     wanted = torch.stack([function(x) for x in ROWS])
-    for _ in range(3):  # nothing of one recording is left in the next
+    for _ in range(3):  # nothing of one recording may leak into the next
         torch.testing.assert_close(batched(ROWS), wanted)
     assert len(batched.record_all(ROWS * 300)) == 900
     torch.testing.assert_close(batched(ROWS), wanted)
@@ -215,7 +215,7 @@ def test_async_programs_add_up() -> None:
 
 
 class Tracks(nn.Module):
-    """Changes a buffer in `forward`, in train()."""
+    """A module whose `forward` changes a buffer in training mode."""
 
     def __init__(self, how: Callable[[Any, Any, Tensor], Any]) -> None:
         super().__init__()

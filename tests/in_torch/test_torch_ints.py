@@ -1,4 +1,4 @@
-"""Ints among the tensors of a program: lists of ids, and what ints that were computed number."""
+"""Test ints among the tensors of a program: lists of ids, and computed ints used as indices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from autobatch.torch.structures import leaves_of
 
 
 class Of(nn.Module):
-    """A function of an embedding and of the instance."""
+    """A function of an embedding and the instance."""
 
     def __init__(self, function: Callable[[Any, Any], Any]) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ def test_legacy_constructors_of_values_are_refused_in_a_sentence(runs: str) -> N
 
 
 def check_as_torch(function: Callable[[Any], Any], runs: str) -> None:
-    """Compare results and gradients with those of torch: outside of cells, in one, or where torch runs it."""
+    """Compare results and gradients with torch: outside cells, in a cell, and in a cell that torch runs."""
     torch.manual_seed(0)
     model = nn.Linear(3, 4).double()
     xs = [torch.randn(3).double() for _ in range(6)]
@@ -110,7 +110,7 @@ OF_INTS: dict[str, Callable[[Any], Any]] = {
 
 
 def backtrace(v: Any) -> Any:
-    """The best path through three positions, as Viterbi finds it."""
+    """Find the best path through three positions with the Viterbi algorithm."""
     best, first = (v[:, None] + v.flip(0)).max(0)
     best, second = (best[:, None] + torch.outer(v, v)).max(0)
     last = best.argmax()
@@ -207,7 +207,7 @@ def test_ints_index_any_axis(name: str, runs: str) -> None:
 
 
 class Tables(nn.Module):
-    """Has tables that ints index outside of cells."""
+    """Tables that are indexed by ints outside cells."""
 
     pe: Tensor
 
@@ -254,7 +254,7 @@ def test_ints_that_index_a_parameter_are_data(name: str) -> None:
     seed = torch.randn_like(want)
     gradients = [torch.autograd.grad(y, [*TABLES.parameters()], seed, materialize_grads=True) for y in (found, want)]
     torch.testing.assert_close(*gradients)
-    assert len(list(batched.recorder.types)) == n_types + 1  # of the square
+    assert len(list(batched.recorder.types)) == n_types + 1  # one for the square
 
 
 @pytest.mark.parametrize("name", ["an int", "a list", "k, j", "numbers"])

@@ -1,4 +1,4 @@
-"""What is known of a module's tensors is what another walk would find, whatever was assigned in between."""
+"""Test that the cached tensors of a module equal those of a new walk, whatever was assigned in between."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autobatch.torch.modules import TorchModule
 
 
 def make_module() -> Any:
-    """A module with parameters and buffers at several depths."""
+    """Return a module with parameters and buffers at several depths."""
     module = nn.Module()
     module.add_module("inner", nn.Linear(2, 3))
     module.add_module("layers", nn.ModuleList([nn.Linear(2, 2), nn.BatchNorm1d(2)]))
@@ -24,18 +24,18 @@ def make_module() -> Any:
 
 
 def walk(module: nn.Module) -> dict[str, torch.Tensor]:
-    """The parameters and buffers of floats that a module has now."""
+    """Return the module's current float parameters and buffers."""
     return {name: x for name, x in [*module.named_parameters(), *module.named_buffers()] if x.is_floating_point()}
 
 
 def shadow(module: Any) -> None:
-    """Give a module a walk of its own, as an attribute."""
+    """Give a module its own `named_parameters` as an attribute."""
     named = [("other", nn.Parameter(torch.ones(4)))]
     module.named_parameters = lambda *args, **kwargs: iter(named)
 
 
 def change_class(module: Any) -> None:
-    """Give a module within a class whose walk finds nothing."""
+    """Change the class of a submodule to one whose walk finds nothing."""
 
     class Hidden(nn.Linear):
         def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
@@ -87,7 +87,7 @@ def test_a_change_is_seen(change: str) -> None:
 
 @pytest.mark.parametrize("has_own_walk", [False, True])
 def test_a_walk_is_repeated_only_where_it_may_differ(has_own_walk: bool) -> None:
-    """A class with a walk of its own is always asked."""
+    """A class that overrides the walk is always asked."""
     walks = []
 
     class Counting(nn.Module):

@@ -1,4 +1,4 @@
-"""Layers of torch as cells: those that need a whole sequence, image or set."""
+"""Test torch layers as cells that need a whole sequence, image or set."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ for lengths in [(1, 5, 2), (7, 7), (3, 1, 1, 6)]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 def test_nothing_of_a_sequence_layer_corrupts_memory(kind: str) -> None:
-    environment = {**os.environ, "MALLOC_CHECK_": "3"}  # which ends a process whose memory is corrupt
+    environment = {**os.environ, "MALLOC_CHECK_": "3"}  # aborts the process when its memory is corrupt
     found = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", SEQUENCES, kind], capture_output=True, env=environment
     )
@@ -117,7 +117,7 @@ def test_nothing_of_a_sequence_layer_corrupts_memory(kind: str) -> None:
 def test_embeddings_divide_gradients_by_the_frequency_in_one_call(
     shape: tuple[int, ...], padding: int | None, runs: str
 ) -> None:
-    """The frequency of an id is that among the ids of one instance, not of the mini-batch."""
+    """The frequency of an id counts the ids of one instance, not of the mini-batch."""
     torch.manual_seed(0)
     layer = nn.Embedding(3, 2, padding_idx=padding, scale_grad_by_freq=True).double()
     twice = nn.Sequential(layer, nn.Tanh())

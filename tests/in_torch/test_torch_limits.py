@@ -1,4 +1,4 @@
-"""Values and gradients at ties, at limits and at numbers that are not finite: those of the installed torch."""
+"""Test values and gradients at ties, limits and non-finite numbers: they equal those of the installed torch."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Function = Callable[..., Tensor]
 INF, NAN = float("inf"), float("nan")
 LIMITS = [0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 2.0, -2.0, 3.0, -3.0, 6.0, -6.0, 20.0, -20.0, 800.0, -800.0]
 SPECIAL = [*LIMITS, INF, -INF, NAN]
-"""Where some of the functions below bend, jump, overflow or are not defined."""
+"""Where some of the functions below bend, jump, overflow or are undefined."""
 ROWS = [
     [0.0, 0.0, 0.0], [1.0, 1.0, 0.0], [-1.0, 1.0, -1.0], [0.0, -0.0, 0.0], [2.0, 1.0, 2.0], [800.0, 800.0, -800.0],
     [INF, 1.0, INF], [-INF, -INF, -INF], [-INF, 0.0, -INF], [NAN, 1.0, 2.0], [1.0, NAN, NAN], [INF, -INF, NAN],
 ]  # fmt: skip
-"""Rows with ties, zeros, and numbers that are not finite."""
+"""Rows with ties, zeros and non-finite numbers."""
 
 BY_ELEMENT: dict[str, Function] = {
     name: getattr(torch, name)
@@ -209,11 +209,11 @@ PAIRS = [*itertools.product((*LIMITS[:8], INF, -INF, NAN), repeat=2)]
 UNDECIDED = (
     "celu", "elu", "elu of 0", "elu of 2", "hardtanh", "hardtanh of 0.5", "relu6", "selu",
 )  # fmt: skip
-"""Functions whose gradient at what is no number depends in torch on the place of the element in the tensor."""
+"""Functions whose gradient at NaN depends, in torch, on the element's position in the tensor."""
 
 
 def numbers_for(name: str) -> list[float]:
-    """Where a function is compared."""
+    """Return the points at which a function is compared."""
     return [x for x in SPECIAL if x == x or name not in UNDECIDED]
 
 
@@ -234,14 +234,14 @@ class Anchor(nn.Module):
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """Torch warns of variances of one number, and of what it is about to change."""
+    """Silence torch's warnings on variances of one number and on upcoming changes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def expected_of(function: Function, given: list[Any]) -> tuple[Tensor, list[Tensor]]:
-    """What torch gives, and the gradients of what it is given."""
+    """Return torch's output and the gradients of the inputs."""
     leaves = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in given]
     y: Tensor = function(*leaves)
     gradients: Any = [None] * len(leaves)
@@ -251,7 +251,7 @@ def expected_of(function: Function, given: list[Any]) -> tuple[Tensor, list[Tens
 
 
 def weights_of(y: Tensor) -> Tensor:
-    """Gradients of outputs, all different."""
+    """Return distinct gradients for the outputs."""
     return torch.linspace(0.5, 1.5, y.numel(), dtype=y.dtype).reshape(y.shape)
 
 
@@ -265,7 +265,7 @@ def test_values_and_gradients_are_those_of_torch(name: str, function: Function, 
     try:
         found = batched(instances)
     except GraphError:
-        if runs == "autobatch":  # it says what it lacks
+        if runs == "autobatch":  # the error says what is missing
             return
         raise
     leaves = [x for one in instances for x in one]

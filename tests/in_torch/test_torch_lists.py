@@ -1,4 +1,4 @@
-"""Cells of torch that are given lists: what treats all elements alike is one type, and all else is right, too."""
+"""Test torch cells that take lists: bodies that treat all elements alike have one type, and all are right."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Body = Callable[..., Any]
 
 
 class Net(nn.Module):
-    """Calls a cell with a query and two lists."""
+    """A cell with a query and two lists."""
 
     def __init__(self, body: Body, runs: str = "auto") -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Net(nn.Module):
 
 
 def draw(sizes: Sequence[Sequence[int]], asks: bool = True) -> list[Any]:
-    """Instances that ask for gradients, or do not; the lists of a node are of one length."""
+    """Draw instances, with or without requires_grad; both lists of a node have the same length."""
     random = torch.Generator().manual_seed(1)
 
     def vector() -> Tensor:
@@ -74,7 +74,7 @@ def tensors_in(x: Any) -> list[Tensor]:
 
 
 def run(body: Body, sizes: Sequence[Sequence[int]] = SIZES, backend: str = "reference", runs: str = "auto") -> int:
-    """Check a body against one instance at a time, outputs and gradients; count its types."""
+    """Compare a body's outputs and gradients with one instance at a time; return the number of its types."""
     net, instances, again = Net(body, runs), draw(sizes), draw(sizes)
     batched = abt.batched(net.forward, backend=backend)
     found = batched(instances)
@@ -98,20 +98,20 @@ def assert_close(found: Any, expected: Any) -> None:
 
 
 def attention(w: Net, q: Tensor, xs: Any, ys: Any) -> Any:
-    """Additive attention (Bahdanau et al. 2015)."""
+    """Apply additive attention (Bahdanau et al. 2015)."""
     scores = torch.stack([w.score(torch.cat((q, x)).tanh()) for x in xs]).squeeze(-1)
     return torch.softmax(scores, 0) @ torch.stack(list(ys))
 
 
 def rows_attention(w: Net, q: Tensor, xs: Any, ys: Any) -> Any:
-    """Attention by products of rows, and a softmax along (n, 1)."""
+    """Apply attention by products of rows, with a softmax along (n, 1)."""
     keys = torch.stack(xs)
     weights = functional.softmax((w.f(keys) @ q).unsqueeze(1) / DIM**0.5, dim=0)
     return (weights * w.g(torch.stack(ys))).sum(0)
 
 
 def child_sum(w: Net, q: Tensor, xs: Any, ys: Any) -> Any:
-    """The node of a child-sum Tree-LSTM, with rows, and without children."""
+    """Compute a child-sum Tree-LSTM node on rows, also without children."""
     x = q.unsqueeze(0)
     h = torch.cat([child.view(1, -1) for child in xs], dim=0) if xs else torch.zeros_like(x)
     c = torch.cat([child.view(1, -1) for child in ys], dim=0) if ys else torch.zeros_like(x)
@@ -121,7 +121,7 @@ def child_sum(w: Net, q: Tensor, xs: Any, ys: Any) -> Any:
 
 
 def loop(w: Net, q: Tensor, xs: Any, ys: Any) -> Tensor:
-    """A sum with a loop, begun with zeros, and changed in place."""
+    """Sum in a loop that starts with zeros, in place and not."""
     total = torch.zeros_like(q)
     for x in xs:
         total += torch.tanh(w.f(x)) * q
@@ -247,7 +247,7 @@ def test_without_elements_a_cell_has_a_type_of_its_own(name: str) -> None:
 
 
 class Structures(nn.Module):
-    """Cells that are given lists in dicts and tuples, lists of pairs, and lists of rows."""
+    """Cells that take lists in dicts and tuples, lists of pairs, and lists of rows."""
 
     def __init__(self, runs: str = "auto") -> None:
         super().__init__()
@@ -271,7 +271,7 @@ class Structures(nn.Module):
         return (torch.sigmoid(self.f(torch.stack(hs))) * torch.stack(cs)).sum(0)
 
     def _rows(self, rows: list[Tensor], q: Tensor) -> Tensor:
-        """Attention over rows (1, d), whose result is one."""
+        """Apply attention over rows of shape (1, d); return one row."""
         h = torch.cat(rows, dim=0)
         return torch.sum(torch.softmax(torch.sum(h * q, dim=1, keepdim=True), dim=0) * h, dim=0, keepdim=True)
 
@@ -387,7 +387,7 @@ def test_the_nodes_of_the_example_are_two_types() -> None:
     for left, right, _ in pairs:
         visit(left)
         visit(right)
-    assert len(n_children) == 5  # it had as many types of nodes, and 12 batches
+    assert len(n_children) == 5  # lists once had a type for each length: 12 batches
     report = model.loss.explain(pairs)
     assert sum(t.name.startswith("node") for t in report.types) == 2
     assert report.optimal

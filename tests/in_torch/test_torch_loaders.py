@@ -1,4 +1,4 @@
-"""Recorded graphs in other processes: loaders of torch whose workers record, pickles of single functions of torch."""
+"""Test recorded graphs in other processes: torch loaders whose workers record, and pickles of torch functions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import autobatch.torch as abt
 
 
 class Net(nn.Module):
-    """A cell, and a parameter that functions outside of cells read."""
+    """A cell, and a parameter that functions outside cells read."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Models of plain torch modules: batched, steps of AdamW are those of one instance at a time, whatever runs cells."""
+"""Test models of plain torch modules: AdamW steps equal those of one instance at a time, whatever runs the cells."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grad modes within a recorded program: values made while grad mode is off have no gradient."""
+"""Test grad modes within a recorded program: values computed while grad mode is off have no gradient."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autobatch.errors import GraphError
 
 
 class Model(nn.Module):
-    """Has cells of each kind."""
+    """Cells of each kind."""
 
     def __init__(self, runs: str) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ def test_grad_mode_off(program: Callable[..., Tensor], runs: str, backend: str) 
     run = abt.batched(lambda x: program(m, x), module=m, backend=backend)
     expected = torch.stack([program(m, x) for x in inputs])
     wanted = gradients(m, inputs, expected)
-    for _ in range(2):  # recorded anew, with all forms known
+    for _ in range(2):  # the second time with all forms known
         outputs = run(inputs)
         torch.testing.assert_close(outputs, expected)
         torch.testing.assert_close(gradients(m, inputs, outputs), wanted)
@@ -235,4 +235,4 @@ def test_spectral_norm(norm: Any, runs: str) -> None:
     with pytest.raises(GraphError, match="spectral norm"):
         run(inputs)
     torch.testing.assert_close(m.state_dict(), before)
-    assert m(inputs[0]).requires_grad  # a plain call is as ever
+    assert m(inputs[0]).requires_grad  # a plain call is unaffected

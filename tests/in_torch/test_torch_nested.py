@@ -1,4 +1,4 @@
-"""Cells within cells: a module that is a cell is used on its own, and in the bodies of others, however it is held."""
+"""Test cells within cells: a module that is a cell works on its own and in other bodies, however it is stored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RUNS = ["auto", "autobatch", "torch"]
 
 
 class Net(nn.Module):
-    """Holds cells in each way that modules hold others, and calls them in cells and outside of cells."""
+    """Cells stored in each way that modules store others, called in cells and outside cells."""
 
     def __init__(self, outer: str, inner: str) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Net(nn.Module):
 
 
 class Block(nn.Module):
-    """A module of parts that are cells."""
+    """A module whose parts are cells."""
 
     def __init__(self, row: nn.Module, many: nn.ModuleList) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ DATA = [1, 3, 5, 4]
 @pytest.mark.parametrize("outer", RUNS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_cells_within_cells(name: str, outer: str, inner: str) -> None:
-    """Values and gradients are those of torch; each body is traced once."""
+    """Values and gradients must equal torch's, and each body must be traced only once."""
     net = Net(outer, inner).eval()
     run = abt.batched(lambda k: FUNCTIONS[name](net, k), module=net, backend="reference")
     abt.check_batched(run, DATA)

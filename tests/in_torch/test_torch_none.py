@@ -1,4 +1,4 @@
-"""Gradients are None where torch leaves them None: what nothing depends on is not zero, for optimizers move what is."""
+"""Test that gradients are None where torch's are: optimizers also move parameters whose gradient is zero."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Net(nn.Module):
 
 
 def without(net: Any, x: Tensor) -> Any:
-    """A layer under no_grad, outside of cells."""
+    """Apply a layer under no_grad, outside cells."""
     with torch.no_grad():
         held = net.plain(x)
     return (held * net.b(x)).sum()
@@ -79,7 +79,7 @@ def leaves(y: Any) -> list[Tensor]:
 
 
 def gradients_of(net: nn.Module, xs: list[Tensor], results: Any) -> dict[str, Tensor | None]:
-    """Those of a sum of all numbers that have gradients."""
+    """Return the gradients of the sum of all results that require grad."""
     for x in (*net.parameters(), *xs):
         x.grad = None
     torch.stack([part.sum() for part in leaves(results) if part.requires_grad]).sum().backward()  # type: ignore[no-untyped-call]
@@ -124,7 +124,7 @@ def test_check_batched_finds_zeros_where_torch_has_none(monkeypatch: pytest.Monk
 
 
 def test_steps_of_an_optimizer_with_decay_are_those_of_torch() -> None:
-    """Teachers and heads that a mini-batch does not use stay where they are."""
+    """Teachers and heads that a mini-batch does not use must stay where they are."""
 
     def train(batched: bool) -> dict[str, Tensor]:
         net = Net("auto").double()

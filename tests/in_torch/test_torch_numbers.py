@@ -1,4 +1,4 @@
-"""Bodies that ask for numbers: those of constants and of data they get, those of values are refused."""
+"""Test bodies that ask for numbers: allowed for constants and data arguments, refused for values."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_numbers_of_data_are_part_of_the_type_where_a_body_asks_for_them(name: s
 
 
 def n_types(body: Callable[[Any, Tensor, Tensor, Any], Tensor], instances: list[Given], runs: str = "auto") -> int:
-    """How many types the calls of a cell have."""
+    """Count the types of the calls of a cell."""
     model = Net(body, runs)
     batched = abt.batched(model.loss, module=model, backend="reference")
     batched(instances)
@@ -143,7 +143,7 @@ def test_graphs_with_such_types_pickle_and_serve_other_calls() -> None:
 
 
 class Inside(nn.Module):
-    """A module whose method is the cell, which pickles find by name."""
+    """A module whose method is the cell, which pickle finds by name."""
 
     def __init__(self, net: Net) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""PyTorch's own table of ops: each op in a cell, three instances, beside PyTorch."""
+"""Test PyTorch's own table of ops: each op in a cell, with three instances, compared with PyTorch."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from torch_ops.samples import Case, cases_of, select, table
 from torch_ops.verdicts import Outcome, Verdict, judge
 
 RUNS = "auto", "autobatch", "torch"
-EVERY = 20  # of the ops, those that `make test` runs
+EVERY = 20  # `make test` runs one of 20 ops
 REFUSED = {
-    *("argwhere", "nonzero", "unique", "unique_consecutive"),  # without a shape until the numbers are known
+    *("argwhere", "nonzero", "unique", "unique_consecutive"),  # the shape depends on the numbers
     *("as_strided", "as_strided_copy", "as_strided_scatter"),  # read memory, which values do not have
-    *("sparse.mm", "sparse.sampled_addmm"),  # of sparse data
-    "unravel_index",  # of data beyond 32 bits
+    *("sparse.mm", "sparse.sampled_addmm"),  # for sparse data
+    "unravel_index",  # for data beyond 32 bits
 }
-"""The ops of which a sample is refused."""
-N_SAMPLES = 6  # of each op, where not all are run
+"""The ops with a refused sample."""
+N_SAMPLES = 6  # per op, where not all are run
 ODD = {
     ("linspace", 61): "no arguments, another dtype",
     ("roll", 16): "a single number",
@@ -48,18 +48,18 @@ ODD = {
 
 
 def bad(outcomes: Sequence[Outcome]) -> list[str]:
-    """The outcomes that are neither right nor a sentence."""
+    """Return the wrong and crashed outcomes."""
     return [str(outcome) for outcome in outcomes if outcome.verdict in (Verdict.WRONG, Verdict.CRASH)]
 
 
 def refused(outcomes: Sequence[Outcome]) -> set[str]:
-    """The ops of which a sample is refused."""
+    """Return the ops with a refused sample."""
     return {table()[outcome.op].name for outcome in outcomes if outcome.verdict == Verdict.REFUSED}
 
 
 @pytest.fixture(scope="module")
 def everything() -> list[Outcome]:
-    """All samples of all ops, run by whatever can."""
+    """Run all samples of all ops with `runs="auto"`."""
     return [*run(select([]), ["auto"], explained=True)]
 
 
@@ -108,7 +108,7 @@ def test_the_page_is_what_the_tool_makes(everything: list[Outcome]) -> None:
 
 
 class Sample:
-    """A sample of an op that adds a number to its argument, and sees the numbers of one instance alone."""
+    """A sample without postprocessing of the output."""
 
     def output_process_fn_grad(self, y: Any) -> Any:
         return y

@@ -1,4 +1,4 @@
-"""Modules of autobatch in torch: one set of numbers, gradients as with our own API, and parts of larger models."""
+"""Test autobatch modules in torch: shared parameters, gradients equal to our own API's, and use in larger models."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_either_library_trains_it() -> None:
 
 
 class Net(nn.Module):
-    """A layer of torch below, a model of autobatch on top, and a layer of torch above it that is a cell."""
+    """A torch layer below an autobatch model, and a torch layer above it that is a cell."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class Net(nn.Module):
         return self.run([self.below(item) for item in instances])  # type: ignore[no-any-return]
 
     def alone(self, item: Tensor) -> Tensor:
-        """The same with torch's own LSTM cell."""
+        """Compute the same with torch's LSTM cell."""
         lstm = nn.LSTMCell(3, 4).double()
         named = {name: getattr(self.chain.cell, name) for name, _ in lstm.named_parameters()}
         state = (torch.zeros(1, 4).double(), torch.zeros(1, 4).double())

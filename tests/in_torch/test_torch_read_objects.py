@@ -1,4 +1,4 @@
-"""What modules read beside their parameters: it takes effect at the next call, as in torch."""
+"""Test what modules read besides parameters: a change takes effect at the next call, as in torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from helpers.runs.ways import each
 
 
 class Case(NamedTuple):
-    """How a module reads a number, and how that becomes another one."""
+    """How a module reads a number, and how to change that number."""
 
     read: Callable[[Any], float]
     change: Callable[[Any], Any]
@@ -85,7 +85,7 @@ def test_what_changes_takes_effect(case: str) -> None:
 @each("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 @each("ask", [torch.is_grad_enabled, torch.is_inference_mode_enabled])
 def test_the_grad_mode_is_refused(ask: Callable[[], bool], mode: Callable[[], Any]) -> None:
-    """A body runs once for all modes; torch's own functions may ask, for they compute the same in each."""
+    """A body is traced once for all modes. Torch's own functions may ask, because they compute the same in each."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -106,7 +106,7 @@ def test_the_grad_mode_is_refused(ask: Callable[[], bool], mode: Callable[[], An
 
 
 class Layers(nn.Module):
-    """Has lists of layers, of which it uses slices."""
+    """Lists of layers, of which `forward` uses slices."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class Layers(nn.Module):
 @each("way", ["slice", "pairs", "slice of a slice", "sequential", "sum of lists", "new list", "of a dict"])
 @each("outside", [False, True])
 def test_lists_of_layers_are_sliced_in_cells(way: str, outside: bool) -> None:
-    """A slice is a new list, which the body fills; what is in the lists may change later."""
+    """A slice is a new list that the body creates. The lists may change later."""
     model, x = Layers(), torch.randn(3)
     cell: Any = model if outside else abt.cell(model)
     run = abt.batched(lambda x: cell(x, way), module=model, backend="reference")
@@ -155,7 +155,7 @@ def test_lists_of_layers_are_sliced_in_cells(way: str, outside: bool) -> None:
 
 
 def test_a_method_reads_the_attributes_of_its_own_module() -> None:
-    """The cells that a recording sets on the module are none of them."""
+    """The stand-ins that a recording sets for the module's cells do not count."""
 
     class Model(nn.Module):
         def __init__(self) -> None:

@@ -1,6 +1,6 @@
-"""Changes of a module after a first call take effect at the next, in cells and outside of them, without a new function.
+"""Test that changes of a module take effect at the next call, in cells and outside, without a new batched function.
 
-Recorded graphs follow where a tensor is replaced by another of its shape, and are refused where more has changed.
+Recorded graphs follow when a tensor is replaced by another of its shape, and are refused when more has changed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")
 
 
 class Low(nn.Module):
-    """A layer with an adapter of low rank, such as LoRA's."""
+    """A layer with a low-rank adapter, as in LoRA."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Low(nn.Module):
 
 
 class Net(nn.Module):
-    """Reads layers, parameters and buffers in a cell, and others of the same kinds outside of cells."""
+    """Layers, parameters and buffers that are read in a cell, and others of the same kinds outside cells."""
 
     scale: Tensor
     inner_scale: Tensor
@@ -73,7 +73,7 @@ class Net(nn.Module):
 
 @pytest.fixture(autouse=True)
 def in_double() -> Iterator[None]:
-    """All that is made is in double precision."""
+    """Use float64 by default."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     yield
@@ -81,7 +81,7 @@ def in_double() -> Iterator[None]:
 
 
 def put(net: Any, **values: Any) -> None:
-    """Assign attributes; their names may have dots, written as two underscores."""
+    """Assign attributes; two underscores in a name stand for a dot."""
     for name, value in values.items():
         *path, last = name.split("__")
         setattr(net.get_submodule(".".join(path)), last, value)
@@ -92,20 +92,20 @@ def doubled(net: nn.Module) -> dict[str, Tensor]:
 
 
 def swap(net: Any) -> None:
-    """Exchange the weights of two layers."""
+    """Swap the weights of two layers."""
     first, second = net.out.weight, net.layers[0].weight
     net.out.weight, net.layers[0].weight = second, first
 
 
 def regroup(net: Any) -> None:
-    """Tie two pairs of weights, and then others, so that each pair keeps one of its weights."""
+    """Tie two pairs of weights, then regroup them so that each pair keeps one of its weights."""
     net.layers[0].weight, net.named["last"].weight = net.out.weight, net.inner[0].weight
     net.batch([torch.ones(3)])
     net.layers[0].weight, net.named["last"].weight = net.inner[0].weight, net.out.weight
 
 
 def toggle(layer: nn.Module) -> None:
-    """Normalise a weight, or stop to."""
+    """Add or remove weight normalisation."""
     if parametrize.is_parametrized(layer):
         parametrize.remove_parametrizations(layer, "weight")
     else:
@@ -143,7 +143,7 @@ FOLLOWED: dict[str, Callable[[Any], Any]] = {
         prune.remove(m.out, "weight"),  # type: ignore[no-untyped-call]
     ),
 }
-"""Changes that graphs follow."""
+"""Changes that recorded graphs follow."""
 REFUSED: dict[str, Callable[[Any], Any]] = {
     "weight_norm": lambda m: toggle(m.out),
     "weight_norm in a cell": lambda m: toggle(m.inner[0]),
@@ -171,7 +171,7 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     "an adapter of a cell": lambda m: setattr(m, "lin", Low(m.lin)),
     "an adapter in a cell": lambda m: m.inner.__setitem__(0, Low(m.inner[0])),
 }
-"""Changes that graphs do not follow."""
+"""Changes after which recorded graphs are refused."""
 WAYS: dict[str, Callable[[Net], Callable[[Any], Any]]] = {
     "a method": lambda net: net.batch,
     "a function": lambda net: abt.batched(lambda x: net.one(x), module=net, backend="reference"),
@@ -190,7 +190,7 @@ def made(runs: str = "auto") -> Any:
 
 
 def assert_as_torch(net: Any, batch: Any, instances: Any = None) -> None:
-    """Values and gradients are those of one instance at a time; None where those are None."""
+    """Check that values and gradients, None included, equal those of one instance at a time."""
     rows = rows_of(net)
     found, expected = batch(rows if instances is None else instances), torch.stack([net.one(x) for x in rows])
     close: Any = {} if found.dtype is torch.float64 else {"rtol": 1e-3, "atol": 1e-3}
@@ -243,7 +243,7 @@ def test_a_module_that_is_itself_batched() -> None:
 
 
 def test_changes_one_after_the_other() -> None:
-    """Also where a cell or a layer has gone through several of them."""
+    """The same cell or layer may go through several changes."""
     net = made()
     for name in ("weight_norm", "load_state_dict(assign=True)", "another head", "tying", "pruning in a cell",
                  "another layer in a cell", "an adapter of a cell", "some frozen", "float"):  # fmt: skip
@@ -265,7 +265,7 @@ def test_what_was_taken_away_may_come_back() -> None:
 @pytest.mark.parametrize("runs", ["auto", "torch"])
 @pytest.mark.parametrize("kind", ["leaves", "computed", "some", "without gradients"])
 def test_functional_call(kind: str, runs: str) -> None:
-    """Its tensors have the gradients, whatever the module has when they are asked for; nothing piles up."""
+    """The given tensors get the gradients, whatever the module holds by then, and no types accumulate."""
     net = made(runs)
     net.batch(ROWS)
     n_types = list[int]()
@@ -293,7 +293,7 @@ def test_functional_call(kind: str, runs: str) -> None:
 
 
 class _Caller(nn.Module):
-    """Calls the batched method of a module."""
+    """A module that calls the batched method of another."""
 
     def __init__(self, net: Net) -> None:
         super().__init__()
@@ -304,14 +304,14 @@ class _Caller(nn.Module):
 
 
 class Alone(_Caller):
-    """Calls a module one instance at a time."""
+    """A module that runs one instance at a time."""
 
     def forward(self, rows: list[Tensor]) -> Any:
         return torch.stack([self.net.one(x) for x in rows])
 
 
 def test_steps_of_gradients_that_are_differentiated() -> None:
-    """Two inner steps, through which the loss of outer parameters is differentiated (MAML)."""
+    """The outer loss is differentiated through two inner steps (MAML)."""
 
     def outer(caller: nn.Module) -> dict[str, Tensor | None]:
         own: Any = dict(caller.named_parameters())
@@ -343,7 +343,7 @@ def test_copies_and_averages_are_modules_of_their_own() -> None:
 
 
 def test_a_part_that_is_batched_on_its_own_too() -> None:
-    """Both functions read one parameter, whichever of them is called first after a change."""
+    """Both functions read one parameter, whichever is called first after a change."""
     net = made()
     head = abt.batched(net.out, backend="reference")
     for change in ("load_state_dict(assign=True)", "float", "assigned parameters", "tying", "weight_norm"):
@@ -387,7 +387,7 @@ def test_what_was_replaced_is_released(runs: str) -> None:
 
 
 def test_an_unchanged_module_costs_what_it_did() -> None:
-    """After many changes, too."""
+    """Also after many changes."""
     net = made()
     with torch.no_grad():
         net.batch(ROWS)
@@ -435,7 +435,7 @@ def test_functions_of_torch_are_recorded_in_few_calls(name: str) -> None:
 
 
 class Shared(nn.Module):
-    """A layer that is called outside of cells and inside of one."""
+    """A layer that is called both outside cells and inside one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -475,7 +475,7 @@ def test_gradients_of_a_layer_inside_and_outside_of_cells_add_up(change: str, wa
 @pytest.mark.parametrize("runs", ["autobatch", "torch"])
 @pytest.mark.parametrize("in_cell", [False, True], ids=["outside of cells", "in a cell"])
 def test_data_of_another_shape_take_effect(in_cell: bool, runs: str) -> None:
-    """Of a tensor that stays the same object: rows that are cut off, in new memory or the old, or added; transposes."""
+    """The tensor object stays. Its rows are cut off (in new or old memory) or extended, or its data is transposed."""
     model: Any = nn.Module()
     model.body, model.head = nn.Linear(3, 4), nn.Linear(4, 4)
     cell = abt.cell(lambda x: model.head(torch.tanh(model.body(x))).sum(), runs=runs)
@@ -504,4 +504,4 @@ def test_data_of_another_shape_take_effect(in_cell: bool, runs: str) -> None:
     for change in changes:
         change(model.head.weight.data, model.head.bias.data)
         for training in (False, True, True):
-            compare(training)  # torch keeps the old shape as long as a graph is alive
+            compare(training)  # while a graph is alive, torch keeps the old shape

@@ -1,4 +1,4 @@
-"""`torch.stack` of recorded values, and results: tensors, whatever the instances of a mini-batch return."""
+"""Test `torch.stack` of recorded values, and that results are tensors for any structure that instances return."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cells that torch runs: how often, with which draws, and what is differentiated."""
+"""Test cells that torch runs: how often they run, with which draws, and what is differentiated."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ every_backend = each("backend", ("reference", "cpu"))
 
 
 class Counted(nn.Module):
-    """Torch runs `step`, which notes each call; sums along a chain."""
+    """A cell `_step` that torch runs and that notes its calls, summed along a chain."""
 
     def __init__(self, runs: str = "torch") -> None:
         super().__init__()
         torch.manual_seed(0)
         self.linear = nn.Linear(8, 4)
-        self.note = list[None]().append  # a list of its own would be read, and traced again as it grows
+        self.note = list[None]().append  # a list attribute would be read, and the cell retraced as the list grows
         self.take = abt.cell(self._step, runs=runs)
 
     @property
@@ -65,7 +65,7 @@ def test_a_step_of_training_calls_a_cell_once_per_batch(backend: str) -> None:
 
 
 class Noisy(nn.Module):
-    """Torch runs a cell with dropout, which is linear otherwise."""
+    """A cell that torch runs: linear except for dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ def test_gradients_are_those_of_the_mask_that_was_drawn(backend: str, max_bytes:
 
 
 class Roots(nn.Module):
-    """Torch runs a cell whose derivative at zero is infinite."""
+    """A cell that torch runs, whose derivative at zero is infinite."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ def test_autocast_holds_for_what_torch_runs() -> None:
 
 
 class Changing(nn.Module):
-    """Torch runs a cell that reads attributes: of itself, and of others."""
+    """A cell that torch runs, which reads attributes of its module and of others."""
 
     def __init__(self, runs: str) -> None:
         super().__init__()
@@ -257,4 +257,4 @@ def test_what_only_an_argument_that_is_not_used_depends_on_has_no_gradient() -> 
     batched = abt.batched(lambda x: merge(leaf(x), x), module=nn.Linear(1, 1))  # type: ignore[no-untyped-call]
     x = torch.tensor([0.0, 1.0], requires_grad=True)
     (found,) = autograd.grad(batched([x]).sum(), x)
-    assert torch.equal(found, torch.full_like(x, 2))  # not NaN, which is zero times the derivative at 0
+    assert torch.equal(found, torch.full_like(x, 2))  # not NaN, the product of zero and the derivative at 0

@@ -1,4 +1,4 @@
-"""Second derivatives of batched losses, and gradients within functions: equal to torch's, one instance at a time."""
+"""Test second derivatives of batched losses, and gradients within functions: equal to torch's for single instances."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TREES: Trees = [((1, (2, 3)), 0), (((4, 1), (0, 2)), 1), (3, 0)]
 
 
 class Merge(nn.Module):
-    """The state above two others."""
+    """A cell that merges two states."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Merge(nn.Module):
 
 
 class TreeNet(nn.Module):
-    """Merges, an LSTM's step with one state in both places, dropout, and a parameter that nothing reads."""
+    """Merges, an LSTM step with one state in both places, dropout, and an unused parameter."""
 
     def __init__(self, dim: int = 4, runs: str = "auto") -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class TreeNet(nn.Module):
 
 
 class Rows(nn.Module):
-    """Reads rows of features; gives lists, and a value and a number beside them."""
+    """An LSTM over rows that returns lists, values and a number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ def assert_close(found: Sequence[Tensor | None], expected: Sequence[Tensor | Non
 
 
 def orders(losses: Tensor, tensors: Sequence[Tensor], n: int = 2) -> list[Tensor | None]:
-    """The gradients of the losses, of functions of these gradients, and so on."""
+    """Return the gradients of the losses, of functions of these gradients, and so on, up to order n."""
     weights = torch.linspace(1.0, -0.5, len(losses), dtype=losses.dtype)
     value, found = (losses.sin() * weights).sum(), list[Tensor | None]()
     for k in range(n):
@@ -305,7 +305,7 @@ def test_what_has_no_second_derivative_is_refused() -> None:
         lambda k: net.word(k).float().pow(2).double().sum(),
         lambda k: torch.view_as_complex(net.word(k).reshape(2, 2)).abs().sum(),
     )
-    for function in functions:  # of other dtypes in between, in which no gradient may get lost
+    for function in functions:  # with other dtypes in between; the gradient must not get lost silently
         losses = abt.batched(function, module=net, backend="reference")
         (gradient,) = autograd.grad(losses([1, 2]).pow(2).sum(), net.word.weight, create_graph=True)
         with pytest.raises(GraphError, match="its derivative is needed inside the program"):
@@ -320,7 +320,7 @@ def test_what_has_no_second_derivative_is_refused() -> None:
 
 
 class Potential(nn.Module):
-    """An energy of pairs of atoms, and what its gradients within the function are needed for."""
+    """A pair energy, and losses that use its gradients within the function."""
 
     def __init__(self, runs: str = "auto") -> None:
         super().__init__()

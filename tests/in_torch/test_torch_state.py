@@ -1,4 +1,4 @@
-"""What cells of torch have as state, changed between calls: parameters, buffers, plain tensors, parametrizations."""
+"""Test the state of torch cells, changed between calls: parameters, buffers, plain tensors, parametrizations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from helpers.runs.recorded import guard_set_of, traced
 
 
 class Everything(nn.Module):
-    """Has state of each kind."""
+    """State of each kind."""
 
     f: Tensor
     i: Tensor
@@ -100,7 +100,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")
 
 
 def assert_equal(model: nn.Module, found: Tensor, expected: Tensor) -> None:
-    """Values and gradients of all parameters are those of torch."""
+    """Check that values and the gradients of all parameters equal torch's."""
     torch.testing.assert_close(found, expected)
     of_each = []
     for y in (found, expected):
@@ -149,7 +149,7 @@ def test_an_unchanged_model_is_not_traced_again() -> None:
 
 
 class Scaling(nn.Module):
-    """Reads a parameter, a layer, a buffer and a number; and has what it does not read."""
+    """A parameter, a layer, a buffer and a number that are read, and attributes that are not."""
 
     offset: Tensor
 
@@ -181,7 +181,7 @@ def test_what_no_body_reads_may_change_in_every_step(runs: str) -> None:
 
 
 def test_a_check_of_all_guards_makes_few_calls() -> None:
-    """However many dicts of hooks modules have."""
+    """However many dicts of hooks the modules have."""
     model, f = model_of()
     model.c.many = [torch.ones(4)] * 2
     model.c.l = nn.Sequential(*(nn.Linear(4, 4) for _ in range(20)))
@@ -196,7 +196,7 @@ def test_a_check_of_all_guards_makes_few_calls() -> None:
 
 
 class Functional(nn.Module):
-    """Drops out by a function of torch."""
+    """A module that applies dropout through a function."""
 
     def __init__(self, drop: Callable[[Tensor, bool], Tensor]) -> None:
         super().__init__()
@@ -207,12 +207,11 @@ class Functional(nn.Module):
 
 
 def drop(x: Tensor, is_on: bool) -> Tensor:
-    """Drop out by a function."""
     return nn.functional.dropout(x, 0.5, is_on)
 
 
 def attend(x: Tensor, is_on: bool) -> Tensor:
-    """Drop out the weight of attention to the only key."""
+    """Drop the attention weight of the only key."""
     key, value = torch.zeros(1, 1, 4), torch.ones(1, 1, 1)
     return nn.functional.scaled_dot_product_attention(key, key, value, dropout_p=0.5 * is_on).reshape(()) * x
 
@@ -246,7 +245,7 @@ def test_graphs_recorded_in_train_run_after_eval_and_back(make: Any, first: bool
 
 
 class WithPlainTensor(nn.Module):
-    """Multiplies by a tensor that requires a gradient, and is no parameter."""
+    """A tensor that requires a gradient but is not a parameter."""
 
     def __init__(self, runs: str) -> None:
         super().__init__()
@@ -276,7 +275,7 @@ def test_a_constant_that_asks_for_a_gradient_gets_it_or_is_refused(runs: str) ->
 
 
 class Passing(autograd.Function):
-    """Gives the gradient as it is."""
+    """The identity, which passes the gradient through."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -314,7 +313,7 @@ def test_what_was_computed_of_parameters_outside_of_a_cell_is_refused_in_it(name
 
 
 class Paired(nn.Module):
-    """Reads an embedding through an op that torch runs."""
+    """An embedding that is read through an op that torch runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -328,7 +327,7 @@ class Paired(nn.Module):
 
 @pytest.mark.parametrize("runs", ["auto", "torch"])
 def test_parameters_that_are_trained_after_all_were_frozen_have_whole_gradients(runs: str) -> None:
-    """A cell that was traced while nothing had a gradient is the same cell afterwards."""
+    """A cell traced while nothing required gradients stays the same cell afterwards."""
     module = Paired().double()
     cell = abt.cell(module, runs=runs)
     loss = abt.batched(lambda token: cell(token), module=module, backend="reference")

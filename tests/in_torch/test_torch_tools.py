@@ -1,4 +1,4 @@
-"""The tools of PyTorch that `docs/howto/torch_training.md` names: its code runs, and learns as without them."""
+"""Test the code in `docs/howto/torch_training.md`: it runs with PyTorch's tools, and learns as without them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MODEL = "".join(example.source for example in doctest.DocTestParser().get_exampl
 
 
 def block_with(text: str) -> str:
-    """The block of the page that is a script and has this text."""
+    """Return the only code block of the page that contains a text."""
     found: str
     (found,) = (block for block in BLOCKS if text in block)
     return found
@@ -62,7 +62,7 @@ def test_two_processes_train_what_one_trains(tmp_path: Path) -> None:
     command = [sys.executable, str(script)]
     started = [subprocess.Popen(command, env={**about, "RANK": rank}, cwd=tmp_path) for rank in "01"]
     assert [process.wait(timeout=300) for process in started] == [0, 0]
-    names = run(MODEL, __name__="page")  # the page makes a model, as each process does before its own
+    names = run(MODEL, __name__="page")  # the page creates a model, as each process does before its own
     model, items = names["TreeNet"](5, 8), names["items"]
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     for _ in range(20):
@@ -115,7 +115,7 @@ def test_worker_processes_of_a_loader_record(start: str, tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_the_oldest_torch_that_is_supported() -> None:
-    """Its wheels for Linux bring several GB of CUDA, so that no test installs it."""
+    """Run with a local install only: the Linux wheels of torch bring several GB of CUDA."""
     python = os.environ.get("AUTOBATCH_OLDEST_TORCH")
     if python is None:
         pytest.skip("AUTOBATCH_OLDEST_TORCH names no Python that has torch 2.5 and what the tests need")

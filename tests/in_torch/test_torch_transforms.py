@@ -1,4 +1,4 @@
-"""What torch makes of functions, and batched functions refuse: transforms, compilers."""
+"""Test torch's function transforms and compilers, which batched functions refuse."""
 
 from __future__ import annotations
 
@@ -96,13 +96,13 @@ REPLACED: dict[str, Callable[[Any], Any]] = {
 
 def stacked() -> tuple[Any, Any]:
     model: Any = nn.Module()
-    model.a = abt.cell(nn.RNNCell(2, 2))  # whose parameters are stacked
+    model.a = abt.cell(nn.RNNCell(2, 2))  # its parameters are stacked
     return model, abt.batched(lambda x: model.a(x, x), module=model)
 
 
 @pytest.mark.parametrize("name", REPLACED)
 def test_a_mini_batch_differentiates_the_parameters_that_it_ran_with(name: str) -> None:
-    """As torch does: those that were put in their place since have no part in it."""
+    """As in torch, parameters assigned after the forward pass are not involved."""
     model, f = stacked()
     before, xs = dict(model.named_parameters()), [torch.ones(2), torch.zeros(2)]
     y, expected = f(xs), torch.stack([model.a(x, x) for x in xs])
@@ -125,7 +125,7 @@ def test_a_module_that_is_replaced_before_backward_is_noticed() -> None:
 
 
 class Twice(nn.Module):
-    """A step whose input and state are one; its parameters are stacked."""
+    """A recurrent step that takes the same value as input and state; its parameters are stacked."""
 
     def __init__(self) -> None:
         super().__init__()

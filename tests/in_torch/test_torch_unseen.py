@@ -1,4 +1,4 @@
-"""Changes of parameters that torch does not count in a tensor's version."""
+"""Test changes of parameters that a tensor's version counter does not count."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_changes_that_torch_does_not_count_take_effect(
 
 
 def changed(array: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the array and others that differ in a sign, a factor or a place of up to two numbers, or in one bit."""
+    """Yield the array, and copies with up to two numbers negated, scaled or swapped, or with one bit flipped."""
     yield array
     n = len(array)
     for places in ((i, j) for j in range(n) for i in range(j + 1)):

@@ -1,4 +1,4 @@
-"""Recorded values outside of cells are tensors to a program: `isinstance`, attributes, methods and functions."""
+"""Test that recorded values act as tensors outside cells: `isinstance`, attributes, methods and functions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from autobatch.errors import GraphError
 
 
 class Net(nn.Module):
-    """Has a cell, `lin`, and modules that are none."""
+    """A cell, `lin`, and modules that are not cells."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -236,7 +236,7 @@ IDIOMS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore")  # of torch, which computes them alone
+@pytest.mark.filterwarnings("ignore")  # from torch, for the reference values
 @pytest.mark.parametrize("name", IDIOMS)
 def test_idioms_give_what_torch_gives(name: str) -> None:
     abt.check_batched(lambda x: IDIOMS[name](NET.lin(x)), ROWS, module=NET, backend="reference")
@@ -275,18 +275,18 @@ IS_A = partial(isinstance)
 
 
 class Registered(ABC):  # noqa: B024
-    """A class of which tensors are virtual instances."""
+    """A class with tensors as virtual instances."""
 
 
 class Unregistered(ABC):  # noqa: B024
-    """A class of which they are not."""
+    """A class without virtual instances."""
 
 
 Registered.register(Tensor)
 
 
 class Checker:
-    """Has `isinstance` as attributes."""
+    """`isinstance` as attributes."""
 
     check = staticmethod(isinstance)
 
@@ -409,7 +409,7 @@ def test_values_are_tensors_in_async_programs_and_in_bodies() -> None:
 
 
 class Doubled(torch.autograd.Function):
-    """Has a backward of its own."""
+    """A function with its own backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -465,7 +465,7 @@ NOT_FOR_C: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", NOT_FOR_C)
 def test_what_needs_memory_or_numbers_of_a_value_is_an_error(name: str) -> None:
-    """Torch's own code takes what claims to be a tensor for one, and would read its memory."""
+    """Torch's C++ code takes a value for a tensor and would read its memory."""
 
     def program(x: Tensor) -> Any:
         NOT_FOR_C[name](NET.lin(x))
