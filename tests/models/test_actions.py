@@ -1,4 +1,4 @@
-"""The actions that build trees, against the trees that they are of."""
+"""Test the actions that build trees: they rebuild the tree that they were derived from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TREES = st.recursive(
 
 @given(TREES)
 def test_actions_build_the_tree_that_they_are_of(tree: Tree[int]) -> None:
-    """Their brackets are those of its inner nodes, and their text is the tree's."""
+    """Checked against the brackets of the inner nodes and against the printed tree."""
     actions = actions_of(tree)
     expected = set()
 

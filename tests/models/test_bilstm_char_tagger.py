@@ -1,4 +1,4 @@
-"""The spelling tagger's batches and data; test_twins.py compares it with its twin."""
+"""Test the spelling tagger's batches and data; test_twins.py compares it with its twin."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autobatch.models.data.vocabulary import UNKNOWN
 
 
 def test_words_that_are_spelled_and_others_share_the_steps_of_sentences() -> None:
-    """The longest word has five letters, the longest sentence three words, in each of two directions."""
+    """The longest word has five letters and the longest sentence three words; both are read in two directions."""
     model = BiLSTMCharTagger(n_words=3, n_characters=4, n_tags=2, dim=6, rng=np.random.default_rng(0))
     loss = ab.batched(model.loss)
     loss([SpelledSentence([1, [1, 2, 3, 1, 2], 2], [1, 1, 1]), SpelledSentence([[3], 2], [0, 1])])
@@ -33,7 +33,7 @@ def test_a_word_is_a_word_wherever_it_stands() -> None:
 
 
 def test_rare_words_are_spelled(tmp_path: Path) -> None:
-    """Those that training uses less than six times; a character that it uses once is unknown."""
+    """Words that occur less than six times in training are spelled; characters that occur once are unknown."""
     (tmp_path / "train.txt").write_text("Paris|B " * 6 + "Dax|O Rax|O\n")
     (tmp_path / "dev.txt").write_text("Pax|B Paris|O\n")
     data = load_spelled_sentences(str(tmp_path), np.random.default_rng(0))

@@ -1,4 +1,4 @@
-"""The bidirectional tagger's batches and metrics; test_twins.py compares it with its twin."""
+"""Test the bidirectional tagger's batches and metrics; test_twins.py compares it with its twin."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autobatch.models.data.vocabulary import Vocabulary
 
 @pytest.mark.parametrize(("n_layers", "batches"), [(1, 2 * 7 + 3), (2, 4 * 7 + 3)])
 def test_sentences_of_all_lengths_share_their_batches(n_layers: int, batches: int) -> None:
-    """Sentences of 7 and of 3 words: a batch per step, and one each for the zeros, the tags and the sums, at best."""
+    """Sentences of 7 and 3 words. The bound is a batch per step, and one each for the zeros, the tags and the sums."""
     model = BiLSTMTagger(n_words=3, n_tags=2, dim=6, rng=np.random.default_rng(0), n_layers=n_layers)
     loss = ab.batched(model.loss, policy="agenda")
     loss([Sentence([1] * 7, [1] * 7), Sentence([2] * 3, [1] * 3)])

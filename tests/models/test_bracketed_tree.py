@@ -1,4 +1,4 @@
-"""Trees of any shape in brackets, as in the Penn Treebank."""
+"""Test trees of any shape in brackets, as in the Penn Treebank."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def write(tree: LabelledTree[str], rng: np.random.Generator) -> str:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_written_tree_reads_as_itself(seed: int) -> None:
-    """Also in a pair of brackets more, as the treebank has it; one without a label over one node is such a pair."""
+    """Also within an additional pair of brackets, as in the treebank, whose root has no label."""
     rng = np.random.default_rng(seed)
     tree = draw_tree(rng, depth=4)
     tree.label = "S"

@@ -1,4 +1,4 @@
-"""Molecules in space: the force field that they are drawn with, and the reader of files with energies and forces."""
+"""Test molecules in space: the force field that draws them, and the reader of files with energies and forces."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def distance(molecule: Conformation[str], one: int, other: int) -> float:
 
 
 def bonds_of(molecule: Conformation[str]) -> nx.Graph:
-    """The atoms that are so near to each other that they are bonded."""
+    """Connect the atoms that are close enough to be bonded."""
     graph = nx.Graph()
     graph.add_nodes_from(range(len(molecule.elements)))
     for one, other in combinations(graph, 2):
@@ -36,7 +36,7 @@ def bonds_of(molecule: Conformation[str]) -> nx.Graph:
 
 
 def energy_again(molecule: Conformation[str]) -> float:
-    """The energy, term by term, of elements and places alone."""
+    """Sum the energy term by term, from elements and positions alone."""
     total = 0.0
     for one, other in combinations(range(len(molecule.elements)), 2):
         a, b = KINDS[molecule.elements[one]], KINDS[molecule.elements[other]]
@@ -57,7 +57,7 @@ def energy_again(molecule: Conformation[str]) -> float:
 
 
 def test_drawn_molecules_have_the_energy_of_their_elements_and_places() -> None:
-    """So that it can be learned of them: the bonds, a tree that obeys the valences, are the atoms that are near."""
+    """So the energy can be learned from them: the bonds, a tree within the valences, are exactly the close pairs."""
     sizes = set()
     for molecule in draw_conformations(60, np.random.default_rng(0), max_atoms=60):
         n = len(molecule.elements)
@@ -99,7 +99,7 @@ def test_forces_add_up_to_nothing_and_are_of_the_order_of_one() -> None:
 
 
 def test_the_energy_does_not_jump_at_the_cutoff() -> None:
-    """Two carbons that move apart: energy and force are continuous, and zero from there on."""
+    """As two carbons move apart, energy and force are continuous, and zero beyond the cutoff."""
     kinds = np.array([1, 1])
 
     def at(r: float) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""The conditional random field against all sequences of tags, one by one, and its tagger's batches."""
+"""Test the conditional random field against all tag sequences, one by one, and its tagger's batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from helpers.runs.ways import each
 
 
 def score(crf: CRF, scores: Any, tags: tuple[int, ...]) -> float:
-    """The score of one sequence, by its definition."""
+    """Return the score of a sequence by its definition."""
     words = sum(float(word[tag]) for word, tag in zip(scores, tags, strict=True))
     steps = sum(float(crf.transitions.data[tag, before]) for before, tag in pairwise(tags))
     return words + steps + float(crf.start.data[tags[0]] + crf.end.data[tags[-1]])
@@ -52,7 +52,7 @@ def test_a_sentence_without_words_has_no_loss_and_no_tags() -> None:
 
 
 def test_sentences_of_all_lengths_share_their_batches() -> None:
-    """Of 7 and of 3 words: a batch per step of either direction and of the paths, and one of each other type."""
+    """Sentences of 7 and 3 words: a batch per step of each direction and of the path, and one per other type."""
     model = BiLSTMCRF(n_words=3, n_tags=2, dim=6, rng=np.random.default_rng(0))
     sentences = [Sentence([1] * 7, [1] * 7), Sentence([2] * 3, [1] * 3)]
     loss, tags = ab.batched(model.loss), ab.batched(model.tags)

@@ -1,4 +1,4 @@
-"""The DAG-RNN's sweeps, batches and metrics; test_twins.py compares it with its twin."""
+"""Test the DAG-RNN's sweeps, batches and metrics; test_twins.py compares it with its twin."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def make_picture(words: list[list[int]]) -> Picture[int]:
 
 
 def test_a_sweep_reads_what_lies_before_a_pixel_and_all_sweeps_read_everything() -> None:
-    """The middle pixel of 3 x 3 changes."""
+    """Only the middle pixel of 3 x 3 changes."""
     model = make_model()
     one, other = (make_picture([[0, 1, 2], [1, word, 0], [2, 2, 1]]) for word in (0, 1))
     changed = [
@@ -35,9 +35,9 @@ def test_a_sweep_reads_what_lies_before_a_pixel_and_all_sweeps_read_everything()
 
 
 def test_pixels_of_one_diagonal_run_together() -> None:
-    """Three rows of four pixels have six diagonals, each of which waits for the one before; in four sweeps.
+    """Three rows of four pixels have six diagonals, which run one after the other in each of four sweeps.
 
-    Sums are no nodes but the empty ones of corners, which are a batch, as are losses and their sum.
+    Sums are not nodes, except the empty sums of corners, which are one batch, as are the losses and their sum.
     """
     loss = ab.batched(make_model().loss)
     loss([make_picture([[0, 1, 2, 0]] * 3)])

@@ -1,4 +1,4 @@
-"""Trees, the reader of tree files, the vocabulary, the generator of list operations."""
+"""Test trees, the reader of tree files, the vocabulary and the generator of list operations."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_words_survive_escaping(word: str) -> None:
 
 
 def tree_or_none(text: str) -> Tree[str] | None:
-    """Read a tree; None where a `DataError` names a column of the text."""
+    """Read a tree, or return None if a `DataError` names a column of the text."""
     try:
         return parse_tree(text)
     except DataError as error:
@@ -157,7 +157,7 @@ def test_a_malformed_file_is_named_with_its_line(tmp_path: Path) -> None:
 
 @given(st.lists(st.sampled_from(["0", "7", "12", "-1", "02", "٣", "NP", "S", "-NONE-", "ADJP|<JJ>"]), min_size=1))
 def test_labels_are_of_any_number_and_text(labels: list[str]) -> None:
-    """A plain number is read as one; all are classes, which are numbered by value, and texts behind them."""
+    """Labels are read as numbers where possible. Classes are sorted by number, followed by texts."""
     text = reduce(lambda left, label: f"({label} {left} (0 x))", labels, "(0 x)")
     tree = parse_tree(text)
     assert repr(tree) == text
@@ -231,7 +231,7 @@ def test_rare_and_unseen_words_are_unknown() -> None:
 
 
 def value_of(tree: Tree[str]) -> int:
-    """Evaluate an expression from its definition, by collecting the arguments of each operator."""
+    """Evaluate an expression by its definition, collecting the arguments of each operator."""
     if tree.is_leaf:
         return int(tree.word)
     arguments = []
@@ -277,7 +277,7 @@ def test_a_folder_is_data_with_a_vocabulary_of_its_training_words(tmp_path: Path
     (tmp_path / "dev.txt").write_text("(1 (2 bad) (2 film))\n")
     data = load_trees(str(tmp_path), np.random.default_rng(0))
     assert (data.name, dict(data.sizes)) == (str(tmp_path), {"n_words": 3, "n_classes": 2})
-    assert repr(data.dev) == "[(-1 (0 0) (0 1))]"  # no class of training is 1
+    assert repr(data.dev) == "[(-1 (0 0) (0 1))]"  # -1: the class does not occur in training
 
 
 def test_a_tenth_of_a_single_file_is_held_out(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The readers of sentences and lattices, and all readers on broken files: read, or refused with the place."""
+"""Test the readers of sentences and lattices, and all readers on damaged files: they read or report the place."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from helpers.runs.ways import each
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file for many examples."""
+    """Return the path of a file that many examples overwrite."""
     return tmp_path_factory.mktemp("data") / "data.txt"
 
 
 def read_or_refuse(reader: Reader, path: Path, content: bytes) -> list[Any] | None:
-    """Read a file; None where a `DataError` names a place in it."""
+    """Read a file, or return None if a `DataError` names a place in it."""
     path.write_bytes(content)
     try:
         return reader.read(path)
@@ -51,7 +51,7 @@ def read_or_refuse(reader: Reader, path: Path, content: bytes) -> list[Any] | No
 
 
 def check_reading(name: str, path: Path, content: bytes) -> None:
-    """What is read reads the same after it was written again, between the mark and ends of lines that are left out."""
+    """Check that data survives a write and a read, also with a byte order mark and CRLF line ends."""
     reader = READERS[name]
     read = read_or_refuse(reader, path, content)
     if read is not None:
@@ -59,12 +59,12 @@ def check_reading(name: str, path: Path, content: bytes) -> None:
         assert read_or_refuse(reader, path, written.encode()) == read
 
 
-# --- every reader, on any file ---
+# --- all readers, on any file ---
 
 
 @pytest.mark.cases(4)
 @pytest.mark.parametrize("name", READERS)
-@settings(deadline=None)  # a file is written for every example
+@settings(deadline=None)  # writes a file for every example
 @given(content=st.binary(max_size=60) | st.text("0123 9|ab()-\n\r\t\u00a0", max_size=60).map(str.encode))
 def test_any_bytes_read_or_are_refused(name: str, path: Path, content: bytes) -> None:
     check_reading(name, path, content)
@@ -79,7 +79,7 @@ def test_a_file_that_ends_early_reads_or_is_refused(name: str, path: Path) -> No
 
 @pytest.mark.cases(4)
 @pytest.mark.parametrize("name", READERS)
-@settings(deadline=None)  # a file is written for every example
+@settings(deadline=None)  # writes a file for every example
 @given(data=st.data())
 def test_a_changed_file_reads_or_is_refused(name: str, path: Path, data: st.DataObject) -> None:
     content = READERS[name].valid.encode()
@@ -100,7 +100,7 @@ def test_marks_and_ends_of_lines_of_other_systems_are_read_over(name: str, path:
     for end in (b"\r\n", b"\r\r\n", b"\r"):
         path.write_bytes(marked.replace(b"\n", end) + 2 * end)
         assert reader.read(path) == expected
-    if name != "lattices":  # a file begins with the number of its lattices
+    if name != "lattices":  # a file of lattices begins with their number
         path.write_bytes(marked + marked)
         assert reader.read(path) == expected + expected
 
@@ -108,7 +108,7 @@ def test_marks_and_ends_of_lines_of_other_systems_are_read_over(name: str, path:
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.parametrize("stray", ["\r", "\0", "\ufeff"])
 def test_strays_inside_of_a_line_are_refused(name: str, stray: str, path: Path) -> None:
-    """A line that ends in another way than the others, UTF-16 without a mark, files joined without an end of a line."""
+    """Stray line ends, zero bytes of UTF-16 without a mark, and marks in the middle, as in joined files."""
     lines = READERS[name].valid.strip("\n").split("\n")
     rng = np.random.default_rng(0)
     for number, line in enumerate(lines, start=1):
@@ -258,7 +258,7 @@ def test_tagged_sentences_read_and_print_back(folder: Path, n_train: int, n_dev:
 
 
 def test_a_text_is_told_with_its_tree(path: Path) -> None:
-    """Empty texts and nodes without children are read, spaces may be left out at brackets."""
+    """Texts may be empty and nodes may have no children; spaces at brackets are optional."""
     path.write_text(DESCRIBED_TREES)
     turn, empty, again = read_described_trees(path)
     assert (turn.words, str(turn.tree)) == (["turn", "twice"], "(do (turn left left) turn)")
@@ -372,7 +372,7 @@ def test_files_of_lattices_read_and_print_back(
 
 
 def test_the_small_files_are_what_the_generators_draw() -> None:
-    """And not edited by hand: `python tests/helpers/data/datasets.py` writes them."""
+    """They are not edited by hand: `python tests/helpers/data/datasets.py` writes them."""
     drawn = draw_files()
     assert {str(path.relative_to(SMALL)) for path in SMALL.rglob("*.*")} == set(drawn)
     for name, text in drawn.items():
@@ -396,13 +396,13 @@ def test_compressed_files_are_read(name: str, tmp_path: Path) -> None:
 
 
 PARTED = ("pairs of texts", "texts with trees")
-"""Tabs are borders between the parts of their lines."""
+"""Formats in which tabs separate the parts of a line."""
 
 
 @pytest.mark.parametrize("name", [name for name in READERS if name not in (*PARTED, "labelled trees")])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_tab_separates_as_a_space_does(name: str, seed: int, path: Path) -> None:
-    """Also beside a space, and behind a line."""
+    """Also next to a space and at the end of a line."""
     rng, valid = np.random.default_rng(seed), READERS[name].valid
     path.write_text(valid, encoding="utf-8")
     expected = READERS[name].read(path)
@@ -421,7 +421,7 @@ def test_a_tab_more_is_never_part_of_a_word(name: str, path: Path) -> None:
             read = reader.read(path)
             n_read += 1
             assert reader.write(read).count("\t") <= borders * len(read)
-    assert (n_read > 0) == (name != "pairs of texts")  # all of these have one tab too many
+    assert (n_read > 0) == (name != "pairs of texts")  # in these, a tab is always one too many
 
 
 # --- tags of lattices ---

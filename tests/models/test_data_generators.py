@@ -1,4 +1,4 @@
-"""Sentences, lattices, graphs and scenes that are drawn, and data sets of all kinds with their vocabularies."""
+"""Test generated sentences, lattices, graphs and scenes, and data sets of all kinds with their vocabularies."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_names_alone_tell_nothing() -> None:
 
 
 def test_translations_have_another_order() -> None:
-    """Each clause apart: what is said of its nouns, found from the end of the sentence, and from the translation."""
+    """In each clause, the nouns are compared from the end of the sentence and from the start of the translation."""
     for pair in translation.draw_pairs(300, np.random.default_rng(0)):
         joints = [translation.JOINTS[word] for word in pair.source if word in translation.JOINTS]
         assert [word for word in pair.target if word in translation.JOINTS.values()] == joints
@@ -133,7 +133,7 @@ def clauses(words: list[str], joints: Collection[str]) -> list[list[str]]:
 
 
 def tell(phrase: list[str]) -> list[str]:
-    """Say a noun with its article and adjectives in the other language."""
+    """Translate a noun with its article and adjectives."""
     nouns = [translation.NOUNS[word] for word in phrase if word in translation.NOUNS] * (1 + phrase.count("two"))
     return nouns + [translation.ADJECTIVES[word] for word in phrase[::-1] if word in translation.ADJECTIVES]
 
@@ -142,7 +142,7 @@ def tell(phrase: list[str]) -> list[str]:
 
 
 def test_the_label_of_a_review_is_its_last_opinion() -> None:
-    """As "not" turns it; so is every node's, of its own words, where "although" discounts the first opinion."""
+    """"not" inverts an opinion, and "although" discounts the first one. The same holds for the words of every node."""
     roots = []
     for tree in reviews.draw_reviews(300, np.random.default_rng(0)):
         nodes = [node for node in tree.postorder() if not node.is_leaf] or [tree]
@@ -167,7 +167,7 @@ def judge(words: list[str]) -> int:
 
 
 def test_brackets_have_one_tree() -> None:
-    """Found again from the words alone, by a stack of what has not ended."""
+    """A stack of open brackets rebuilds the tree from the words alone."""
     for tree in brackets.draw_brackets(300, np.random.default_rng(0)):
         stack: list[Tree[str]] = []
         for word in tree.words():
@@ -197,7 +197,7 @@ def test_commands_tell_their_trees() -> None:
 
 
 def check_lattice(lattice: Lattice[str]) -> None:
-    """The definition: no arc at position 0, one or more elsewhere, all from earlier positions."""
+    """Check the definition: no arcs at position 0, at least one elsewhere, all from earlier positions."""
     assert len(lattice.tags) == len(lattice.arcs)
     assert (lattice.tags[0], lattice.arcs[0]) == ("0", [])
     for end, arcs in enumerate(lattice.arcs[1:], start=1):
@@ -222,7 +222,7 @@ def test_arcs_spell_the_text_and_every_word_that_is_meant() -> None:
 
 
 def test_the_tag_of_a_node_is_its_longest_way() -> None:
-    """Counted by following every way, in graphs of up to 9 nodes."""
+    """Compared with the longest of all paths, in graphs of up to 9 nodes."""
     for dag in draw_dags(200, np.random.default_rng(0), max_nodes=9):
         check_lattice(dag)
 
@@ -236,7 +236,7 @@ def test_the_tag_of_a_node_is_its_longest_way() -> None:
 
 
 def test_scenes_are_sky_over_one_shore() -> None:
-    """Tags alone say what pixels show; each colour is one that it may have."""
+    """The tags determine what each pixel shows, and its colour must be a valid one."""
     sides = set()
     for picture in draw_scenes(200, np.random.default_rng(0)):
         shown = [
@@ -332,7 +332,7 @@ def test_words_and_tags_that_training_never_used_are_unknown(tmp_path: Path) -> 
 
 
 def test_ids_that_training_never_used_are_unknown(tmp_path: Path) -> None:
-    """Characters and words are numbered apart: word 7 is another than character 7."""
+    """Characters and words have separate numbers: word 7 is not character 7."""
     train = "2\n\n3\n0 4 4\n0\n1 0 7\n2 1 7 0 7\n\n3\n0 4 4\n0\n1 0 7\n2 1 7 0 7\n"
     dev = "1\n3\n0 4 5\n0\n1 0 8\n2 1 7 0 9\n"
     data = load_lattices(write_folder(tmp_path, train, dev), np.random.default_rng(0))
@@ -342,7 +342,7 @@ def test_ids_that_training_never_used_are_unknown(tmp_path: Path) -> None:
 
 
 def test_trees_and_pictures_are_encoded(tmp_path: Path) -> None:
-    """Files of lines of JSON have names of their own; what training never used is unknown, and no label stays none."""
+    """Fields of JSON lines have their own names. Values not in training are unknown, and missing labels stay None."""
     (tmp_path / "train.jsonl").write_text('{"word": "a", "label": 3, "children": [{"word": "b"}, {"word": "a"}]}\n')
     (tmp_path / "dev.jsonl").write_text('{"word": "a", "label": 4, "children": [{"word": "b", "label": 3}]}\n')
     trees = load_labelled_trees(str(tmp_path), np.random.default_rng(0))
@@ -358,7 +358,7 @@ def test_trees_and_pictures_are_encoded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", LOADERS)
 def test_known_vocabularies_encode_other_data(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As kept with a trained model: from their words they are built again."""
+    """Vocabularies are rebuilt from their words, as stored with a trained model."""
     monkeypatch.setattr("autobatch.models.data.dataset.N_DRAWN", 90)
     load = LOADERS[name]
     data = load(name, np.random.default_rng(0))

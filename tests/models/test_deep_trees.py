@@ -1,4 +1,4 @@
-"""Models and readers of trees do not recurse: a tree may be deeper than Python's stack."""
+"""Test that models and readers of trees do not recurse: a tree may be deeper than Python's stack."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from autobatch.models import MODELS, find_model
 from helpers.runs.commands import Command
 
 EACH = "(3 (2 good) (2 film))\n", '{"word": "a", "label": "1"}\n', "turn left\t(turn left)\n"
-"""A small tree in each format of trees."""
+"""A small tree in each tree format."""
 
 
 def deep_binary(n: int) -> str:
-    """Write a tree that goes down to the right, and then one that goes down to the left."""
+    """Write a tree that is deep on the right, and one that is deep on the left."""
     return "(3 (2 a) " * n + "(2 b)" + ")" * n + "\n" + "(3 " * n + "(2 b)" + " (2 a))" * n + "\n"
 
 
 def deep_json(n: int) -> str:
-    """Write a chain of nodes, every second of which has a label."""
+    """Write a chain of nodes with labels on every second one."""
     opened = '{"word": "a", "label": "1", "children": [{"word": "b", "children": ['
     return opened * (n // 2) + '{"word": "b"}' + "]}]}" * (n // 2) + "\n"
 
 
 def deep_described(n: int) -> str:
-    """Write a chain of nodes below one another, described by two words."""
+    """Write a chain of nodes that is described by two words."""
     return "a b\t" + "(do x " * n + "y" + ")" * n + "\n"
 
 
@@ -38,7 +38,7 @@ DEEP: dict[str, Callable[[int], str]] = dict(zip(EACH, (deep_binary, deep_json, 
 
 
 def find_tree_models() -> dict[str, str]:
-    """Find the models that read trees, each with a tree in the format of its files."""
+    """Find the models that read trees; return a tree in the file format of each."""
     marks = {"labelled binary trees": EACH[0], "trees of any shape": EACH[1], "a text, a tab and a tree": EACH[2]}
     reads = {name: find_model(name).reads for name in MODELS}
     return {name: small for name, text in reads.items() for mark, small in marks.items() if text.startswith(mark)}

@@ -1,4 +1,4 @@
-"""The network that grows trees: its rounds and limits; test_twins.py compares it with its twin."""
+"""Test the rounds and limits of the network that grows trees; test_twins.py compares it with its twin."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from helpers.runs.ways import each
 
 @each("topology, shape", [((-9, -9), "0"), ((9, -9), "(0 (0 0))"), ((9, 9), "(0 (0 0) 0)")])
 def test_trees_end_after_so_many_steps(topology: tuple[int, int], shape: str) -> None:
-    """A node always, or never, has children and siblings; all that are as far from the root grow in one round."""
+    """Nodes always or never have children and siblings. All nodes of one depth grow in the same round."""
     model = DoublyRecurrent(n_words=3, n_labels=2, dim=4, rng=np.random.default_rng(0), max_steps=3)
     model.parameters()["topology.bias"].data = np.array(topology)
     grow = ab.batched(model.grow)

@@ -1,4 +1,4 @@
-"""The classifier that stops reading: rounds, thresholds and metrics; test_twins.py compares it with its twin."""
+"""Test the early-exit classifier: rounds, thresholds and metrics; test_twins.py compares it with its twin."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from helpers.runs.ways import each
 
 @each("threshold, rounds", [(0.0, 1), (1.0, 7)])
 def test_reading_goes_on_until_the_threshold_is_passed(threshold: float, rounds: int) -> None:
-    """Texts of 7 and of 3 words: a round per word read, and one node of each type per word of each text."""
+    """Texts of 7 and 3 words: a round per word read."""
     model = EarlyExit(n_words=4, n_classes=2, dim=4, rng=np.random.default_rng(0), threshold=threshold)
     classify = ab.batched(model.classify, policy="agenda")
     labels, n_read = classify([[1] * 7, [2] * 3])

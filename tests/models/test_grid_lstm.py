@@ -1,4 +1,4 @@
-"""Pairs of texts, and the batches of the Grid LSTM; test_twins.py compares it with its twin."""
+"""Test pairs of texts and the Grid LSTM's batches; test_twins.py compares it with its twin."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from helpers.runs.ways import each
 
 
 def test_a_pair_is_two_texts_and_a_label() -> None:
-    """Labels may have blanks inside."""
+    """Labels may contain blanks."""
     parsed = parse_comparison(Line(Path("p.txt"), 1, " a  cat\tan animal \t not known"))
     assert parsed == Comparison(["a", "cat"], ["an", "animal"], "not known")
 
@@ -43,7 +43,7 @@ def test_a_malformed_pair_is_named(text: str, column: int, expected: str, found:
 
 
 def test_labels_are_edit_distances() -> None:
-    """By recursion over the last letters, as the distance is defined."""
+    """Checked by recursion over the last letters, which defines the distance."""
 
     @cache
     def distance(left: str, right: str) -> int:
@@ -58,7 +58,7 @@ def test_labels_are_edit_distances() -> None:
 
 
 def test_the_blocks_of_a_diagonal_are_a_batch() -> None:
-    """A batch for each of the 5 + 3 - 1 diagonals of the largest grid, and one per other type."""
+    """One batch for each of the 5 + 3 - 1 diagonals of the largest grid, and one per other type."""
     model = GridLSTM(n_words=4, n_classes=3, dim=4, rng=np.random.default_rng(0))
     loss = ab.batched(model.loss, policy="score")
     loss([Comparison([1] * 5, [2] * 3, 1), Comparison([3], [1, 2], 0), Comparison([1, 2], [1] * 4, 2)])

@@ -1,4 +1,4 @@
-"""Development data of a single file is drawn by the seed; that of a folder is a file of its own."""
+"""Test development data: drawn by the seed from a single file, or a separate file of a folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from helpers.runs.commands import Command
 
 @pytest.mark.parametrize("n", [1, 9, 10, 57])
 def test_a_tenth_is_drawn_by_the_seed(tmp_path: Path, n: int) -> None:
-    """Both parts keep the order of the file, and together are the file."""
+    """Both parts keep the order of the file; together they are the whole file."""
     (tmp_path / "texts.txt").write_text("".join(f"w{number} end\n" * 2 for number in range(n)))
     path = str(tmp_path / "texts.txt")
     splits = [load_texts(path, np.random.default_rng(seed)) for seed in (0, 0, 1)]
@@ -54,7 +54,7 @@ def test_a_folder_is_read_as_it_is(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_version_0_2_keeps_its_split_and_its_labels(command: Command, tmp_path: Path) -> None:
-    """Its settings name no split: the last tenth was held back; its labels were the numbers below n_classes."""
+    """Its settings name no split, so the last tenth is held out, and its labels are the numbers below n_classes."""
     path = tmp_path / "trees.txt"
     path.write_text("".join(f"({label % 3} (1 w{label}) (2 word))\n" for label in range(40)))
     given = "--dim", 4, "--epochs", 1, "--backend", "reference", "--checkpoint", tmp_path / "run"
@@ -77,7 +77,7 @@ def test_a_checkpoint_of_version_0_2_keeps_its_split_and_its_labels(command: Com
 
 
 def test_few_instances_are_predicted_whole(command: Command, tmp_path: Path) -> None:
-    """With and without their file, although none was held back."""
+    """With and without naming the file, although nothing was held out."""
     path = tmp_path / "tags.txt"
     path.write_text("a|O b|X\nb|X\na|O\n")
     given = "--dim", 4, "--epochs", 1, "--backend", "reference", "--checkpoint", tmp_path / "run"

@@ -1,4 +1,4 @@
-"""The Lattice-LSTM's batches; test_twins.py compares it with its twin."""
+"""Test the Lattice-LSTM's batches; test_twins.py compares it with its twin."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_position_with_one_arc_is_no_sum() -> None:
     [(SMALL, (166, 108, 51), (91, 68, 36)), real((613, 443, 209), (338, 253, 150))],
 )
 def test_batches_of_lattices(folder: Path, unfolded: tuple[int, ...], folded: tuple[int, ...]) -> None:
-    """As counted elsewhere, without nodes for the first state, whose parameters, h and c, are a batch each."""
+    """The counts leave out the first state, whose parameters, h and c, are a batch each."""
     data = load_lattices(str(folder / "lattice"), np.random.default_rng(0))
     model = SPEC.build(data, 2, np.random.default_rng(0))
     assert isinstance(model, LatticeLSTM)

@@ -1,4 +1,4 @@
-"""The gated Lattice-LSTM's cells, data and metrics; test_twins.py compares it with its twin."""
+"""Test the gated Lattice-LSTM's cells, data and metrics; test_twins.py compares it with its twin."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_text_without_characters_has_no_loss_and_no_tags() -> None:
 
 
 def test_words_of_any_number_are_read_once_in_each_direction() -> None:
-    """abcd with the words ab, bc, abc and bcd: two words end at c, one at b and one at d; two begin at a, two at b."""
+    """abcd with the words ab, bc, abc and bcd: two end at c and one each at b and d; two begin at a and two at b."""
     lattice = Lattice([0, 1, 2, 1, 2], [[], [(0, 1)], [(1, 2), (0, 1)], [(2, 3), (1, 2), (0, 3)], [(3, 1), (1, 1)]])
     model = make_model()
     loss = ab.batched(model.scores, backend="reference")

@@ -1,4 +1,4 @@
-"""What taggers of lattices share: no positions, right tags and their names."""
+"""Test what lattice taggers share: the check for missing positions, correct tags and their names."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_counting_right_tags() -> None:
 
 @pytest.mark.slow
 def test_lattice_gru_learns_lattices_of_two_hundred_positions() -> None:
-    """As long as those of real texts: at each second position a word of two characters ends, tagged 1."""
+    """As long as real texts. At every second position a word of two characters ends, which is tagged 1."""
     rng = np.random.default_rng(0)
     n = 211
     arcs = [

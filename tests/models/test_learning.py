@@ -1,4 +1,4 @@
-"""Models learn generated data: measured on instances that they have not seen."""
+"""Test that models learn generated data, measured on unseen instances."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autobatch.cli.workload import load_workload
 
 @dataclass(frozen=True)
 class Course:
-    """How a model is trained, and what its metrics on development data are to be."""
+    """How to train a model, and the required metrics on development data."""
 
     model: str
     dim: int

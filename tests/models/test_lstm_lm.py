@@ -1,4 +1,4 @@
-"""The language model's batches, data and perplexity; test_twins.py compares it with its twin."""
+"""Test the language model's batches, data and perplexity; test_twins.py compares it with its twin."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from helpers.runs.commands import Command
 
 
 def test_sentences_of_all_lengths_share_their_batches() -> None:
-    """A batch for each word of the longest and for the end, and one of each other type."""
+    """One batch for each word of the longest sentence and for the end, and one per other type."""
     model = LSTMLM(n_words=3, dim=6, rng=np.random.default_rng(0))
     loss = ab.batched(model.loss)
     loss([[1] * 7, [2] * 3, []])
@@ -27,7 +27,7 @@ def test_sentences_of_all_lengths_share_their_batches() -> None:
 
 
 def test_probabilities_of_all_sentences_sum_to_one() -> None:
-    """The model's, over all sentences of up to two words and those that begin so; and by their definition."""
+    """Over all sentences of up to two words and all longer ones by their prefix. Also checks losses against scores."""
     model = LSTMLM(n_words=2, dim=3, rng=np.random.default_rng(0)).astype("float64")
     ended = [[], *([a] for a in range(2)), *([a, b] for a in range(2) for b in range(2))]
     longer = sum(math.exp(sum(map(float, model.scores([a, b])[:2]))) for a in range(2) for b in range(2))
@@ -55,7 +55,7 @@ def test_verbs_agree_with_the_first_noun() -> None:
 
 
 def test_probabilities_of_the_language_are_those_of_its_choices() -> None:
-    """With n places there are so many sentences, all as likely, and n places have a probability of 2 ** -(n + 1)."""
+    """All sentences with n places are equally likely, and together have the probability 2 ** -(n + 1)."""
     for n_places, text in enumerate(("the key falls slowly", "the key near the lamps falls slowly")):
         n_texts = (2 * len(NOUNS)) ** (n_places + 1) * len(PREPOSITIONS) ** n_places * len(VERBS) * len(ADVERBS)
         assert n_texts * math.exp(log_probability(text.split())) == pytest.approx(0.5 ** (n_places + 1))
@@ -80,7 +80,7 @@ def test_perplexity_is_of_all_words_however_they_are_batched() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_perplexity_grows_to_infinity(seed: int) -> None:
-    """Of words so unlikely that no number is as large, it is infinite, as of an impossible one."""
+    """It is infinite for words so unlikely that it overflows, as for impossible ones."""
     found = [perplexity(-x, 1) for x in (*np.sort(np.random.default_rng(seed).uniform(0, 3000, 30)).tolist(), math.inf)]
     assert found == sorted(found)
     assert found[-2:] == [math.inf] * 2

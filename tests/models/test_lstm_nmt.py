@@ -1,4 +1,4 @@
-"""The translators without attention and with additive attention; test_twins.py compares them with their twins."""
+"""Test the translators without attention and with additive attention; test_twins.py compares them with their twins."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_layers_on_layers_are_those_of_torch(n_layers: int) -> None:
 
 
 def test_without_attention_the_last_word_is_read_first() -> None:
-    """So a word at the end of a long sentence has gone through more steps, and matters less, than the first."""
+    """So the last word of a long sentence goes through more steps than the first, and matters less."""
     model = make(LSTMNMT)
     (h, _), *_ = model.encode([1, 2, 3])[0]
     state = ((model.zeros, model.zeros),)
@@ -52,7 +52,7 @@ def test_without_attention_the_last_word_is_read_first() -> None:
 
 
 def test_attention_sees_every_word() -> None:
-    """The gradient of a loss reaches the vector of each word of the sentence, by the attention alone too."""
+    """A change of any word's memory changes the context, which is a weighted mean of the memory."""
     model = make(LSTMNMTAttention)
     _, memory = model.encode([0, 1, 2])
     state = (model.zeros, model.zeros, model.no_context)

@@ -1,4 +1,4 @@
-"""The entities that tags mark, and their F1, against published examples of conlleval and against the definition."""
+"""Test the entities marked by tags, and their F1, against published conlleval examples and the definition."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from helpers.runs.ways import each
 TAGS = st.sampled_from(["O", "B-X", "I-X", "E-X", "S-X", "B-Y", "I-Y", "E-Y", "S-Y", "X", "I-", "<unknown>"])
 SENTENCES = st.lists(TAGS, max_size=9)
 
-# What conlleval says of its example, in two published versions: for each type the precision and recall in percent,
-# the entities found, and F1. Source: https://www.clips.uantwerpen.be/conll2000/chunking/output.html
+# The output of conlleval for its example, in two published versions: precision and recall per type in percent,
+# the number of entities found, and F1. Source: https://www.clips.uantwerpen.be/conll2000/chunking/output.html
 PUBLISHED = [
     ("all", 68.83, 80.83, 539, 74.35),
     ("ADVP", 45.45, 62.50, 11, 52.63),
@@ -26,7 +26,7 @@ PUBLISHED = [
     ("SBAR", 66.67, 33.33, 3, 44.44),
     ("VP", 69.00, 79.31, 100, 73.80),
 ]
-SENTENCE = {  # the sentences shown there, as tagged in the versions of IOB1 and of IOB2
+SENTENCE = {  # the sentences shown there, tagged as IOB1 and as IOB2
     "IOB1": "I-NP B-NP I-NP I-NP O I-NP I-VP I-NP I-NP",
     "IOB2": "B-NP B-NP I-NP I-NP O B-NP B-VP B-NP I-NP",
 }
@@ -36,7 +36,7 @@ SENTENCE = {  # the sentences shown there, as tagged in the versions of IOB1 and
 def test_published_figures_follow_from_counts(
     kind: str, precision: float, recall: float, n_found: int, f1: float
 ) -> None:
-    """Sentences with as many entities right, found and meant as in the published table have its F1."""
+    """Sentences with as many correct, found and expected entities as in the published table have its F1."""
     n_right = round(n_found * precision / 100)
     n_meant = round(100 * n_right / recall)
     right, spurious, missed = ["S-X"] * n_right, n_found - n_right, n_meant - n_right
@@ -76,7 +76,7 @@ def test_entities_are_told_by_their_tags(tags: str, entities: list[tuple[str, in
 
 
 def ends_between(before: str, after: str) -> bool:
-    """Whether nothing goes on from one tag to the next, by the definition."""
+    """Return whether an entity ends between two tags, by the definition."""
     if not (is_inside(before) and is_inside(after)) or before[2:] != after[2:]:
         return True
     return before[0] in "ES" or after[0] in "BS"
@@ -88,7 +88,7 @@ def is_inside(tag: str) -> bool:
 
 @given(SENTENCES)
 def test_entities_are_the_longest_runs_without_a_border(tags: list[str]) -> None:
-    """Every stretch of words is tried: it is an entity if no border is inside of it and there is one at both ends."""
+    """Tries every span of words: it is an entity if it has borders at both ends and none inside."""
     padded = ["O", *tags, "O"]
     border = [ends_between(before, after) for before, after in pairwise(padded)]
     expected = [
@@ -129,7 +129,7 @@ def test_the_best_name_is_picked_and_never_the_unknown_one() -> None:
 
 
 def test_entities_are_counted_where_tags_name_them() -> None:
-    """Neither numbers nor parts of speech do."""
+    """Numbers and parts of speech do not name entities."""
     for names, has_entities in ((["B-PER", "O"], True), (["NN", "-LRB-"], False), (["1", "2"], False), (["B"], False)):
         metrics = count_tagged([[1]], [[1]], Vocabulary(names))
         assert ("entity_f1" in metrics) == has_entities

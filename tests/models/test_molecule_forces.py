@@ -1,4 +1,4 @@
-"""Energies and forces of molecules: gradients, and the models in PyTorch that ours is compared with."""
+"""Test energies and forces of molecules: gradients, and the PyTorch models that ours is compared with."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ PEERS = (TorchMoleculeForces, ExpertMoleculeForces)
 
 
 def relative(found: Any, expected: Any) -> float:
-    """The largest difference, relative to the largest expected number."""
+    """Return the largest difference, relative to the largest expected number."""
     found, expected = np.asarray(found), np.asarray(expected)
     assert found.shape == expected.shape
     return float(np.max(np.abs(found - expected)) / (np.max(np.abs(expected)) or 1.0))
 
 
 def moved(molecule: Conformation[int], atom: int, axis: int, step: float) -> Conformation[int]:
-    """The molecule with one atom elsewhere, of the same pairs."""
+    """Return the molecule with one atom moved and the same pairs."""
     positions = molecule.positions.copy()
     positions[atom, axis] += step
     return replace(molecule, positions=positions)
@@ -69,7 +69,7 @@ def test_gradients_of_positions_are_central_differences() -> None:
 
 
 def test_a_mini_batch_takes_as_many_batches_as_one_molecule() -> None:
-    """Positions, pairs, elements, three blocks and the sum of an instance, whatever the pairs and the atoms are."""
+    """One batch each: positions, pairs, elements, three blocks and a molecule's sum, whatever the pairs and atoms."""
     model, molecules = draw_conformations_case(3, 20, dim=4)
     energy = ab.batched(model.energy)
     energy(molecules[1:])
@@ -82,7 +82,7 @@ def test_a_mini_batch_takes_as_many_batches_as_one_molecule() -> None:
 
 
 def test_the_energy_does_not_jump_where_a_pair_begins() -> None:
-    """Two atoms move apart through the cutoff: just before it, the pair hardly counts."""
+    """As two atoms move apart through the cutoff, the pair's contribution vanishes."""
     model, _ = draw_conformations_case(4, 1, dim=6)
 
     def at(x: float, pairs: list[tuple[int, int]]) -> float:
@@ -95,7 +95,7 @@ def test_the_energy_does_not_jump_where_a_pair_begins() -> None:
 
 
 def test_energies_do_not_depend_on_where_a_molecule_is() -> None:
-    """Turned and moved; and with its atoms in another order."""
+    """Checks rotation, translation and another order of the atoms."""
     model, (_, molecule) = draw_conformations_case(5, 2, dim=6)
     rng = np.random.default_rng(0)
     turn, _ = np.linalg.qr(rng.standard_normal((3, 3)))
@@ -112,7 +112,7 @@ def test_energies_do_not_depend_on_where_a_molecule_is() -> None:
 
 
 def make_peer(make: type[ExpertMoleculeForces], model: MoleculeForces, dtype: torch.dtype) -> ExpertMoleculeForces:
-    """A peer with the parameters of a model."""
+    """Return a peer with the parameters of a model."""
     n_elements, dim = model.elements.shape
     peer = make(n_elements, dim, len(model.blocks)).to(dtype)
     peer.copy_parameters(model.state_dict())
@@ -120,7 +120,7 @@ def make_peer(make: type[ExpertMoleculeForces], model: MoleculeForces, dtype: to
 
 
 def ask_twin(model: MoleculeForces, molecules: list[Conformation[int]]) -> tuple[Any, dict[str, Any]]:
-    """The twin's losses, and gradients of their mean."""
+    """Return the twin's losses, and the gradients of their mean."""
     twin = MoleculeForcesTwin.with_state(model.state_dict())
     losses = torch.stack([twin.loss(molecule) for molecule in molecules])
     losses.mean().backward()  # type: ignore[no-untyped-call]
@@ -129,7 +129,7 @@ def ask_twin(model: MoleculeForces, molecules: list[Conformation[int]]) -> tuple
 
 @each("make, n_blocks", [(make, n_blocks) for make in PEERS for n_blocks in (1, 3)])
 def test_losses_and_gradients_of_peers_are_the_twins(make: type[ExpertMoleculeForces], n_blocks: int) -> None:
-    """One molecule at a time and all at once, in the two precisions; and again after another mini-batch."""
+    """One molecule at a time and all at once, in both precisions, and again after another mini-batch."""
     model, molecules = draw_conformations_case(6, 8, 6, n_blocks)
     losses, gradients = ask_twin(model, molecules)
     for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-4)):
@@ -144,7 +144,7 @@ def test_losses_and_gradients_of_peers_are_the_twins(make: type[ExpertMoleculeFo
 
 
 def check_losses(model: MoleculeForces, molecules: list[Conformation[int]], **options: Any) -> None:
-    """Compare losses and gradients with the twin's, of molecules and of recorded graphs."""
+    """Compare losses and gradients with the twin's, for molecules and for recorded graphs."""
     losses, gradients = ask_twin(model, molecules)
     loss = ab.batched(model.loss, **options)
     for given in (molecules, loss.record_all(molecules)):
@@ -190,7 +190,7 @@ def test_a_training_step_takes_as_many_batches_for_many_molecules_as_for_one() -
 
 
 def test_shares_of_variance_add_up_and_forces_are_predicted() -> None:
-    """Predictions with errors whose variance is known, of molecules of 1 and of 5 or more atoms."""
+    """The errors of the predictions have a known variance. Parts of the data are added up."""
     _, molecules = draw_conformations_case(0, 20, dim=2)
     energies = np.array([molecule.energy for molecule in molecules])
     forces = [[*(force + 0.1)] for force in (molecule.forces for molecule in molecules)]

@@ -1,4 +1,4 @@
-"""Molecules: their reader, those that are drawn, and the graph network; test_twins.py compares it with its twin."""
+"""Test molecules: the reader, the generator, and the graph network; test_twins.py compares it with its twin."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_malformed_molecule_is_named(text: str, column: int, expected: str, fo
 
 
 def test_drawn_molecules_obey_valences_and_have_the_heat_of_their_bonds_and_ring() -> None:
-    """Their rings are found again by networkx; the heat is summed anew, over all atoms with their hydrogens."""
+    """networkx finds the rings; the heat is summed over all atoms, including hydrogens."""
     sizes: Counter[int] = Counter()
     for molecule in draw_compounds(300, np.random.default_rng(5)):
         graph = nx.MultiGraph()
@@ -110,7 +110,7 @@ def test_drawn_molecules_obey_valences_and_have_the_heat_of_their_bonds_and_ring
 
 
 def heat_again(graph: nx.MultiGraph, rings: list[list[int]]) -> float:
-    """Break all bonds into atoms, and make the elements of them: electronvolts."""
+    """Return the heat of breaking all bonds and forming the elements, in electronvolts."""
     energies = {
         ("C", "C", 1): 345, ("C", "C", 2): 611, ("C", "C", 3): 837, ("C", "N", 1): 290, ("C", "N", 2): 615,
         ("C", "N", 3): 891, ("C", "O", 1): 350, ("C", "O", 2): 741, ("C", "F", 1): 439, ("C", "H", 1): 415,
@@ -131,7 +131,7 @@ def heat_again(graph: nx.MultiGraph, rings: list[list[int]]) -> float:
 
 
 def test_an_atom_sends_one_message_along_all_bonds_of_a_kind() -> None:
-    """Acetamide has two kinds of bonds at its second atom, so 5 messages in each of 4 steps."""
+    """Acetamide's second atom has two kinds of bonds, so there are 5 messages in each of 4 steps."""
     model = GraphNetwork(n_atoms=4, n_bonds=3, dim=3, rng=np.random.default_rng(0))
     loss = ab.batched(model.loss)
     loss([Molecule([1, 1, 2, 3], [(0, 1, 1), (1, 2, 2), (1, 3, 1)], 0.0)])
@@ -164,7 +164,7 @@ def test_numbers_are_predicted() -> None:
         ("c1ccccc1c2ccccc2", [(5, 6)]),  # biphenyl
         ("c1ccccc1-c2ccccc2", [(5, 6)]),
         ("c1ccccc1(c2ccccc2)", [(5, 6)]),
-        ("c1ccccc1%10.n1ccccc1%10", [(5, 11)]),  # the bond between the rings is written as the end of a ring
+        ("c1ccccc1%10.n1ccccc1%10", [(5, 11)]),  # the bond between the rings is written as a ring closure
         ("c1ccccc1c1ccc(cc1)c1ccccn1", [(5, 6), (9, 12)]),
         ("c1ccc2ccccc2c1", []),  # naphthalene
         ("c1ccc2c(c1)[nH]c1ccccc12", []),  # carbazole: all its rings are aromatic
@@ -172,7 +172,7 @@ def test_numbers_are_predicted() -> None:
         ("c1ccccc1C(=O)c1ccccc1", [(5, 6), (6, 8)]),
         ("[cH]1[cH][cH][cH][cH][c]1[c]1ccccc1", [(5, 6)]),
         ("c1ccccc1:c2ccccc2", []),  # as written
-        ("c1cc*cc1", []),  # the atom * may be any, so it may be aromatic
+        ("c1cc*cc1", []),  # the wildcard atom * may be aromatic
         ("c1cc[*:2]cc1*", [(5, 6)]),
         ("c1ccc2c(c1)C*2", [(4, 6), (3, 7), (6, 7)]),
         ("*c1ccc(*)cc1", [(0, 1), (4, 5)]),
@@ -185,7 +185,7 @@ def test_an_unwritten_bond_between_rings_is_single(text: str, single: list[tuple
 
 
 def are_joined(one: int, other: int, edges: list[tuple[int, int]]) -> bool:
-    """Whether a way leads from a node to another."""
+    """Return whether a path connects two nodes."""
     reached, grown = {one}, True
     while grown:
         more = {b for edge in edges for a, b in (edge, edge[::-1]) if a in reached} - reached
@@ -195,7 +195,7 @@ def are_joined(one: int, other: int, edges: list[tuple[int, int]]) -> bool:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_unwritten_bonds_are_aromatic_in_rings_of_aromatic_atoms(seed: int) -> None:
-    """A bond is in such a ring if its atoms are joined without it, by bonds that may be aromatic."""
+    """A bond is in such a ring if its atoms are still connected without it, by bonds that may be aromatic."""
     rng = np.random.default_rng(seed)
     n_atoms = int(rng.integers(2, 14))
     atoms = rng.choice(

@@ -1,4 +1,4 @@
-"""The MV-RNN's initial values; test_twins.py compares it with its twin."""
+"""Test the MV-RNN's initial values; test_twins.py compares it with its twin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Repeated words, and the steps of the nested RNN; test_twins.py compares it with its twin."""
+"""Test repeated words and the steps of the nested RNN; test_twins.py compares it with its twin."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_malformed_token_is_named(token: str) -> None:
 
 
 def test_walks_go_from_seat_to_seat() -> None:
-    """One step after the other."""
+    """Checked step by step."""
     seats: set[str] = set()
     for walk in draw_moves(200, np.random.default_rng(2)):
         seat = 0
@@ -67,7 +67,7 @@ def test_walks_go_from_seat_to_seat() -> None:
 
 
 def test_words_are_done_as_often_as_they_say() -> None:
-    """The longest text has 2 + 3 + 0 inner steps and 3 outer ones; all others run beside them."""
+    """The longest text has 2 + 3 + 0 inner and 3 outer steps; all other texts run in the same batches."""
     model = NestedRNN(n_words=3, n_tags=3, dim=4, rng=np.random.default_rng(0))
     loss = ab.batched(model.loss, policy="score")
     loss([Repeats([1, 2, 1], [2, 3, 0], [0, 1, 2]), Repeats([2], [1], [1]), Repeats([1, 1], [0, 2], [2, 2])])

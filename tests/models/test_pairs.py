@@ -1,4 +1,4 @@
-"""Sentences with their translations: read from two files of aligned lines, or refused with what is wrong."""
+"""Test sentences with translations: read from two aligned files, or refused with the reason."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write_pairs(folder: Path, name: str, source: str, target: str) -> Path:
 
 
 def test_lines_are_aligned(tmp_path: Path) -> None:
-    """Either file is the source; a no-break space is no space; lines are skipped where both are blank."""
+    """Either file may be the source. A no-break space separates no words. Lines that are blank in both are skipped."""
     path = write_pairs(tmp_path, "train", "a  b\nc\u00a0d\n\t\n", " e\t\nf\n\n")
     pairs = [make_pair("a b", "e"), make_pair("c\u00a0d", "f")]
     assert read_pairs(path) == pairs
@@ -107,7 +107,7 @@ def test_pairs_with_one_blank_side_are_left_out_and_counted(
 
 
 def test_lines_keep_their_numbers_where_no_translations_are_needed(tmp_path: Path) -> None:
-    """No other file is read, however many there are."""
+    """Other files of the same name are not read."""
     for name in ("new.vi", "new.de"):
         (tmp_path / name).write_bytes(b"\xff")
     (tmp_path / "new.en").write_text("a b\n\n \t\nc\td\n\n")

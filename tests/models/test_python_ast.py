@@ -1,4 +1,4 @@
-"""Functions of the standard library as trees, and list operations with all their arguments at once."""
+"""Test functions of the standard library as trees, and list operations with all arguments at once."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_constructs_have_all_their_parts_as_children() -> None:
 
 
 def test_operations_are_the_list_operations_with_all_arguments_at_once() -> None:
-    """Their brackets are those of the binary trees, and their values."""
+    """They have the same brackets and values as the binary trees."""
 
     def write(tree: LabelledTree[str]) -> str:
         return f"[{' '.join([tree.word, *map(write, tree.children)])}]" if tree.children else tree.word

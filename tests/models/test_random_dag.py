@@ -1,4 +1,4 @@
-"""Circuits, and the types of the network over random graphs; test_twins.py compares it with its twin."""
+"""Test circuits, and the types of the network over random graphs; test_twins.py compares it with its twin."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_gates_have_the_values_of_logic() -> None:
 
 
 def test_kinds_are_types_whatever_they_read() -> None:
-    """Of the four nodes of one kind those at one depth run together, though they read no node, one and three."""
+    """Nodes of one kind at one depth run together, although they read zero, one and three nodes."""
     model = RandomDag(n_kinds=2, n_tags=2, dim=3, rng=np.random.default_rng(0))
     loss = ab.batched(model.loss, policy="score")
     loss([Circuit([0, 1, 0, 0], [[], [0], [0], [0, 1, 2]], [0] * 4), Circuit([0, 0], [[], [0]], [1] * 2)])

@@ -1,4 +1,4 @@
-"""The translator's decoders, its batches and BLEU; test_twins.py compares it with its twin."""
+"""Test the translator's decoders, batches and BLEU; test_twins.py compares it with its twin."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from helpers.twins.seq2seq import Seq2SeqTwin
 
 
 def make_decisive(seed: int, n_words: int = 5) -> Seq2Seq:
-    """A model whose parameters are so large that its translations differ."""
+    """Return a model whose parameters are large enough that its translations differ."""
     model = Seq2Seq(n_source_words=4, n_target_words=n_words, dim=6, rng=np.random.default_rng(seed)).astype("float64")
     for parameter in model.parameters().values():
         parameter.data *= 5.0
@@ -44,7 +44,7 @@ Extend = Callable[[Sequence[int]], Sequence[float]]
 
 
 def search(extend: Extend, end: int, width: int, limit: int) -> list[int]:
-    """Beam search over whole sentences: `extend(words)` gives the logarithm of the probability of every next word."""
+    """Run beam search over whole sentences; `extend(words)` returns the log probability of each next word."""
     beams: list[tuple[float, list[int]]] = [(0.0, [])]
     ended: list[tuple[float, list[int]]] = []
     for _ in range(limit):
@@ -84,7 +84,7 @@ def test_beam_search_is_a_search_over_whole_sentences(seed: int, width: int) -> 
 @pytest.mark.slow
 @each("backend", ["reference", "cpu"])
 def test_searches_side_by_side_find_what_each_finds_alone(backend: str) -> None:
-    """In as many rounds as the longest search takes alone."""
+    """The number of rounds is that of the longest search."""
     model = make_decisive(1)
     sources = [[1, 2, 3], [], [2]]
     beam = ab.batched(partial(model.beam, width=2), backend=backend)
@@ -108,7 +108,7 @@ def test_a_translation_that_never_ends_is_cut() -> None:
 
 
 def exact_bleu(found: Sequence[str], meant: Sequence[str]) -> float:
-    """BLEU by its definition (Papineni et al. 2002), where every n-gram count is positive."""
+    """Return BLEU by its definition (Papineni et al. 2002) for positive n-gram counts."""
     precisions = []
     for n in range(1, 5):
         right = total = 0

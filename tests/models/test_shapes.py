@@ -1,4 +1,4 @@
-"""Graphs of models, against counts made by hand, and against what the models record."""
+"""Test the graphs of models against manual counts and against what the models record."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LATTICE = Lattice([0, 1, 2, 1], [[], [(0, 1)], [(1, 2), (0, 3)], [(2, 3)]])
 
 
 def nodes_of(graph: Graph) -> list[str]:
-    """Write each node as its type and its inputs."""
+    """Write each node as its type and inputs."""
     return [" ".join([graph.type_of(n), *map(str, graph.inputs_of(n))]) for n in range(graph.n_nodes)]
 
 
@@ -100,7 +100,7 @@ def test_shapes_are_graphs_of_any_mini_batch(name: str) -> None:
     ],
 )
 def test_lattices_are_as_counted_elsewhere(folder: Path, form: str, nodes: int, bound: int, agenda: int) -> None:
-    """That count, of the real ones, has 32 nodes more: an output at the first position of each, which is no data."""
+    """An external count for the real data has 32 more nodes: an output at the first position of each lattice."""
     graph = make_lattice_graph(read_lattices(folder / "lattice" / "train.txt")[:32], form)
     assert (graph.n_nodes, min_batches(graph), count_agenda(graph)) == (nodes, bound, agenda)
 
@@ -108,7 +108,7 @@ def test_lattices_are_as_counted_elsewhere(folder: Path, form: str, nodes: int, 
 @pytest.mark.slow
 @needs_real
 def test_trees_are_as_counted_elsewhere() -> None:
-    """That count was of one drawing of the types, with bound 31 and agenda 64."""
+    """An external count used one draw of the types, with bound 31 and agenda 64."""
     trees = read_trees(REAL / "sst" / "train.txt")[:256]
     drawn = [make_two_type_tree_graph(trees, np.random.default_rng(seed)) for seed in range(10)]
     assert {graph.n_nodes for graph in drawn} == {30_061}
@@ -126,7 +126,7 @@ def test_another_form_is_refused() -> None:
 
 
 def reads_of(graph: Graph, names: Mapping[str, str]) -> dict[tuple[str, int], set[tuple[str, int]]]:
-    """What each node of some types, renamed, reads of nodes of these types: all numbered within their type."""
+    """Return what nodes of the named types read from each other; nodes are numbered within their renamed type."""
     kinds = [names.get(graph.type_of(node), "") for node in range(graph.n_nodes)]
     keys = [(kind, kinds[:node].count(kind)) for node, kind in enumerate(kinds)]
     read = {keys[node]: {keys[source] for source in graph.inputs_of(node)} for node in range(graph.n_nodes)}
@@ -134,7 +134,7 @@ def reads_of(graph: Graph, names: Mapping[str, str]) -> dict[tuple[str, int], se
 
 
 def test_the_folded_form_is_what_folding_makes_of_the_model() -> None:
-    """Arc by arc and position by position, the learned first state aside."""
+    """Compares every arc and position, except the learned first state."""
     model, lattices = draw_lattices_case(seed=0, n_instances=16, dim=2)
     recorder = Recorder(model.loss, model)
     n_folded = 0

@@ -1,4 +1,4 @@
-"""The shift-reduce parser's decisions and rounds; test_twins.py compares it with its twin."""
+"""Test the shift-reduce parser's decisions and rounds; test_twins.py compares it with its twin."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autobatch.models.stack_lstm_parser import StackLSTMParser
 
 @pytest.mark.parametrize("words", [[1], [1, 2], [3, 1, 2, 1, 2, 3]], ids=len)
 def test_any_decisions_make_a_tree(words: list[int]) -> None:
-    """With parameters that were never trained; a round for every action that there is a choice of."""
+    """Also with untrained parameters. There is a round for every action with a choice."""
     for seed in range(5):
         model = StackLSTMParser(n_words=4, n_classes=2, dim=4, rng=np.random.default_rng(seed))
         parse = ab.batched(model.parse)

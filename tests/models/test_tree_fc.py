@@ -1,4 +1,4 @@
-"""The fully connected layers along trees: their batches; test_twins.py compares them with their twin."""
+"""Test the batches of fully connected layers along trees; test_twins.py compares them with their twin."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autobatch.models.tree_fc import TreeFC
 
 
 def test_full_trees_take_a_batch_for_each_level() -> None:
-    """As in the benchmark: two full trees of eight leaves, so leaves, three levels, losses and their sums."""
+    """Two full trees of eight leaves, as in the benchmark: leaves, three levels, losses and their sums."""
     tree = reduce(lambda t, _: Tree.inner(1, t, t), range(3), Tree.leaf(0, 1))
     model = TreeFC(n_words=2, dim=4, n_classes=2, rng=np.random.default_rng(0))
     loss = ab.batched(model.loss, rewrites=UNSHARED)

@@ -1,4 +1,4 @@
-"""The tree-GRU's children; test_twins.py compares it with its twin."""
+"""Test the tree-GRU's children; test_twins.py compares it with its twin."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from autobatch.models.tree_gru import TreeGRU
 
 
 def test_children_have_places_and_biases_in_common() -> None:
-    """A mirrored tree has the loss of the tree once the matrices of both places are exchanged."""
+    """A mirrored tree has the same loss once the matrices of both places are swapped."""
     model = TreeGRU(n_words=3, dim=5, n_classes=2, rng=np.random.default_rng(0)).astype("float64")
     model.gate_bias.data[:], model.candidate_bias.data[:] = 0.3, -0.2
     inner = Tree.inner(1, Tree.leaf(0, 1), Tree.leaf(1, 2))

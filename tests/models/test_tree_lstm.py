@@ -1,4 +1,4 @@
-"""The Tree-LSTM's scores and metrics; test_twins.py compares it with its twin."""
+"""Test the Tree-LSTM's scores and metrics; test_twins.py compares it with its twin."""
 
 from __future__ import annotations
 

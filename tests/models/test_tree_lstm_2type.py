@@ -1,4 +1,4 @@
-"""The Tree-LSTM with two sets of gates: which node uses which, and metrics; test_twins.py compares it with its twin."""
+"""Test the Tree-LSTM with two sets of gates: which node uses which, and metrics; test_twins.py compares its twin."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from helpers.twins.cases import draw_two_type_case
 
 
 def test_each_inner_node_is_a_call_of_its_kind() -> None:
-    """((good film) (long film)), where the left pair is of kind 1, the right one and the root of kind 0."""
+    """((good film) (long film)), where the left pair has kind 1, and the right pair and the root have kind 0."""
     left, right = (Tree.inner(1, Tree.leaf(0, word), Tree.leaf(0, 2)) for word in (0, 1))
     model = TwoTypeTreeLSTM(n_words=3, dim=2, n_classes=2, rng=np.random.default_rng(0))
     loss = ab.batched(model.loss)

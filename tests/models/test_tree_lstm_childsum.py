@@ -1,4 +1,4 @@
-"""The child-sum Tree-LSTM's types, its labels and metrics; test_twins.py compares it with its twin."""
+"""Test the child-sum Tree-LSTM's types, labels and metrics; test_twins.py compares it with its twin."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def make_model() -> ChildSumTreeLSTM:
 
 
 def test_nodes_with_any_number_of_children_are_of_one_type() -> None:
-    """A root of three nodes, which have 1, 2 and 3 leaves below them."""
+    """A root of three nodes, which have 1, 2 and 3 leaves."""
     inner = [LabelledTree(1, [LabelledTree(2) for _ in range(n)]) for n in (1, 2, 3)]
     loss = ab.batched(make_model().loss, policy="depth")
     loss([LabelledTree(0, inner, label=1)])

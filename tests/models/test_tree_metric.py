@@ -1,4 +1,4 @@
-"""Right brackets and edges of trees, counted by hand."""
+"""Test the correct brackets and edges of trees against manual counts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from autobatch.models.tree_metric import count_brackets, count_edges, predict_pa
 
 
 def test_counting_right_brackets() -> None:
-    """One of two brackets is right, with its label; a text of one word has none."""
+    """One of two brackets is correct, including its label. A text of one word has no brackets."""
     a, b, c = (Tree.leaf(0, word) for word in (1, 2, 3))
-    trees = [Tree.inner(1, Tree.inner(-1, a, b), c), Tree.leaf(2, 3)]  # -1: a label that training did not have
+    trees = [Tree.inner(1, Tree.inner(-1, a, b), c), Tree.leaf(2, 3)]  # -1: a label not in training
     outputs = [[0, 0, 2, 0, 2], [0]]
     assert count_brackets(outputs, trees, {}) == {"bracket_f1": (2, 4), "exact": (1, 2)}
     names = {"words": Vocabulary(["x", "y", "("]), "classes": Vocabulary.of_labels(["NP", "S"])}
@@ -22,7 +22,7 @@ def test_counting_right_brackets() -> None:
 
 
 def test_counting_right_edges() -> None:
-    """Of three edges two are right; an edge that a tree has twice counts twice."""
+    """Two of three edges are correct. Repeated edges count separately."""
     grown = [OrderedTree(1, [OrderedTree(2), OrderedTree(2)]), OrderedTree(3)]
     meant = [OrderedTree(1, [OrderedTree(2), OrderedTree(2), OrderedTree(3)]), OrderedTree(3)]
     described = [DescribedTree([1], tree) for tree in meant]

@@ -1,4 +1,4 @@
-"""The Tree Transformer's types and what a node sees; test_twins.py compares it with its twin."""
+"""Test the Tree Transformer's types and what a node sees; test_twins.py compares it with its twin."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def make_model(dim: int = 6) -> TreeTransformer:
 
 
 def test_nodes_with_any_number_of_children_are_of_one_type() -> None:
-    """A root of three nodes, which have 0, 1 and 3 leaves below them: words, then blocks on three levels."""
+    """A root of three nodes with 0, 1 and 3 leaves: words, then blocks on three levels."""
     inner = [LabelledTree(1, [LabelledTree(2) for _ in range(n)]) for n in (0, 1, 3)]
     loss = ab.batched(make_model().loss)
     loss([LabelledTree(0, inner, label=1)])
@@ -27,7 +27,7 @@ def test_nodes_with_any_number_of_children_are_of_one_type() -> None:
 
 @each("dim", [4, 6, 16])
 def test_a_node_sees_its_word_and_all_below_it(dim: int) -> None:
-    """The scores of a node and of those above it change with its word, and no others; heads of any number fit."""
+    """A changed word changes the scores of its node and of the nodes above it, for any number of heads."""
     model = make_model(dim)
     one, other = (
         LabelledTree(0, [LabelledTree(1), LabelledTree(0, [LabelledTree(word), LabelledTree(1)])]) for word in (0, 2)

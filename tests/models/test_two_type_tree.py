@@ -1,4 +1,4 @@
-"""Trees with two kinds of inner nodes: of what the kinds are functions, and that both are drawn equally often."""
+"""Test trees with two kinds of inner nodes: what determines the kind, and that both are equally frequent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_kinds_belong_to_seed_and_tree() -> None:
     drawn = {seed: [draw_kinds(tree, seed) for tree in trees] for seed in range(5)}
     assert drawn[3] == [draw_kinds(tree, 3) for tree in trees]
     flat = np.array([[kind for kinds in drawn[seed] for kind in kinds] for seed in drawn])
-    share = 1 / np.sqrt(flat.shape[1])  # twice the standard deviation of a share of fair coins
+    share = 1 / np.sqrt(flat.shape[1])  # twice the standard deviation of the share for fair coins
     assert np.all(np.abs(flat.mean(axis=1) - 0.5) < 2 * share)
     assert np.all(np.abs((flat[1:] == flat[0]).mean(axis=1) - 0.5) < 2 * share)
 
