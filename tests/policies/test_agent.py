@@ -1,4 +1,4 @@
-"""Agents: graphs of a model as episodes, and a trained agent as a policy."""
+"""Test agents: graphs of a model as episodes, and a trained agent as a policy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def own_loss(model: Model, words: list[int]) -> Any:
 
 
 class First:
-    """An agent that takes the last type that is ready; or, if it is careless, always the same one."""
+    """An agent that chooses the last ready type or, if careless, an invalid one."""
 
     def __init__(self, env: Any, careless: bool = False) -> None:
         self.observation_space, self.careless, self.n_asked = env.observation_space, careless, 0

@@ -1,4 +1,4 @@
-"""Bounds against the optimum, and certificates."""
+"""Test bounds against the optimum, and certificates."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from helpers.programs.graphs import chain, random_batch, random_dag
 
 
 def lattice_dag(folder: Path, form: str) -> Dag:
-    """The first 32 lattices of the training file."""
+    """Return the DAG of the first 32 lattices of the training file."""
     return to_dag(make_lattice_graph(read_lattices(folder / "lattice" / "train.txt")[:32], form))
 
 
@@ -38,7 +38,7 @@ def test_bounds_are_in_order(weighted: bool) -> None:
         prices = np.ones(dag.n_types) if cost is None else cost
         exact = find_shortest(dag, cost=cost)
         assert exact.proven
-        worst = np.tile(np.arange(dag.n_types), dag.type_id.size).astype(np.int32)  # so that no search is left out
+        worst = np.tile(np.arange(dag.n_types), dag.type_id.size).astype(np.int32)  # so that every search is done
         pairs, all_types = (pair_bound(dag, cost=cost, known=worst, max_types=n) for n in (2, dag.n_types))
         bounds = [chain_bound(dag, cost), pairs.value, all_types.value, exact.cost]
         assert np.all(np.diff(bounds) >= -1e-6), f"seed {seed}: {bounds}"
@@ -54,7 +54,7 @@ def test_bounds_are_in_order(weighted: bool) -> None:
 
 
 def longest_chains(dag: Dag) -> list[int]:
-    """The most nodes of each type on a path, from the definition by nodes."""
+    """Count the most nodes of each type on a path, node by node."""
     longest = np.zeros((dag.type_id.size + 1, dag.n_types), int)
     for node in range(dag.type_id.size):
         sources = dag.edge_src[dag.edge_ptr[node] : dag.edge_ptr[node + 1]]

@@ -1,4 +1,4 @@
-"""Search, and what is proven about its schedules: on random graphs, and on the data that the counts are known for."""
+"""Test search and the proofs about its schedules, on random graphs and on data with known counts."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_judgement_holds_what_is_true(seed: int) -> None:
     [(SMALL, "variadic", 56, 56), (SMALL, "folded", 36, 36), real("variadic", 220, 221), real("folded", 150, 150)],
 )
 def test_lattices_are_near_or_at_the_bound(folder: Path, form: str, bound: int, fewest: int) -> None:
-    """The first 32 of the training file; with 60,000 steps the variadic form of the real ones reaches its bound."""
+    """The first 32 lattices of the training file. More steps reach the bound of the variadic form, as tested below."""
     graph = lattices(folder, form)
     schedule = make_schedule(graph, Search())
     assert schedule.n_batches == fewest
@@ -115,7 +115,7 @@ def test_lattices_with_more_search(form: str, steps: int, most: int) -> None:
 @pytest.mark.parametrize("folder", [SMALL, real()])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 10))])
 def test_two_type_trees_are_proven_optimal(folder: Path, seed: int) -> None:
-    """At most 256 trees: search meets the better bound for every draw of the types."""
+    """At most 256 trees. Search reaches the pair bound for every draw of the types."""
     graph = trees(folder, seed)
     schedule = make_schedule(graph, Search())
     assert schedule.n_batches == pair_bound(to_dag(graph), known=schedule.batch_type).value

@@ -1,4 +1,4 @@
-"""Compacted sequences: subsequences that finish, of which no entry can be left out, and never below the optimum."""
+"""Test compacted sequences: minimal subsequences that finish and never go below the optimum."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GRAPHS: dict[str, Callable[[int], Graph]] = {"dag": random_dag, "tree": random_t
 
 
 def alternate(dag: Dag, sequence: IntArray) -> IntArray:
-    """Drop what early and late embeddings leave unused, in turn, and then single positions: the long way."""
+    """Drop positions unused by late and early embeddings, alternately, then single positions; slow but simple."""
     size = -1
     while size != sequence.size:
         size = sequence.size

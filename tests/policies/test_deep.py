@@ -1,4 +1,4 @@
-"""Networks: learned alike from one seed, the same in torch and in compiled code, of use on graphs of any types."""
+"""Test policy networks: reproducible from a seed, equal in torch and compiled code, usable on graphs of any types."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def some_dags(n: int = 4) -> list[Dag]:
 
 
 def random_rows(rng: np.random.Generator, n_types: int) -> tuple[np.ndarray, np.ndarray]:
-    """Features of types, some of which have no unrun nodes, and of the whole."""
+    """Draw features of types, some without unrun nodes, and of the whole graph."""
     rows = rng.random((n_types, len(TYPE_FEATURES))).astype(np.float32)
     rows[:, 0] = rng.random(n_types) < 0.7
     rows *= rows[:, :1]
@@ -68,7 +68,7 @@ def scores_of(network: Network, rows: np.ndarray, overall: np.ndarray) -> np.nda
 
 
 def defined(dag: Dag, done: set[int]) -> tuple[np.ndarray, np.ndarray]:
-    """The same, from the definitions."""
+    """Compute the features from their definitions."""
     n, kinds, ahead = dag.type_id.size, dag.type_id.tolist(), chains_ahead(dag)
     inputs = [dag.edge_src[dag.edge_ptr[i] : dag.edge_ptr[i + 1]].tolist() for i in range(n)]
     unrun = [i for i in range(n) if i not in done]

@@ -1,4 +1,4 @@
-"""Schedules that a device makes are those of the compiled simulator, to the last int, in any order of its threads."""
+"""Test that schedules made on a device equal those of the compiled simulator exactly, in any order of threads."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ UNMASKED = Machine("sort", critical=True)
 
 
 def some_dags(n_types: int, sizes: Sequence[int], seed: int = 0) -> list[Dag]:
-    """Dags of random types, far wider than those of models; every second one is reversed."""
+    """Draw DAGs of random types, much wider than those of models; every second one is reversed."""
     types = NamedTypes(tuple(f"t{kind}" for kind in range(n_types)))
     dags = [to_dag(random_dag(seed + i, n_nodes=size, types=types)) for i, size in enumerate(sizes)]
     return [reverse(dag) if i % 2 else dag for i, dag in enumerate(dags)]
 
 
 def learned(dags: Sequence[Dag], machine: Machine, seed: int = 0) -> Table:
-    """A table after some episodes."""
+    """Return a table after some episodes."""
     n_types = dags[0].n_types
     table, rng = make_table(n_types, machine.width(n_types)), np.random.default_rng(seed)
     for episode in range(6):
@@ -66,7 +66,7 @@ def learned(dags: Sequence[Dag], machine: Machine, seed: int = 0) -> Table:
 
 @each("n_types", [1, 3, 8, 31, 32, 33, 50])
 def test_schedules_are_those_of_the_processor(device: Device, n_types: int) -> None:
-    """Of all machines and dags in one launch, where all states are known, and where the rule decides now and then."""
+    """All machines and DAGs run in one launch. States are known, or the rule decides now and then."""
     dags = some_dags(n_types, [150, 0, 1, 90, 40, 300, 7])
     tables = [learned(dags[:4], machine) for machine in MACHINES]
     played = DeviceSimulator(dags, device).run([*map(rank_tried, MACHINES, tables)], steps=True)
@@ -103,7 +103,7 @@ def test_wide_mini_batches_are_scheduled(device: Device) -> None:
 
 
 def draw(seed: int, episode: int, t: int, kind: int) -> int:
-    """A random number of 32 bits, from the definition."""
+    """Draw a 32-bit random number by the definition."""
 
     def mix(x: int) -> int:
         x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
@@ -117,7 +117,7 @@ def draw(seed: int, episode: int, t: int, kind: int) -> int:
 
 
 def choose_by_hand(table: Table, state: list[int], may_run: list[int], optimism: bool) -> int:
-    """The type of the highest value, among equals the lowest; without optimism one that was tried, if there is one."""
+    """Return the type of the highest value, preferring low types and, without optimism, tried ones."""
     values, updates = rows_of(table).get(tuple(state), ([0.0] * 99, [0] * 99))
     tried = [kind for kind in may_run if updates[kind]]
     return max(tried if tried and not optimism else may_run, key=lambda kind: (values[kind], -kind))
@@ -125,7 +125,7 @@ def choose_by_hand(table: Table, state: list[int], may_run: list[int], optimism:
 
 @each("optimism, machine", [(True, UNMASKED), (False, UNMASKED), (True, MACHINES[1]), (False, MACHINES[5])])
 def test_an_episode_is_the_one_defined(device: Device, optimism: bool, machine: Machine) -> None:
-    """Its states, what may run there, the random numbers, and the choice, all looked up anew; half are explored."""
+    """States, types that may run, random numbers and choices are recomputed. Half of the choices are explored."""
     dags, seed, first = some_dags(4, [40, 25, 30], seed=5), 2**62 + 12345, 7
     table = learned(dags[:1], machine)
     chances = np.array([0, CHANCES // 2, CHANCES, CHANCES // 2], np.int64)
@@ -152,7 +152,7 @@ def test_an_episode_is_the_one_defined(device: Device, optimism: bool, machine: 
 @pytest.mark.cases(1)
 @each("n_types", [2, 5, 40])
 def test_frontiers_are_those_of_the_processor(device: Device, n_types: int) -> None:
-    """The published rewards of an episode, and of the same plan on the processor."""
+    """Checked with the published rewards of the same plan on the processor."""
     dags = some_dags(n_types, [120, 200, 1])
     ranked = rank_all(UNMASKED, learned(dags, UNMASKED), optimism=True)
     episodes = Episodes(3, 0, np.full(6, CHANCES, np.int64))
@@ -167,7 +167,7 @@ def test_frontiers_are_those_of_the_processor(device: Device, n_types: int) -> N
 
 
 def resolved(played: Played) -> list[Any]:
-    """The steps of all runs, with states in place of where they are kept."""
+    """Return the steps of all runs, with the states themselves instead of references."""
     fresh = played.fresh.tolist()
     return [
         [(number if number >= 0 else fresh[-1 - number], *rest) for number, *rest in steps[:n_batches].tolist()]
@@ -187,7 +187,7 @@ def test_the_order_of_threads_does_not_matter() -> None:
 
 
 class Tight(HostDevice):
-    """A device with little memory of one kind."""
+    """A device with little memory."""
 
     most_shared_bytes = 2000
 
@@ -201,7 +201,7 @@ class Tight(HostDevice):
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(PolicyError, match=r"20 types .* 4088 bytes of shared memory, .* 2000"):
         DeviceSimulator(some_dags(20, [5]), Tight())
-    for n_nodes, n_bytes in ((600, 600 * 3), (300, 4 * 300)):  # the chains ahead, and then what four warps write on
+    for n_nodes, n_bytes in ((600, 600 * 3), (300, 4 * 300)):  # the chains ahead, and the scratch of four warps
         with pytest.raises(PolicyError, match=f"{4 * n_bytes} more bytes .* up to {n_nodes} nodes"):
             DeviceSimulator(some_dags(3, [n_nodes]), Tight()).run([rank_tried(UNMASKED, make_table(3, 6, room=4))] * 4)
 

@@ -1,4 +1,4 @@
-"""Early and late positions against executed sets and paths, and schedules made of positions."""
+"""Test early and late positions against executed sets and paths, and the schedules built from positions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SEEDS = range(20)
 
 
 def any_sequence(dag: Dag, seed: int) -> IntArray:
-    """Odd seeds give one that finishes the dag, even ones leave out about a quarter of it."""
+    """Draw a sequence that finishes the DAG for odd seeds, and one that lacks about a quarter for even seeds."""
     rng = np.random.default_rng(seed)
     sequence = random_sequence(dag, rng, spare=0.5)
     return sequence if seed % 2 else sequence[rng.random(sequence.size) < 0.75]

@@ -1,4 +1,4 @@
-"""The environment: what Gymnasium asks for, and episodes that are schedules."""
+"""Test the environment: Gymnasium's requirements, and that episodes are schedules."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BACKWARD = np.array([0, 0], np.int32), np.array([0, 1, 1], np.int32), np.array([
 
 
 def play(env: Any, seed: int) -> tuple[list[int], list[float]]:
-    """Play an episode at random: the types that ran, and the rewards."""
+    """Play a random episode; return the types that ran and the rewards."""
     _, info = env.reset(seed=seed)
     rng, actions, rewards, over = np.random.default_rng(seed), [], [], False
     while not over:

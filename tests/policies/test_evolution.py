@@ -1,4 +1,4 @@
-"""Learning the weights of a rule: what is minimised, that it falls, and what the rule in the package reaches."""
+"""Test learning the weights of a rule: the loss, its decrease, and the results of the packaged rule."""
 
 from __future__ import annotations
 
@@ -43,9 +43,10 @@ SHORT = Evolution(generations=8, population=8)
 
 
 def make_trap(n_chain: int = 3, n_tails: int = 9, tail: int = 4) -> Dag:
-    """Make one chain a → a → a → b, and nine of b → c → c → c → c.
+    """Make one chain a → a → a → b, and nine chains b → c → c → c → c.
 
-    Nine of ten b are ready, and have more ahead of them than a; but only a is critical, and b will be needed again.
+    Nine of ten b are ready and have more nodes ahead of them than a. But only a is critical, and b is needed again
+    later.
     """
     sketch = Sketch(3)
     last = sketch.add(0)
@@ -77,13 +78,13 @@ def test_all_that_is_counted_is_what_the_policies_give() -> None:
 
 
 def test_the_loss_is_half_of_what_is_reported_and_a_quarter_of_each_plan() -> None:
-    """Twice the bound from the inputs, four times from the outputs, the bound when compacted; and all at the bound."""
+    """One graph takes twice the bound from the inputs and four times from the outputs; the other is at the bound."""
     loss = measure_loss(np.array([[20.0, 40.0, 10.0, 10.0], [7.0, 7.0, 7.0, 7.0]]))
     assert loss == pytest.approx((np.log(2) / 4 + np.log(4) / 4) / 2)
 
 
 def test_a_planted_choice_is_learned() -> None:
-    """The trap takes 9 batches at first; 8, with `critical` weighing more against the rest."""
+    """The trap takes 9 batches at first, and 8 once `critical` has more weight."""
     dags = [make_trap(), make_trap(3, 12, 4), make_trap(4, 9, 5)]
     assert Score(weights=START).plan(dags[0])[0].size == 9
     assert loss_of(dags, START) > 0
@@ -135,7 +136,7 @@ def test_same_seed_same_weights_and_no_other_draw_is_touched(tmp_path: Path) -> 
 
 
 def test_bounds_that_must_be_reached_are() -> None:
-    """A chain of one type says nothing about weights; the traps that are to be planned as well as can be say it all."""
+    """A chain of one type says nothing about weights, so all information comes from the traps."""
     sketch = Sketch(1)
     sketch.add(0, [sketch.add(0)])
     traps = [make_trap(), make_trap(4, 9, 5)]
@@ -146,7 +147,7 @@ def test_bounds_that_must_be_reached_are() -> None:
 
 @pytest.mark.parametrize("n_steps", FOREST_STEPS)
 def test_forests_and_their_bound(n_steps: int) -> None:
-    """Leaves; `n_steps` inner nodes in a row; output, loss, sum."""
+    """Batches: leaves, `n_steps` levels of inner nodes, output, loss and sum."""
     forest = make_forest(FOREST_SIZE, n_steps)
     check_graph(to_graph(forest))
     counts = count_all([Course.of(forest)], LEARNED)
@@ -228,7 +229,7 @@ def test_score_reaches_the_bound_on_plain_trees() -> None:
     ],
 )
 def test_score_on_unseen_workloads(workload: str, batches: int, gap: float) -> None:
-    """The eight mini-batches after the first, none of which, nor any like it, the weights were learned on."""
+    """The eight mini-batches after the first. The weights were learned on other workloads."""
     kind, form = workload.split(", ")
     graphs = held_out_lattices(form) if kind == "lattices" else held_out_trees(int(form))
 

@@ -1,4 +1,4 @@
-"""Families of graphs to learn on: what each promises, counted on many draws."""
+"""Test the families of graphs to learn on: their properties, counted over many draws."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def draws(name: str) -> list[Dag]:
 
 
 def inputs_of(dag: Dag) -> list[list[int]]:
-    """What each node reads, every edge once."""
+    """Return the inputs of each node without repetition."""
     inputs = [part.tolist() for part in np.split(dag.edge_src, dag.edge_ptr[1:-1])]
     assert [len(set(sources)) for sources in inputs] == [len(sources) for sources in inputs]
     return inputs
 
 
 def count_components(dag: Dag) -> int:
-    """Count the parts that no edge joins."""
+    """Count the connected components."""
     component = list(range(dag.type_id.size))
 
     def find(node: int) -> int:
@@ -99,7 +99,7 @@ def test_instances_stand_alone(name: str) -> None:
 
 
 def read_by_heads(dag: Dag, n_states: int) -> list[int]:
-    """Count the readers of each node of the first types, having checked that an output, or it and a loss, is one."""
+    """Count the readers of each state node, and check that each has one output, and a loss if there are losses."""
     inputs, kinds = inputs_of(dag), dag.type_id.tolist()
     readers = [0] * len(kinds)
     for node, sources in enumerate(inputs):
@@ -119,7 +119,7 @@ def test_trees_are_binary() -> None:
         dag = draw_trees(np.random.default_rng(seed))
         n_heads = dag.n_types - 2
         is_read = min(n_heads, 1)
-        assert set(read_by_heads(dag, 2)) == {is_read, is_read + 1}  # by its head, and all but roots by a node
+        assert set(read_by_heads(dag, 2)) == {is_read, is_read + 1}  # every node has a head, and all but roots a parent
         assert [set(np.diff(dag.edge_ptr)[dag.type_id == kind]) for kind in (0, 1)] == [{0}, {2}]
         heights.append(int(find_depths(dag.edge_ptr, dag.edge_src).max()) - n_heads)
     assert np.quantile(heights, [0, 0.5, 1]).tolist() == [2, 6, 16]

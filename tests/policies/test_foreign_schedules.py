@@ -1,4 +1,4 @@
-"""Schedules from outside: whatever a user's policy returns is run if it is right, and refused if it is not."""
+"""Test schedules from users' policies: valid ones run and invalid ones are refused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BACKENDS: dict[str, Callable[[], Any]] = {"reference": Reference, "cpu": Cpu}
 
 
 class Foreign:
-    """A user's policy: does anything at all to the schedule of a built-in one."""
+    """A user's policy that changes the schedule of a built-in one."""
 
     name = "foreign"
 
@@ -123,7 +123,7 @@ def test_a_schedule_that_changes_later_does_not_change_what_runs() -> None:
 
 
 def test_what_a_policy_of_ones_own_says_of_itself_is_heard() -> None:
-    """By attributes that it need not have, wherever it is given; and it stays the object that it is."""
+    """Optional attributes take effect wherever the policy is given, and the policy stays the same object."""
 
     class Learning(Foreign):
         unseen_share, revision = 0.5, 0

@@ -1,4 +1,4 @@
-"""State machines: what they see, from the definitions; what they do in states and with types that are new to them."""
+"""Test state machines: their states by definition, and their behaviour in new states and with new types."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_states_are_those_defined(machine: Machine, seed: int) -> None:
 
 
 def test_describing_states() -> None:
-    """Two a, one b, of which b is critical."""
+    """Two a and one critical b."""
     names = ("a", "b", "c")
     assert describe_state([1, 2, 0, 0, 1, 0], names, "sort") == "a > b!"
     assert describe_state([2, 1, 0], names, "max") == "a* b"
@@ -82,7 +82,7 @@ def test_a_masked_machine_that_knows_nothing_runs_critical_types_where_it_can() 
 @pytest.mark.parametrize("direction", ["forward", "backward", "both"])
 @pytest.mark.parametrize("compact", [False, True])
 def test_with_a_rival_no_schedule_is_longer_than_that_of_either(direction: Direction, compact: bool) -> None:
-    """Machines of paths of four letters: each is the shorter one at times, and the pair is as good as the better."""
+    """Each machine is sometimes shorter, and the pair is always as good as the better one."""
     types = TypeNames.of(LETTERS)
     dags = [to_dag(random_batch(seed)) for seed in range(3)]
     machines = Machine("sort", mask=True), Machine("base", critical=True, mask=True)
@@ -119,7 +119,7 @@ def teach(policy: Fsm, state: list[int], values: dict[int, float]) -> None:
 
 def test_the_highest_value_among_those_tried_is_run() -> None:
     """
-    a - b     In the state "a b" value -2 for b beats -3 for a; c, of value 0, was never tried, and is not ready.
+    a - b     In the state "a b" value -2 for b beats -3 for a; c has value 0, but was never tried and is not ready.
     b
     """
     graph = make_graph(LETTERS, [0, 1, 1], [(0, 1)])
@@ -128,7 +128,7 @@ def test_the_highest_value_among_those_tried_is_run() -> None:
     assert policy.schedule(graph).batch_type.tolist() == [1, 0, 1]
     assert (policy.unseen, policy.decided) == (2, 3)
     teach(policy, [1, 1, 0, 0], {0: -2.0})
-    assert policy.schedule(graph).batch_type.tolist() == [0, 1]  # of equal ones the lowest type
+    assert policy.schedule(graph).batch_type.tolist() == [0, 1]  # the lowest type wins ties
     assert (policy.unseen, policy.decided) == (1, 2)
 
 
@@ -147,7 +147,7 @@ def test_types_that_it_does_not_know_are_left_to_the_rule(machine: Machine, seed
 
 
 def test_types_keep_their_meaning_whatever_their_numbers() -> None:
-    """The same graph, with types numbered the other way: the machine does the same."""
+    """The machine does the same on the same graph with types in reverse order."""
     turned = NamedTypes(LETTERS.names[::-1])
     for seed in range(10):
         graph = random_dag(seed, n_nodes=40)
@@ -247,7 +247,7 @@ def test_only_a_machine_can_keep_learning() -> None:
 
 
 def test_what_it_does_is_what_its_choices_say() -> None:
-    """Every state through which it goes is listed, with the type that runs there, or is not learned."""
+    """Every visited state is listed with the type that runs there, or counted as unseen."""
     graphs = [merge_graphs([random_tree(10 * i + j) for j in range(6)]) for i in range(4)]
     policy = learn(graphs[:2], episodes=100)
     assert isinstance(policy, Fsm)

@@ -1,4 +1,4 @@
-"""A policy for a model: learned, saved and used; and whichever it is, the numbers are the same."""
+"""Test policies learned for a model: they can be saved and loaded, and never change results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MACHINES: dict[str, dict[str, Any]] = {
 
 
 class Setting:
-    """A model in float64 with instances, and what the obvious schedule gives on them."""
+    """A model in float64 with instances, and their results without batching."""
 
     def __init__(self, case: Case) -> None:
         self.model, instances = case.draw(seed=3, n_instances=18, dim=3)
@@ -45,7 +45,7 @@ class Setting:
         self.value, self.grads = float(value), {name: np.array(grad) for name, grad in grads.items()}
 
     def check(self, loss: Any) -> None:
-        """Losses and gradients to rounding in float64, relative to the largest of their kind."""
+        """Check losses and gradients up to float64 rounding, relative to the largest of their kind."""
         value, grads = loss.value_and_grad(self.unseen, reduce="sum")
         assert value.dtype == np.float64
         np.testing.assert_allclose(loss(self.unseen), self.losses, rtol=1e-13)
@@ -83,7 +83,7 @@ def test_losses_and_gradients_are_the_same_under_every_machine(setting: Setting,
     policy = loss.learn_policy(setting.seen, episodes=60, **MACHINES[machine])
     assert isinstance(policy, Fsm)
     assert loss.policy is policy
-    for _ in range(3):  # one that goes on learning changes
+    for _ in range(3):  # a policy that continued learning would change
         setting.check(loss)
     assert loss.last is not None
     assert loss.last.unseen_share == policy.unseen_share
@@ -96,7 +96,7 @@ def test_losses_and_gradients_are_the_same_under_every_machine(setting: Setting,
 
 @pytest.mark.cases(2)
 def test_learning_again_gives_the_same_policy(setting: Setting) -> None:
-    """Instances, or graphs that were recorded by the same function: the same table."""
+    """From instances, or from graphs recorded by the same function: the table is the same."""
 
     def rows(seed: int, recorded: bool) -> list[Any]:
         loss = ab.batched(setting.model.loss)
@@ -109,7 +109,7 @@ def test_learning_again_gives_the_same_policy(setting: Setting) -> None:
 
 @pytest.mark.cases(2)
 def test_a_saved_policy_does_the_same_in_another_model(setting: Setting, tmp_path: Path) -> None:
-    """Other widths, types met in another order: found again by what they are."""
+    """Other widths, and types in another order. Types are matched by what they are."""
     loss = ab.batched(setting.model.loss)
     policy = loss.learn_policy(setting.seen, episodes=60)
     policy.save(tmp_path / "x.policy.json")
@@ -128,9 +128,9 @@ def test_a_saved_policy_does_the_same_in_another_model(setting: Setting, tmp_pat
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_policy_for_another_model_is_refused(case: Case, tmp_path: Path) -> None:
-    """A policy for trees, whose only type in common with lattices and sentences is a sum; for trees, one for lattices.
+    """A policy for trees shares only the sum with lattices and sentences; trees get a policy for lattices.
 
-    Models of trees have cells in common, and so policies.
+    Models of trees share cells, and therefore policies.
     """
     trees, lattices = CASES[0], CASES[4]
     model, instances = case.draw(seed=0, n_instances=6, dim=3)
@@ -147,7 +147,7 @@ def test_a_policy_for_another_model_is_refused(case: Case, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_going_on_learning_meets_fewer_new_states() -> None:
-    """Mini-batches of two-type trees, none of them seen before: the share of states that are new falls."""
+    """Mini-batches of two-type trees, each unseen: the share of new states decreases."""
     case = next(case for case in CASES if case.name == "tree-lstm-2type")
     model, instances = case.draw(seed=0, n_instances=400, dim=2)
     loss = ab.batched(model.loss, rewrites=UNSHARED)
@@ -164,7 +164,7 @@ def test_going_on_learning_meets_fewer_new_states() -> None:
 
 
 def test_the_published_machine_is_learned_beside_ours(setting: Setting) -> None:
-    """Each as if it were learned alone; so no mini-batch gets more batches than from either, compacted alike."""
+    """Each is learned as if alone, so no mini-batch gets more batches than from either, with the same compaction."""
     loss = ab.batched(setting.model.loss)
     policy = loss.learn_policy(setting.seen, episodes=60)
     compacted = {"direction": "both", "compact": True}
@@ -180,7 +180,7 @@ def test_the_published_machine_is_learned_beside_ours(setting: Setting) -> None:
 
 
 def test_on_trees_it_reaches_the_bound() -> None:
-    """Held-out mini-batches of plain trees, as the model records them."""
+    """Held-out mini-batches of plain trees, as recorded by the model."""
     model, instances = CASES[0].draw(seed=1, n_instances=96, dim=2)
     loss = ab.batched(model.loss)
     policy = loss.learn_policy([instances[:16], instances[16:32]])

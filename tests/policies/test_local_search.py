@@ -1,4 +1,4 @@
-"""Local search: never worse, finds optima of small graphs, the same with the same seed, within its budget."""
+"""Test local search: never worse, optimal on small graphs, reproducible, and within its budget."""
 
 from __future__ import annotations
 

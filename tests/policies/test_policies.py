@@ -1,3 +1,5 @@
+"""Test the built-in rules: their schedules are valid and equal those of their definitions."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -28,7 +30,7 @@ def depths_by_hand(graph: Graph) -> list[int]:
 
 
 def agenda_by_hand(graph: Graph) -> Batches:
-    """Agenda from its definition: look at all nodes anew before every batch."""
+    """Run agenda by its definition, looking at all nodes again before every batch."""
     depth, done, batches = depths_by_hand(graph), set[int](), list[tuple[int, list[int]]]()
     while len(done) < graph.n_nodes:
         left = [node for node in range(graph.n_nodes) if node not in done]
@@ -58,7 +60,7 @@ def unbatched_by_hand(graph: Graph) -> Batches:
 
 
 def sorted_batches(schedule: Schedule) -> Batches:
-    """Batches as sets: in which order nodes of one batch stand is the simulator's business."""
+    """Sort the nodes within batches, whose order is left to the simulator."""
     return [(kind, sorted(nodes.tolist())) for kind, nodes in schedule]
 
 
@@ -96,8 +98,8 @@ def test_every_policy_is_the_one_defined(
 @each("name, n_batches", [("unbatched", 10), ("depth", 7), ("agenda", 6)])
 def test_agenda_waits_where_depth_does_not(name: str, n_batches: int) -> None:
     """
-    a - a - a - b - c     Depth runs b at depths 1 and 3, and c at depths 2 and 4, apart: a a b a c b c.
-    a - b - c             Agenda waits with c until all b are done: a a b a b c. The best is a a a b c.
+    a - a - a - b - c     Depth runs b at depths 1 and 3, and c at depths 2 and 4, separately: a a b a c b c.
+    a - b - c             Agenda delays c until all b are done: a a b a b c. The best is a a a b c.
     a - b
     """
     graph = make_graph(
@@ -110,15 +112,15 @@ def test_agenda_waits_where_depth_does_not(name: str, n_batches: int) -> None:
 
 
 def test_agenda_takes_the_lowest_type_of_equal_means() -> None:
-    """Types 2 and 1 both have mean depth 0; node 0 is of type 2."""
+    """Types 2 and 1 both have mean depth 0; node 0 has type 2."""
     graph = make_graph(LETTERS, [2, 1, 3, 3], [(0, 2), (1, 3)])
     assert [kind for kind, _ in make_schedule(graph, policies.get("agenda"))] == [1, 2, 3]
 
 
 def test_agenda_counts_nodes_that_wait() -> None:
     """
-    b              Of b one node is ready, at depth 0, and one waits, at depth 2: their mean is 1.
-    a - a - b      Of a the means are 1/2 and then 1, and a is the lower type: a a b, and both b together.
+    b              One b is ready at depth 0, and one waits at depth 2: their mean is 1.
+    a - a - b      The means of a are 1/2 and then 1, and a is the lower type: a a b, with both b together.
     """
     graph = make_graph(LETTERS, [1, 0, 0, 1], [(1, 2), (2, 3)])
     assert sorted_batches(make_schedule(graph, policies.get("agenda"))) == [(0, [1]), (0, [2]), (1, [0, 3])]

@@ -1,4 +1,4 @@
-"""Policies in files: what is saved is what is loaded, to the last bit; and whatever else is there is refused."""
+"""Test policy files: loaded policies are bit-identical, and everything else is refused."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_network_is_saved_with_its_weights(path: Path) -> None:
 
 
 def test_a_file_reads_well(saved: Path) -> None:
-    """One line a state, none of the others long; types by name."""
+    """One line per state, no other long lines, and types by name."""
     text = saved.read_text()
     rows = [line for line in text.splitlines() if '"ready": [' in line]
     policy = policies.load(saved)
@@ -113,7 +113,7 @@ def test_a_file_laid_out_anew_is_the_same_policy(saved: Path) -> None:
 
 
 def refusal(path: Path) -> str:
-    """The sentence with which a file is refused, less its beginning, which names it."""
+    """Return the message that refuses a file, without the prefix that names the file."""
     with pytest.raises(PolicyError) as error:
         policies.load(path)
     message = str(error.value)
@@ -131,7 +131,7 @@ def test_a_truncated_file_is_refused(saved: Path) -> None:
 
 
 def test_an_edited_file_is_refused(saved: Path) -> None:
-    """Any digit of what was learned, any type, any setting."""
+    """Digits of learned values, types and settings are changed."""
     text = saved.read_text()
     places = [m.start() for m in re.finditer(r"[0-9]", text)][70::31]
     places += [text.index("true"), text.index("both"), text.index("inner_a"), text.index('"leaf"')]
@@ -196,7 +196,7 @@ CHANGES: list[Callable[[dict[str, Any]], object]] = [
 
 @each("change", CHANGES)
 def test_content_that_makes_no_policy_is_refused(change: Callable[[dict[str, Any]], object], saved: Path) -> None:
-    """As another program might write it, with a digest that is right."""
+    """As another program might write it, with a valid digest."""
     written = saved.read_text()
     content = json.loads(written)
     marks = {name: content.pop(name) for name in ("format", "version", "digest")}

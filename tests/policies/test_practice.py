@@ -1,4 +1,4 @@
-"""Episodes that a device plays teach what they teach on the processor, and the machines are as good."""
+"""Test that episodes on a device teach the same as on the processor, and that the machines are as good."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def make_task(settings: QLearning, machine: Machine = MACHINE, n: int = 3) -> Ta
 
 
 def replayed(task: Task, table: Table, seed: int, first: int, chances: Any) -> Table:
-    """The table after the same episodes as plans for the processor, one after the other."""
+    """Return the table after the same episodes, run one after the other as plans on the processor."""
     ranked = rank_all(task.machine, table, bool(task.rules.optimism))
     simulator = DeviceSimulator(task.dags, HostDevice(), task.rules.reward == PUBLISHED_REWARD)
     played = simulator.play(ranked, Episodes(seed, first, chances))
@@ -64,7 +64,7 @@ def replayed(task: Task, table: Table, seed: int, first: int, chances: Any) -> T
 def test_a_device_teaches_what_the_processor_does(
     reward: Reward, n_steps: int, optimism: bool, machine: Machine
 ) -> None:
-    """Values, updates and the order of states, to the last bit, after each of some rounds."""
+    """Values, updates and the order of states are bit-identical after each round."""
     settings = QLearning(reward=reward, n_steps=n_steps, optimism=optimism, discount=0.9, learning_rate=0.3)
     task = make_task(settings, machine)
     practice, n_episodes = OnDevice(task, [3, 0], HostDevice(7)), 5
@@ -115,7 +115,7 @@ def test_chances_are_spread() -> None:
 
 
 def some_graphs(kind: str, n: int) -> list[Graph]:
-    """Mini-batches of a workload, with one table of types."""
+    """Draw mini-batches of a workload that share a table of types."""
     graphs = []
     for seed in range(n):
         rng = np.random.default_rng(seed)
@@ -134,7 +134,7 @@ def some_graphs(kind: str, n: int) -> list[Graph]:
 @pytest.mark.parametrize("kind", ["trees", "two-type trees", "lattices"])
 @pytest.mark.parametrize("published", [False, True])
 def test_a_device_learns_as_good_machines(kind: str, published: bool) -> None:
-    """On mini-batches that none of them saw, all together; a hundredth is chance."""
+    """Compares the total over unseen mini-batches. Differences of 1% are chance."""
     graphs = some_graphs(kind, 10)
     options = {**(PUBLISHED if published else {"rival": False}), "direction": "forward", "compact": False}
     batches = dict.fromkeys(("cpu", "cuda"), 0)

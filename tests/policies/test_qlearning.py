@@ -1,4 +1,4 @@
-"""Learning: values against a plain table of dictionaries, the same seed the same table, and graphs of known best."""
+"""Test learning: values against plain dictionaries, reproducible tables, and graphs with a known best policy."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def play(graph: Graph, machine: Machine, settings: QLearning, epsilon: float, se
 
 
 def rewards_by_hand(dag: Dag, sequence: list[int], reward: Reward) -> list[float]:
-    """From the definitions: what is left, and which paths are in it, is looked at anew before each batch."""
+    """Compute the rewards by definition, looking at the remaining nodes and paths again before each batch."""
     sources = [dag.edge_src[dag.edge_ptr[n] : dag.edge_ptr[n + 1]].tolist() for n in range(dag.type_id.size)]
     critical = [state[dag.n_types :] for state in states_by_hand(dag, sequence, "base", True)]
     done, rewards = set[int](), list[float]()
@@ -50,7 +50,7 @@ def rewards_by_hand(dag: Dag, sequence: list[int], reward: Reward) -> list[float
         left = [n for n in range(dag.type_id.size) if n not in done]
         run = [n for n in left if dag.type_id[n] == kind and set(sources[n]) <= done]
         if reward == "published":
-            above: dict[int, bool] = {}  # whether a node of the type is left on a path to it
+            above: dict[int, bool] = {}  # whether a node of the type remains on a path to it
             for n in left:
                 above[n] = any(above[s] or dag.type_id[s] == kind for s in sources[n] if s not in done)
             frontier = [n for n in left if dag.type_id[n] == kind and not above[n]]
@@ -62,7 +62,7 @@ def rewards_by_hand(dag: Dag, sequence: list[int], reward: Reward) -> list[float
 
 
 def learn_by_hand(states: list[list[int]], sequence: list[int], rewards: list[float], settings: QLearning) -> Learnt:
-    """One episode: after n more steps, or at the end, the value of what ran moves towards the rewards since."""
+    """Learn one episode: each value moves towards the rewards of up to n steps."""
     values, updates = defaultdict[tuple[int, ...], list[float]](lambda: [0.0] * 4), {}
     counts = defaultdict[tuple[int, ...], list[int]](lambda: [0] * 4)
     for first, state in enumerate(map(tuple, states)):
@@ -141,7 +141,7 @@ def test_the_same_seed_gives_the_same_table() -> None:
 
 
 def repeated(*chains: str) -> Graph:
-    """Chains of a and b, side by side."""
+    """Merge chains of a and b into a graph."""
     types = NamedTypes(("a", "b"))
     graphs = []
     for names in chains:
@@ -155,9 +155,9 @@ def repeated(*chains: str) -> Graph:
 @pytest.mark.parametrize(
     ("chains", "fewest"),
     [
-        (["abab", "bab", "bab", "bab"], 4),  # begin with the one a, not with the three b
+        (["abab", "bab", "bab", "bab"], 4),  # begin with the single a, not with the three b
         (["ba", "ab"], 3),  # one type must run twice
-        (["aab", "ba", "ba", "ba"], 4),  # a at once for "aab" costs a batch of a unless b waits
+        (["aab", "ba", "ba", "ba"], 4),  # running a at once for "aab" costs a batch of a unless b waits
         (["ab", "ab", "b", "b", "b"], 2),
         (["abb", "aba", "bab"], 4),
     ],
@@ -192,7 +192,7 @@ def test_on_trees_the_machine_reaches_the_bound_on_mini_batches_that_it_never_sa
 
 
 def test_held_out_mini_batches_choose_the_table() -> None:
-    """The last measurement is not the best one; the table that is kept gives the best."""
+    """The last measurement is not the best one. The table with the best measurement is kept."""
     graphs = [merge_graphs([random_tree(50 * i + j) for j in range(20)]) for i in range(6)]
     measured: list[Progress] = []
     policy = learn(
@@ -207,7 +207,7 @@ def test_held_out_mini_batches_choose_the_table() -> None:
 
 
 def test_tables_grow() -> None:
-    """Many types give more states than a table has room for at first."""
+    """Many types lead to more states than the table's initial capacity."""
     types = NamedTypes(tuple("abcdefgh"))
     graph = random_dag(0, n_nodes=400, types=types)
     policy = learn_fsm([to_dag(graph)], TypeNames.of(types), Machine("sort", True), QLearning(episodes=30))

@@ -1,4 +1,4 @@
-"""Schedules of mini-batches that recur: known again in other numbers of types, with other data, and after loading."""
+"""Test the schedules of recurring mini-batches: found with other type numbers and data, and after loading."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAMES = ("a", "b", "c")
 
 
 def drawn(seed: int, order: tuple[int, ...] = (0, 1, 2)) -> Graph:
-    """A random graph of three types, which are numbered in this order."""
+    """Draw a graph of three types, numbered in a given order."""
     rng = np.random.default_rng(seed)
     n = int(rng.integers(1, 40))
     kinds = rng.integers(0, 3, n)

@@ -1,4 +1,4 @@
-"""Kernels and projections against the strings along the paths, which are all that counts."""
+"""Test kernels and projections against the strings along the paths, which determine all schedules."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ AB = NamedTypes(("a", "b"))
 
 
 def small_dag(seed: int) -> Dag:
-    """A random DAG of up to 13 nodes, of two types or four, or a tree."""
+    """Draw a DAG of up to 13 nodes with two or four types, or a tree."""
     graphs = [random_dag(seed, 4 + seed % 10, AB), random_dag(seed, 4 + seed % 10), random_tree(seed, 1 + seed % 5)]
     return to_dag(graphs[seed % 3])
 
 
 def longest_strings(dag: Dag, kept: Collection[int]) -> set[tuple[int, ...]]:
-    """The types along the paths, only those kept, without the strings that are subsequences of others."""
+    """Return the strings of kept types along the paths, without subsequences of other strings."""
     strings = {
         tuple(kind for kind in path if kind in kept)
         for node in range(dag.type_id.size)
@@ -84,7 +84,7 @@ def test_a_projection_has_the_paths_with_the_rest_struck_out(graph: Graph) -> No
 
 
 def test_reductions_of_little() -> None:
-    """Nothing; two equal chains; a chain beside a part of it."""
+    """An empty graph, two equal chains, and a chain next to a part of it."""
     assert reduce_graph(to_dag(random_dag(0, n_nodes=0))).dag.type_id.size == 0
     dag = to_dag(chain("a", "b", "a"))
     assert reduce_graph(dag).dag.type_id.tolist() == [0, 1, 0]
@@ -98,7 +98,7 @@ def test_reductions_of_little() -> None:
 
 @pytest.mark.slow
 def test_many_edges_are_not_in_the_way() -> None:
-    """Nodes that read the same node twice, and graphs of many parts, shrink as all others."""
+    """Mini-batches of several graphs never grow and keep their strings."""
     for seed in range(100):
         dag = to_dag(random_batch(seed))
         small = reduce_graph(dag).dag
@@ -117,7 +117,7 @@ def test_a_graph_too_large_to_compare(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_graph_too_large_to_be_compared_is_merged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """a → b → a twice and a → a, which is within the others: merged, it is an edge past b; compared, it goes."""
+    """a → b → a twice, and a → a, which they contain. Merging leaves an edge past b; comparing removes it."""
     dag = to_dag(merge_graphs([chain("a", "b", "a"), chain("a", "b", "a"), make_graph(AB, [0, 0], [(0, 1)])]))
     assert reduce_graph(dag).dag.edge_src.tolist() == [0, 1]
     monkeypatch.setattr(reduction, "MAX_COMPARED", 0)

@@ -1,4 +1,4 @@
-"""Sufficient, critical and score from their definitions, looking at all nodes anew before every batch."""
+"""Test the rules sufficient, critical and score by their definitions, looking at all nodes again before every batch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SPREAD = Weights(critical=0.3, ready=-0.2, own=0.7, height=0.4)
 
 
 class Situation:
-    """A dag of which some nodes have run, and all that the rules ask about it."""
+    """A DAG with some executed nodes, and everything that the rules ask about it."""
 
     def __init__(self, dag: Dag) -> None:
         self.kind = dag.type_id.tolist()
@@ -75,7 +75,7 @@ class Situation:
         return sum(sum(self.ahead[n]) for n in ready) / len(ready)
 
     def run(self, choose: Callable[[Situation, list[int]], int]) -> list[int]:
-        """Run chosen types to the end."""
+        """Run the chosen types until all nodes are done; return the sequence."""
         sequence = []
         while self.unrun:
             kind = choose(self, sorted({self.kind[n] for n in self.ready()}))
@@ -149,7 +149,7 @@ def test_every_way_of_planning_gives_a_valid_schedule(spec: str, make: Callable[
 @each("rule", ["sufficient", "critical", "score"])
 @each("seed", range(10))
 def test_plain_trees_take_as_few_batches_as_can_be(rule: str, seed: int) -> None:
-    """Trees of one kind of inner node: leaf, inner, output, loss."""
+    """Trees with one kind of inner node: leaf, inner, output, loss."""
     trees = [random_tree(100 * seed + i) for i in range(16)]
     for tree in trees:
         tree.type_id[tree.type_id == 2] = 1

@@ -1,4 +1,4 @@
-"""Exact and beam search against all executed sets; what they say when the budget is used up."""
+"""Test exact and beam search against all executed sets, and their results when the budget is used up."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ AB = NamedTypes(("a", "b"))
 
 
 def tangled_dag(seed: int, n_nodes: int = 120, n_types: int = 3) -> Dag:
-    """Many nodes that read one or two others from anywhere before: hard to batch."""
+    """Draw many nodes that read one or two arbitrary earlier nodes, which makes them hard to batch."""
     rng = np.random.default_rng(seed)
     inputs = [np.unique(rng.integers(0, node, size=2 if node else 0)) for node in range(n_nodes)]
     return Dag(
@@ -42,7 +42,7 @@ def tangled_dag(seed: int, n_nodes: int = 120, n_types: int = 3) -> Dag:
 
 
 def chains_dag(seed: int) -> Dag:
-    """Three chains of random types, of which a shortest common supersequence is sought."""
+    """Draw three chains of random types; their shortest schedule is a shortest common supersequence."""
     rng = np.random.default_rng(seed)
     length, n_types = int(rng.integers(2, 6)), int(rng.integers(2, 5))
     starts = np.arange(3 * length) % length == 0
@@ -55,14 +55,14 @@ def chains_dag(seed: int) -> Dag:
 
 
 def tiny_dag(seed: int) -> Dag:
-    """A tangled DAG of up to 14 nodes, three chains, a random DAG, or a tree."""
+    """Draw a tangled DAG of up to 14 nodes, three chains, a random DAG or a tree."""
     if seed % 4 < 2:
         return tangled_dag(seed, 3 + seed % 12, 2 + seed % 3) if seed % 4 else chains_dag(seed)
     return to_dag(random_dag(seed, 1 + seed % 12, AB) if seed % 4 == 2 else random_tree(seed, 1 + seed % 4))
 
 
 def least_cost(dag: Dag, cost: FloatArray) -> float:
-    """What the cheapest sequence costs, by Dijkstra's search over executed sets."""
+    """Return the cost of the cheapest sequence, by Dijkstra's algorithm over executed sets."""
     everything = frozenset(range(dag.type_id.size))
     ticket = count()
     waiting, settled = [(0.0, next(ticket), frozenset[int]())], set()
@@ -208,7 +208,7 @@ def test_trees_are_solved(folder: Path, batches: list[int]) -> None:
 
 
 def test_what_the_bound_proves_optimal_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Most of the loops of a search need not be compiled then: no step of it runs."""
+    """No step of a search runs, so most of its loops need not be compiled."""
     proven: list[Dag] = []
     searched: list[Dag] = []
     for seed in range(40):
@@ -235,7 +235,7 @@ def test_what_the_bound_proves_optimal_is_not_searched(monkeypatch: pytest.Monke
 
 
 def hard_dags(folder: Path) -> list[Dag]:
-    """Trees and lattices whose chain bound proves nothing."""
+    """Return trees and lattices for which the chain bound proves nothing."""
     trees = read_trees(folder / "sst" / "train.txt")[:64]
     lattices = read_lattices(folder / "lattice" / "train.txt")[:16]
     graphs = [make_two_type_tree_graph(trees, np.random.default_rng(0)), make_lattice_graph(lattices)]
