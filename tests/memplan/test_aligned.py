@@ -1,4 +1,4 @@
-"""Lines of several areas at once, and lists that a PQ-tree keeps in order: both equal brute force over all orders."""
+"""Test lines of several areas at once, and lists that a PQ-tree keeps in order: both equal brute force."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Orders = dict[Hashable, tuple[int, ...]]
 
 
 def order_in(line: Line, frontier: Sequence[Hashable]) -> tuple[int, ...] | None:
-    """The order of a line's spans in memory, from the definition; None if they are not one after the other."""
+    """Return the order of a line's spans in memory, by definition, or None if they are not adjacent."""
     place = {item: at for at, item in enumerate(frontier)}
     spans = [sorted(place[item] for item in span) for span in line.spans]
     order = sorted(range(len(spans)), key=lambda k: spans[k])
@@ -30,7 +30,7 @@ def area_of(line: Line) -> str:
 
 
 def orders_in(lines: Iterable[Line], frontier: Sequence[Hashable]) -> Orders | None:
-    """The order of each group of lines in one area; None if a line is not kept, or two of a group differ."""
+    """Return the order of each group of lines in one area, or None if a line is broken or two in a group differ."""
     found: Orders = {}
     for line in lines:
         order = order_in(line, frontier)
@@ -50,7 +50,7 @@ def are_kept(lines: Sequence[Line], frontiers: Sequence[Sequence[Hashable]]) -> 
 
 
 def can_be_kept(lines: Sequence[Line]) -> bool:
-    """Brute force over all orders of all areas."""
+    """Try all orders of all areas."""
     possible: list[list[Orders]] = []
     for area in AREAS:
         local = [line for line in lines if area_of(line) == area]
@@ -62,7 +62,7 @@ def can_be_kept(lines: Sequence[Line]) -> bool:
 
 
 def random_line(rng: np.random.Generator) -> Line:
-    """Two to four spans of one or two items; few names, so that lines often share an order."""
+    """Draw two to four spans of one or two items. Names are few, so that lines often share an order."""
     area = AREAS[rng.integers(2)]
     items = rng.permutation(list(area)).tolist()
     n_spans = int(rng.integers(2, 4 if area == AREAS[0] else 3))
@@ -92,7 +92,7 @@ def test_lines_are_added_if_some_orders_keep_them(start: int) -> None:
 
 
 def test_an_alignment_that_turns_in_a_circle_is_refused() -> None:
-    """Consecutive in both areas, but p orders (a b c) like (b c a): no order of three is its own rotation."""
+    """Consecutive in both areas, but p orders (a b c) like (b c a), and no order of three is its own rotation."""
     orders = AlignedOrders(["abc"])
     assert orders.add([Line("p", (("a",), ("b",), ("c",)))])
     assert not orders.add([Line("p", (("b",), ("c",), ("a",)))])

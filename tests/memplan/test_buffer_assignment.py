@@ -1,4 +1,4 @@
-"""Values made where they are wanted: nothing is copied inside the cells of the literature and of the models."""
+"""Test values computed in place: nothing is copied inside the cells of the literature and of the models."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WIDTH = 6
 
 
 class OneCell(ab.Module):
-    """A cell of the literature over a list of inputs, and the sum of squares of what it gives."""
+    """A cell of the literature over a list of inputs, and the sum of squares of its outputs."""
 
     def __init__(self, body: Callable[..., Any], width: int = WIDTH) -> None:
         rng = np.random.default_rng(0)
@@ -51,7 +51,7 @@ class OneCell(ab.Module):
 
 
 def moved_bytes(plan: Plan, cells: PlannedTypes, itemsize: int) -> int:
-    """What goes between cells: every destination once forward, and once backward where a type has a backward stage."""
+    """Count the bytes between cells: each destination once forward, and once backward for types with that stage."""
     total = 0
     for kind, cell in enumerate(cells.cells):
         derivative = cell.derivative
@@ -65,7 +65,7 @@ def moved_bytes(plan: Plan, cells: PlannedTypes, itemsize: int) -> int:
 
 
 def spread_bytes(plan: Plan, cells: PlannedTypes, itemsize: int) -> int:
-    """What the backend copies to ports whose gradients are not made there, all of `sum`."""
+    """Count the bytes copied to ports whose gradients are computed elsewhere, all of them in `sum`."""
     total = 0
     for kind, cell in enumerate(cells.cells):
         rows = plan.block_rows[plan.first_block(kind) :]
@@ -79,10 +79,11 @@ def spread_bytes(plan: Plan, cells: PlannedTypes, itemsize: int) -> int:
 
 
 def test_nothing_is_copied_inside_the_seven_cells() -> None:
-    """What the backend moves, forward and backward, is what goes between cells, to the byte.
+    """The bytes that the backend moves, forward and backward, are exactly those between cells.
 
-    Besides, `sum`, which squares are added up with, spreads its gradient to a port: a copy outside these cells. And the
-    kernel of an MV-RNN computes products in its row of scratch memory and copies them into their join.
+    Besides, `sum`, which adds up the squares, spreads its gradient to a port: a copy outside these cells. And the
+    kernel
+    of an MV-RNN computes products in its row of scratch memory and copies them into their join.
     """
     for name in SEVEN:
         model = OneCell(SEVEN[name].body).astype("float64")
@@ -104,7 +105,7 @@ def test_nothing_is_copied_inside_the_seven_cells() -> None:
 
 
 def test_ports_in_the_order_of_the_program_cost_copies_where_joins_want_another() -> None:
-    """An MV-RNN joins its children's matrices and saves the join; in the order of ports these lie apart."""
+    """An MV-RNN joins its children's matrices and saves the join. In the order of the ports they are not adjacent."""
     program = trace_cell(SEVEN["MV-RNN"].body, WIDTH)
     columns, plain = place_columns(program), place_columns(program, joined=False)
     left, right = (p for p in columns.ports if p.width == WIDTH * WIDTH)
@@ -116,7 +117,7 @@ def test_ports_in_the_order_of_the_program_cost_copies_where_joins_want_another(
 
 
 class Pairs(ab.Module):
-    """A Tree-LSTM's kind of cell: the h of both children side by side, and each with its c."""
+    """A cell like a Tree-LSTM's: it reads the h of both children side by side, and each h with its c."""
 
     def __init__(self) -> None:
         self.gates = ab.Linear(2 * WIDTH, WIDTH, rng=np.random.default_rng(0))
@@ -142,7 +143,7 @@ def test_what_one_node_gives_lies_side_by_side_where_joins_leave_a_choice() -> N
 @pytest.mark.cases(0, 2)
 @pytest.mark.parametrize("seed", range(5))
 def test_places_of_random_cells_do_not_overlap(seed: int) -> None:
-    """Ports, and values computed in the inputs, have columns of their own; joins have those of their parts."""
+    """Ports, and values computed in the inputs, have their own columns; joins have those of their parts."""
     for training, drawn in product((False, True), range(seed, 40, 5)):
         rng = np.random.default_rng(drawn)
         model = draw_model(rng, smooth=True)
@@ -193,12 +194,12 @@ def check_that_joins_pay(seed: int) -> None:
     launches = {way: loss.last.launches if loss.last else 0 for way, loss in losses.items()}
     assert 0 < copied["joins"] <= copied["apart"]
     assert launches["sums"] <= launches["joins"]
-    assert copied["sums"] <= 1.25 * copied["joins"]  # pieces of gradients, which the joined product gives as one
+    assert copied["sums"] <= 1.25 * copied["joins"]  # parts of gradients that the joined product computes as one
 
 
 @pytest.mark.parametrize("width", [2, 3])
 def test_a_part_that_lies_elsewhere_is_copied_into_a_join_that_lies_in_the_inputs(width: int) -> None:
-    """The join of a value and its reverse is no view, but has a place in the inputs, for it is part of one that is."""
+    """The join of a value and its reverse is not a view, but lies in the inputs as part of another join there."""
 
     @ab.cell
     def both(x: Any, y: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Columns that are used twice: gradients stay, nothing is read that was written over, rows are as narrow as told."""
+"""Test columns that are used twice: equal gradients, no reads of overwritten values, and the expected row widths."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("_checked")
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_models(case: Case) -> None:
-    """The same instructions on the same numbers, elsewhere."""
+    """The same instructions on the same numbers, in other places."""
     model, instances = case.draw(seed=4, n_instances=5, dim=4)
     for backend in BACKENDS:
         expected, found = (
@@ -73,10 +73,10 @@ def root(vars: tuple[Var, ...], index: int) -> int:
 
 
 def check_reuse(cell: PlannedCell) -> int:
-    """Check from the definition that saved values share columns only one after the other; give how many do.
+    """Check by definition that saved values share columns only in sequence; return how many do.
 
-    Of values with columns in common one is part of the other, or the one is of the program and no instruction reads
-    it after the first that makes a part of the other.
+    Of two values with shared columns, one is part of the other, or one belongs to the program and no instruction reads
+    it after the first that writes a part of the other.
     """
     derivative, layout = cell.derivative, cell.layout
     assert derivative is not None
@@ -116,7 +116,7 @@ def meet(one: Place, other: Place) -> bool:
 
 
 def pieces(vars: tuple[Var, ...], index: int, place: Place) -> Iterator[tuple[float, Place]]:
-    """The columns of a value, and when the first of them may be written."""
+    """Yield the columns of a value, and the first time that each may be written."""
     source = vars[index].source
     assert isinstance(source, Instruction)
     if source.op.name not in ("concat", "assemble"):
@@ -142,7 +142,7 @@ def is_view(var: Var) -> bool:
 
 
 class OverNothing(ab.Module):
-    """A cell whose gradients include sums over axes of length 0, which are zeros that are written."""
+    """A cell whose gradients include sums over axes of length 0, which are written as zeros."""
 
     def __init__(self, n: int) -> None:
         rng = np.random.default_rng(0)
@@ -193,7 +193,7 @@ def test_nothing_is_read_after_it_was_written_over() -> None:
     ],
 )
 def test_saved_columns_of_the_models(name: str, cell: str, apart: int, over: int) -> None:
-    """In multiples of the width: gates and their gradients share columns, and so does tanh(c) where there is room."""
+    """In multiples of the width. Gates share columns with their gradients, and so does tanh(c) where it fits."""
     model, instances = next(case for case in CASES if case.name == name).draw(seed=0, n_instances=6, dim=8)
     widths, planned = [], []
     for planner in (APART, OVER):
@@ -224,7 +224,7 @@ BODIES: dict[str, tuple[Callable[..., Any], int]] = {
 
 @pytest.mark.parametrize("name", BODIES)
 def test_readers_come_first_in_kernels(name: str) -> None:
-    """Loops that read what another writes over are in its nest only if they read the same elements at each index."""
+    """Loops that read values which another loop overwrites share its nest only if they read the same elements."""
     body, n_taken = BODIES[name]
     cell, apart = plan(body), plan(body, APART)
     assert len(cell.layout.taken) == n_taken

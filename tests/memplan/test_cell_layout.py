@@ -1,4 +1,4 @@
-"""Layouts of cells: bytes beside the fewest over all orders, the seven cells of the literature, and the checker."""
+"""Test layouts of cells: copied bytes against the minimum over all orders, the seven cells, and the checker."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def names(layout: CellLayout, area: str) -> str:
 
 
 def bytes_over_the_fewest(layout: CellLayout) -> int:
-    """Bytes copied besides the fewest for these batches, over all orders of items and members, and sets of joins."""
+    """Return the copied bytes beyond the fewest for these batches, over all orders of items and members."""
     check_cell_layout(layout)
     memory = layout.memory
     always = sum(4 * ROWS * memory.program.vars[v].size for v in memory.copying if v not in memory.joins)
@@ -59,7 +59,7 @@ def test_the_bytes_copied_are_the_fewest_of_seven_items(start: int) -> None:
 
 
 def test_the_seven_cells_copy_nothing() -> None:
-    """At width 128 for 32 instances, where the published planner as designed copies 48 to 4128 kB."""
+    """At width 128 with 32 instances, where the published planner, as designed, copies 48 to 4128 kB."""
     for name in SEVEN:
         layout = plan_cell(trace_cell(SEVEN[name].body))
         check_cell_layout(layout)
@@ -78,7 +78,7 @@ def test_one_set_of_parameters_for_two_children_is_one_stack_for_both() -> None:
 
 @pytest.mark.parametrize("start", range(2))
 def test_layouts_of_random_models(start: int) -> None:
-    """Cells with slices, joins, attributes, variadic ports; planned twice, they are the same."""
+    """Cells with slices, joins, attributes and variadic ports. Planning twice gives the same layout."""
     for seed in range(start, 6, 2):
         rng = np.random.default_rng(seed)
         model = draw_model(rng, smooth=True)
@@ -99,7 +99,7 @@ def test_layouts_of_random_products_sums_and_tangents(start: int) -> None:
 
 
 def stacked_twice(w: Weights, x: Any) -> Any:
-    """A and B, B and C, C and A are stacks of one batch each: a circle, so one of the three stacks is a copy."""
+    """A and B, B and C, and C and A are stacks of one batch each: a cycle, so one of the three is a copy."""
     first = ab.tanh((w["A"] @ x) * (w["B"] @ x))
     second = ab.tanh((w["B"] @ first) * (w["C"] @ first))
     return w["C"] @ second, w["A"] @ second
@@ -143,7 +143,7 @@ def test_concats_that_are_always_copies() -> None:
 
 
 def test_slices_of_one_product_are_views_that_stay_in_place() -> None:
-    """Four gates of one stacked parameter: sigmoids of neighbours read a view, those of i and o do not."""
+    """Four gates of one stacked parameter: sigmoids of neighbours read a view; those of i and o do not."""
 
     def gates(w: Weights, x: Any) -> Any:
         i, f, u, o = ab.split(w.shaped("W", (16, 4)) @ x, 4)
@@ -155,7 +155,7 @@ def test_slices_of_one_product_are_views_that_stay_in_place() -> None:
 
 
 def test_slices_that_are_no_neighbours_are_read_in_place_by_a_fused_kernel() -> None:
-    """The sigmoids want the first and the third of four parts that lie as the program has them."""
+    """The sigmoids need the first and third of four parts, whose order the program determines."""
 
     def gates(w: Weights, x: Any) -> Any:
         i, u, f, _ = ab.split(w.shaped("W", (16, 4)) @ x, 4)

@@ -1,4 +1,4 @@
-"""Inner batches: they can run, and are as few as brute force over all sequences finds in small cells."""
+"""Test inner batches: they can run, and in small cells they are as few as brute force finds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def sources_of(steps: Steps) -> list[set[int]]:
 
 
 def fewest_batches(steps: Steps) -> int:
-    """By trying every type next; to run all that is ready of it never costs a batch."""
+    """Try every type next. Running all ready nodes of a type never costs a batch."""
     kinds, sources = steps.dag.type_id.tolist(), sources_of(steps)
 
     @cache
@@ -32,7 +32,7 @@ def fewest_batches(steps: Steps) -> int:
 
 
 def check_order(steps: Steps, batches: tuple[Batch, ...]) -> None:
-    """Every instruction once, after what it reads, with others of its type."""
+    """Check that every instruction runs once, after its inputs, with others of its type."""
     finished: set[int] = set()
     for batch in batches:
         nodes = {steps.values.index(value) for value in batch}
@@ -54,7 +54,7 @@ def test_batches_of_small_cells_are_the_fewest(start: int) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_cells_of_ordinary_size_are_near_the_bound(seed: int) -> None:
-    """60 instructions take the batches of the chain bound, or few more."""
+    """60 instructions take at most two batches more than the chain bound."""
     for drawn in range(seed, 20, 5):
         steps = make_steps(ProgramMemory(draw_ops(np.random.default_rng(drawn), 60)))
         batches = choose_batches(steps)

@@ -1,4 +1,4 @@
-"""Sums of products joined: they compute what the originals do, with fewer products, and nothing is copied for them."""
+"""Test joined sums of products: the same results with fewer products and without copies."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ BODIES["tree-GRU with shared parameters"] = tree_gru_shared
 
 
 def trace(body: Callable[..., Any], **keys: Key) -> CellProgram:
-    """Trace a cell; its first argument makes parameters by name."""
+    """Trace a cell, whose first argument creates parameters by name."""
     weights = Weights(WIDTH)
     program, _ = Tracer("body", {}).trace(lambda given: body(weights, **given), keys)
     return program
 
 
 def join_checked(program: CellProgram, rng: np.random.Generator) -> CellProgram:
-    """Join and stack a program; outputs, gradients and parameters are those of the original, and no join is a copy."""
+    """Join and stack a program; check that outputs, gradients and parameters are unchanged and no join is a copy."""
     draw_parameters(program, rng)
     drawn = draw_rows(program, rng)
     before, expected = [p.data.copy() for p in program.parameters], run_program(program, drawn)
@@ -81,14 +81,14 @@ def n_products(program: CellProgram) -> int:
 
 
 def copied_parts(program: CellProgram) -> int:
-    """Parts of the program's own joins that are not made in their place."""
+    """Count the parts of the program's own joins that are not computed in place."""
     columns = place_columns(program)
     joins = make_layout(program, columns, differentiate(program, frozenset(columns.inner))).joins
     return sum(len(join.copied) for value, join in joins.items() if value < len(program.vars))
 
 
 def joined_inputs(program: CellProgram) -> list[tuple[str, ...]]:
-    """What each join of vectors reads: ports by name."""
+    """Return the inputs of each join of vectors, naming ports."""
     found, joined = [], join_products(program)
     for index in joined.instructions:
         source = joined.vars[index].source
@@ -98,7 +98,7 @@ def joined_inputs(program: CellProgram) -> list[tuple[str, ...]]:
     return found
 
 
-# Products of the executed program: forward, backward and weight stages; without and with joined sums.
+# Number of products executed in the forward, backward and weight stages, without and with joined sums.
 PRODUCTS = {
     "GRU": ((3, 3, 3), (2, 2, 2)),
     "LSTM": ((2, 2, 2), (1, 1, 1)),
@@ -123,7 +123,7 @@ def test_products_of_the_cells_of_the_literature() -> None:
         assert tuple(counted) == PRODUCTS[name]
 
 
-# Products in the forward stages of all types of a model, without and with joined sums.
+# Number of products in the forward stages of all types of a model, without and with joined sums.
 MODELS = {
     "tree-lstm": (4, 3),
     "tree-lstm-2type": (6, 4),
@@ -134,14 +134,14 @@ MODELS = {
     "tree-lstm-childsum": (6, 6),
 }
 
-# Values that are copied inside cells: vectors that a product reads as one, and what lies per edge on the one side and
-# per node on the other.
+# Values that are copied inside cells: vectors that a product reads as one, and values that are per edge in one place
+# and per node in another.
 COPIES = {"mv-rnn": 2, "tree-lstm-childsum": 4}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_products_of_the_cells_of_models(case: Case) -> None:
-    """In a tagger's first layer, and a lattice, one of two products is of a word alone and stays apart."""
+    """In a tagger's first layer, and in a lattice, one of two products reads only a word and stays separate."""
     model, instances = case.draw(0, n_instances=4, dim=3)
     programs = trace_types(model, instances)
     joined = [join_checked(program, np.random.default_rng(0)) for program in programs]
@@ -150,7 +150,7 @@ def test_products_of_the_cells_of_models(case: Case) -> None:
 
 
 def count_joined(programs: list[CellProgram], rng: np.random.Generator) -> tuple[int, int, int]:
-    """Check programs joined; how many are, and the products of all as executed without and with that."""
+    """Check joined programs; return how many were joined, and the number of products before and after."""
     joined = [join_checked(program, rng) for program in programs]
     before, after = (sum(n_products(make_stacked(p)) for p in found) for found in (programs, joined))
     return sum(one is not other for one, other in zip(programs, joined, strict=True)), before, after
@@ -169,7 +169,7 @@ def test_random_gates_compute_the_same() -> None:
 
 
 def test_joins_that_share_a_vector_have_it_between_them() -> None:
-    """A GRU's h and x, then x and r * h, which is computed in the inputs beside x."""
+    """A GRU joins h and x, then x and r * h, which is computed in the inputs next to x."""
     assert joined_inputs(trace_cell(SEVEN["GRU"].body, WIDTH)) == [("h", "x"), ("x", "computed")]
 
 
@@ -182,13 +182,13 @@ def test_products_of_data_alone_stay_apart() -> None:
     assert (joined_inputs(program), n_products(joined)) == ([("x", "h")], 2)
 
 
-# Sums of products of two vectors each, as products of which of x, h and k; vectors by which others are taken; the
-# products of all, stacked, and joined.
+# Sums of products, given by the vectors that they multiply (of x, h and k); vectors that other products multiply; the
+# number of all products, stacked and joined.
 SYSTEMS: list[tuple[list[str], str, int, int]] = [
     (["xh", "xh", "xh"], "", 2, 1),
     (["xh", "xh"], "x", 2, 2),  # its product runs with those of the sums, so nothing would be saved
     (["xh", "hk"], "", 3, 2),
-    (["xh", "hk", "kx"], "", 3, 3),  # a circle
+    (["xh", "hk", "kx"], "", 3, 3),  # a cycle
     (["xhk", "hk"], "", 3, 2),
     (["xh", "hx", "kh"], "", 3, 2),
     (["xx"], "", 1, 1),
@@ -209,7 +209,7 @@ def test_sums_are_joined_where_that_saves_products(sums: list[str], alone: str, 
 
 
 def test_a_join_of_the_cell_itself_keeps_its_order() -> None:
-    """h, x and k side by side leave h and k apart."""
+    """With h, x and k side by side, h and k are not adjacent."""
 
     def body(w: Weights, x: Any, h: Any, k: Any) -> Any:
         return ab.tanh(w["A"] @ h + w["B"] @ k) + ab.sum(ab.tanh(ab.concat((h, x, k))))

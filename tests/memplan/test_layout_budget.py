@@ -1,4 +1,4 @@
-"""Laying out a cell ends: what the search goes through is counted and told."""
+"""Test that laying out a cell ends: the work of the search is counted and reported."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from autobatch.trace.record import Recorder
 from helpers.models.child_sum_cells import ChildSum, node_program
 from helpers.programs.literature_cells import SEVEN, trace_cell
 
-ONE_STEP = 20_000  # the work of adding a run at the end, at most
+ONE_STEP = 20_000  # upper bound on the work of adding a run at the end
 
 
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("arity", [2, 3, 6, 12, 24])
 def test_the_search_for_a_layout_ends_at_its_budget(arity: int) -> None:
-    """Without one, 24 children took two minutes. Nothing is copied all the same, and products are stacked."""
+    """Without a budget, 24 children took two minutes. Still nothing is copied, and products are stacked."""
     for joint in (True, False):
         program = join_products(simplify(node_program(arity, joint)))
         layout = plan_cell(program)
@@ -59,7 +59,7 @@ def test_cells_of_the_literature_are_far_from_the_budget() -> None:
 
 
 def test_lines_that_contradict_each_other_are_refused_without_a_search() -> None:
-    """Ten free groups of lines, and two that want two spans each before the other: every order was tried."""
+    """Ten free groups of lines, and one with contradictory lines: a search would try every order of the groups."""
     letters = [f"{k}{side}" for k in range(12) for side in "abcd"]
     work = Work(10**9)
     orders = AlignedOrders([letters, [f"{k}{side}" for k in range(12) for side in "wxyz"]], work)
@@ -85,7 +85,7 @@ def test_a_cell_of_24_children_is_right(joint: bool) -> None:
 
 @pytest.mark.slow
 def test_a_cell_of_24_children_is_planned_in_no_time() -> None:
-    """0.3 s on an idle machine, with autodiff; this is generous."""
+    """It takes 0.3 s on an idle machine, including autodiff; the limit is generous."""
     model = ChildSum()
     recorder = Recorder(model.loss, model)
     recorder.record([2])

@@ -1,4 +1,4 @@
-"""Memory that is used again: areas that live at one time lie apart, and the peak is near what lives at once."""
+"""Test reuse of memory: areas that are alive at the same time do not overlap, and the peak is near the live size."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check_areas(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 50])
 def test_a_chain_needs_two_areas(n: int) -> None:
-    """A batch writes to the next one's rows while it reads its own."""
+    """A batch writes the next batch's rows while it reads its own."""
     place, end = give_out(np.maximum(np.arange(n) - 1, 0).astype(np.int32), np.full(n, 16), 0)
     assert end == 16 * min(n, 2)
     assert set(place.tolist()) == set(range(0, end, 16))
@@ -72,14 +72,14 @@ def checked_size(function: Callable[[Any], Any], instances: list[Any], training:
 def test_inference_over_a_long_chain_takes_no_more_than_over_a_short_one() -> None:
     chain = Chain()
     sizes = [checked_size(chain.run, [n] * 3, training=False) for n in (2, 10, 100)]
-    assert sizes[0] == sizes[1] == sizes[2] == 3 * 64 * 3  # two areas, and what was asked for
+    assert sizes[0] == sizes[1] == sizes[2] == 3 * 64 * 3  # two areas, and the requested values
     assert checked_size(chain.run, [100] * 3, training=True) > 50 * sizes[0]
 
 
 @pytest.mark.cases(0, 2)
 @pytest.mark.parametrize("start", range(5))
 def test_rows_that_are_used_again_hold_what_their_readers_want(start: int) -> None:
-    """Random cells over random graphs, checked, on a buffer of NaN, against one instance at a time."""
+    """Random cells over random graphs, on a buffer of NaN, checked against one instance at a time."""
     for seed in range(start, 15, 5):
         rng = np.random.default_rng(seed)
         model = draw_model(rng, smooth=True).astype("float64")

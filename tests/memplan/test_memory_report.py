@@ -1,4 +1,4 @@
-"""What `explain --memory` says: what moves between cells, and where values lie."""
+"""Test the report of `explain --memory`: what moves between cells, and where values are stored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autobatch.memplan.report.memory import MemoryReport, report_memory
 from autobatch.memplan.report.movement import movements
 from helpers.runs.planned import Placed, place_batch
 
-SIZE = 12  # instances
+SIZE = 12  # number of instances
 
 
 def plan_model(name: str, training: bool) -> Placed:
@@ -27,9 +27,9 @@ def plan_model(name: str, training: bool) -> Placed:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tree-lstm", "tree-lstm-2type", "bilstm-tagger", "lattice-lstm"])
 def test_no_launch_only_moves_between_cells(name: str) -> None:
-    """Trees, chains and folded lattices: every value is written by the kernel that makes it, every gradient read so.
+    """Trees, chains and folded lattices: kernels write every value and read every gradient in place.
 
-    But for gradients that go on as they are: of a sum to its terms, and of a parameter that is a node.
+    The exceptions are gradients that pass through unchanged: those of a sum's terms, and of a parameter that is a node.
     """
     for training in (False, True):
         found = movements(*plan_model(name, training))
@@ -53,7 +53,7 @@ def test_bytes_are_those_of_the_destinations(name: str) -> None:
 
 
 class Through(ab.Module):
-    """A product whose result goes out as it is, beside a value that the cell passes on: one kernel writes both."""
+    """A product that is returned as it is, next to a value that the cell passes on; one kernel writes both."""
 
     def __init__(self) -> None:
         self.weight = ab.Parameter(np.random.default_rng(0).standard_normal((4, 4)))

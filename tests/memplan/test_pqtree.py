@@ -1,4 +1,4 @@
-"""PQ-trees equal brute force over all permutations; on large inputs both of their answers come with a certificate."""
+"""Test PQ-trees against brute force over all permutations; on large inputs, both answers come with a certificate."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ N_ITEMS = 2_000
 
 
 def check_all(tree: PQTree, n: int, permitted: int) -> None:
-    """Compare what a tree tells with a mask of permitted orders."""
+    """Compare a tree's answers with a mask of permitted orders."""
     listed = [order_numbers(n)[tuple(order)] for order in tree.orders()]
     assert len(set(listed)) == len(listed)
     assert sum(1 << at for at in listed) == permitted
@@ -46,7 +46,7 @@ def check_all(tree: PQTree, n: int, permitted: int) -> None:
 
 
 def check_system(n: int, subsets: list[list[int]]) -> int:
-    """Reduce subset after subset against all permutations, leaving out those that are refused; how many those are."""
+    """Reduce the subsets in turn, skipping refused ones, and compare with all permutations; count refusals."""
     tree, permitted, n_refused = PQTree(range(n)), (1 << math.factorial(n)) - 1, 0
     for subset in subsets:
         kept, before = permitted & orders_with(n)[mask_of(subset)], str(tree)
@@ -65,7 +65,7 @@ def check_system(n: int, subsets: list[list[int]]) -> int:
 
 
 def check_random_systems(n_systems: int, seed: int) -> None:
-    """Half of the systems of any subsets, half of intervals with a few others among them."""
+    """Half of the systems are random subsets, the other half intervals with a few random subsets."""
     rng = np.random.default_rng(seed)
     n_refused = 0
     for system in range(n_systems):
@@ -84,7 +84,7 @@ def test_20_000_random_systems_up_to_7_items_equal_brute_force() -> None:
 
 
 def test_every_system_up_to_4_items_equals_brute_force() -> None:
-    """Every set of subsets that have two or more items, not all: 2 ** 10 sets for 4 items."""
+    """Every set of subsets with at least two items but not all: 2 ** 10 sets for 4 items."""
     n_systems = 0
     for n in range(5):
         subsets = [members(subset) for subset in range(2**n) if 1 < subset.bit_count() < n]
@@ -141,7 +141,7 @@ def test_each_template(
 
 @pytest.mark.slow
 def test_2_000_intervals_of_2_000_items_have_an_order() -> None:
-    """Intervals up to a share of all items: the hidden order is permitted, and every other permitted one fits."""
+    """Intervals up to a share of all items: the hidden order is permitted, and every permitted order fits."""
     for share in [0.01, 0.1, 1.0]:
         rng = np.random.default_rng(int(100 * share))
         hidden = rng.permutation(N_ITEMS).tolist()
@@ -162,7 +162,7 @@ def test_2_000_intervals_of_2_000_items_have_an_order() -> None:
 
 @pytest.mark.parametrize("start", range(2))
 def test_the_permitted_orders_of_100_items_are_those_that_fit(start: int) -> None:
-    """Parts of a hidden order are reversed: what comes out is permitted if, and only if, it keeps all subsets."""
+    """With part of the hidden order reversed, an order is permitted exactly if it keeps all subsets consecutive."""
     for seed in range(start, 10, 2):
         rng = np.random.default_rng(seed)
         hidden = rng.permutation(100).tolist()
@@ -203,7 +203,7 @@ def test_the_sequence_of_reductions_does_not_matter(start: int) -> None:
 
 
 def test_is_refuted_equals_brute_force() -> None:
-    """The certificate of refusals on large inputs, on small ones."""
+    """The certificate of refusals on large inputs, checked on small ones."""
     rng = np.random.default_rng(0)
     n_refuted = 0
     for _ in range(300):
@@ -222,7 +222,7 @@ def _permitted(n: int, subsets: list[list[int]]) -> int:
 
 
 def check_conflict(n: int, subsets: list[list[int]], conflict: list[int]) -> None:
-    """The named subsets have no order; without any one of them they have, and the frontier shows it."""
+    """Check that the named subsets have no order, and that without any one of them the frontier is one."""
     named = [subsets[at] for at in conflict]
     assert is_refuted(named)
     for at in range(len(named)):
@@ -253,7 +253,7 @@ def test_both_answers_are_certified_on_systems_up_to_60_items() -> None:
 
 
 def test_a_conflict_among_many_large_subsets_is_found() -> None:
-    """Three items of a hidden order, far from each other, among 500 intervals of 1,000 items."""
+    """Three items of a hidden order, far apart, among 500 intervals of 1,000 items."""
     rng = np.random.default_rng(0)
     subsets = random_system(rng, 1_000, 500, share_wrong=0.0)
     order = PQTree(range(1_000))
@@ -282,7 +282,7 @@ def test_a_tree_can_forbid_a_subset_by_itself() -> None:
 
 
 def lines_of_small_reductions(n: int) -> dict[str, int]:
-    """The lines executed by reductions of five items at most, in trees of n items."""
+    """Count the lines executed by reductions of at most five items, in trees of n items."""
     path = PQTree(range(n))
     assert path.reduce_all([at, at + 1] for at in range(n - 1))
     middle = n // 2
@@ -324,7 +324,7 @@ def test_a_reduction_is_linear_in_the_subset(tree_of: str) -> None:
 
 
 def test_all_reductions_together_are_linear() -> None:
-    """200 intervals of 200 items, and 1,600 of 1,600: as many lines for each item of each subset, 51."""
+    """200 intervals of 200 items, and 1,600 of 1,600: in both cases 51 lines per item of a subset."""
 
     def lines_per_item(n: int) -> float:
         rng = np.random.default_rng(0)

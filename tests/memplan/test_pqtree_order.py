@@ -1,4 +1,4 @@
-"""The orders of PQ-trees are those of brute force; trees print, draw, and may be deeper than Python recurses."""
+"""Test the orders of PQ-trees against brute force; trees print, draw, and may exceed the recursion limit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ N = 6
 
 
 def random_tree(rng: np.random.Generator) -> PQTree:
-    """A tree of 6 items in which a few random subsets, as far as they fit, are consecutive."""
+    """Draw a tree of 6 items and reduce it by a few random subsets, skipping those that do not fit."""
     tree = PQTree(range(N))
     for subset in random_system(rng, N, int(rng.integers(0, 5)), share_wrong=0.2):
         tree.reduce(subset)
@@ -89,7 +89,7 @@ def test_fewer_than_two_items_reverse_nothing() -> None:
 
 
 def test_structure_is_carried_from_one_operand_to_another() -> None:
-    """(a b) is adjacent in the first operand; its partners are in the second, and both come in one order.
+    """(a b) is adjacent in the first operand. Its partners are in the second, and both get the same order.
 
     first operand   a b c d        second operand   w x y z
     """

@@ -1,4 +1,4 @@
-"""Keep or recompute: gradients stay, the choice is the cheapest one, and what is made again can be."""
+"""Test recomputation: equal gradients, the cheapest choice, and only values that can be recomputed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("_checked")
 
 
 def planners() -> list[MemoryPlanner]:
-    """All that can be is made again, with everything else on, off, and with columns used once."""
+    """Return planners that recompute as much as possible: with other switches on, off, and without reused columns."""
     off: dict[str, Any] = dict.fromkeys(("simplifies", "joins", "stacks", "sums", "cuts", "hoists", "fuses"), False)
     return [
         MemoryPlanner(recomputes="all"),
@@ -46,7 +46,7 @@ def planners() -> list[MemoryPlanner]:
 
 
 def derivatives(seed: int, smooth: bool = True) -> list[Derivative]:
-    """Those of the cells of a random model."""
+    """Return the derivatives of the cells of a random model."""
     rng = np.random.default_rng(seed)
     model = draw_model(rng, smooth=smooth)
     recorder = Recorder(model.everything, model)
@@ -81,7 +81,7 @@ def test_random_programs(seed: int) -> None:
 
 
 def run_stage_by_stage(derivative: Derivative, drawn: Any) -> Results:
-    """Run a derivative whose stages know nothing but what is saved, what lies in the inputs, and the leaves."""
+    """Run a derivative, checking that its stages read only saved values, the inputs' columns and leaves."""
     leaves = {index for index, var in enumerate(derivative.vars) if not isinstance(var.source, Instruction)}
     known = leaves | {*derivative.saved, *derivative.kept, *derivative.incoming}
     for stage in (derivative.backward, derivative.weights):
@@ -97,7 +97,7 @@ def run_stage_by_stage(derivative: Derivative, drawn: Any) -> Results:
 
 @pytest.mark.slow
 def test_random_cells_keep_their_bits_and_know_their_operands() -> None:
-    """The same op on the same operands: gradients are equal to the bit, for cells of all kinds."""
+    """The same op runs on the same operands, so gradients are bit-identical for cells of all kinds."""
     n_again = n_saved = n_left = 0
     for seed in range(12):
         rng = np.random.default_rng(seed)
@@ -116,7 +116,7 @@ def test_random_cells_keep_their_bits_and_know_their_operands() -> None:
 
 
 def columns(derivative: Derivative) -> int:
-    """How many are saved."""
+    """Count the saved columns."""
     return sum(derivative.vars[index].size for index in derivative.saved)
 
 
@@ -156,7 +156,7 @@ def test_arithmetic_made_again_gives_the_same_bits(backend: Callable[[], Any]) -
 
 
 def cost(derivative: Derivative, again: Iterable[int], prices: Prices) -> float:
-    """What a choice costs: written and read values, inputs that are read besides, and arithmetic."""
+    """Return the cost of a choice: values written and read, additional inputs read, and arithmetic."""
     changed = compute_again(derivative, again)
     weights = set(read_by(changed, changed.weights)) | {
         root(changed.vars, i) for _, parts in changed.tables for scatter in parts for i in scatter
@@ -199,7 +199,7 @@ def root(vars: tuple[Var, ...], index: int) -> int:
 
 
 def candidates(derivative: Derivative) -> list[int]:
-    """What any choice may make again: of all that leads to saved values, what joins do not read."""
+    """Return the values that a choice may recompute: those that lead to saved values and that no join reads."""
     joined = {
         root(derivative.vars, arg)
         for index in derivative.program.instructions
@@ -243,11 +243,11 @@ def test_the_choice_is_the_cheapest_of_all(start: int) -> None:
         assert n_chosen >= 1
 
 
-# --- by hand ---
+# --- examples ---
 
 
 def derive(body: Callable[..., Any], width: int = 4, n_ports: int = 2) -> Derivative:
-    """The derivative of a cell of some vectors."""
+    """Return the derivative of a cell of some vectors."""
     from autobatch.ir.arguments import Key
     from autobatch.trace.tracer import Tracer
 
@@ -277,7 +277,7 @@ def test_what_is_cheap() -> None:
 
 
 def test_more_is_made_again_where_memory_is_slower() -> None:
-    """A Tree-LSTM's tanh(c): six ops on what is saved and on the inputs, with one function among them."""
+    """A Tree-LSTM's tanh(c): six ops, one of them a function, on saved values and inputs."""
     derivative = derive(lambda x, y: ab.sigmoid(x) * ab.tanh(ab.sigmoid(x) * y))
     cheap, more = (rematerialise(derivative, PRICES[word]) for word in ("cheap", "more"))
     assert "tanh" in ops(cheap, cheap.saved)

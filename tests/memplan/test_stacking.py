@@ -1,4 +1,4 @@
-"""Stacked programs: they compute what the originals do, from the same parameters, in fewer launches."""
+"""Test stacked programs: the same results from the same parameters in fewer launches."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BODIES["tree-GRU with shared parameters"] = tree_gru_shared
 
 
 def stack_checked(program: CellProgram, rng: np.random.Generator, soft: bool = True) -> CellProgram:
-    """Stack a program; what it computes, and from which numbers, is unchanged."""
+    """Stack a program; check that results and parameters are unchanged."""
     drawn = draw_rows(program, rng)
     before, expected = [p.data.copy() for p in program.parameters], run_program(program, drawn)
     stacked = stack_program(program, lay_out(program), soft)
@@ -52,7 +52,7 @@ def stack_checked(program: CellProgram, rng: np.random.Generator, soft: bool = T
 
 
 def check_interface(program: CellProgram, stacked: CellProgram) -> None:
-    """The name, ports, attributes, outputs and parameters are those of the original."""
+    """Check that the name, ports, attributes, outputs and parameters are those of the original."""
     given = [[v for v in p.vars if not isinstance(v.source, Instruction)] for p in (program, stacked)]
     leaves = [[(v.source, v.shape, v.domain) for v in vars if hasattr(v.source, "leaf")] for vars in given]
     assert leaves[0] == leaves[1]
@@ -92,7 +92,8 @@ def test_cells_of_the_literature_compute_the_same() -> None:
             stack_checked(program, rng, soft)
 
 
-# Products, element-wise and other computations, copies: of the forward, backward and weight stages, before and after.
+# Number of products, element-wise ops, other ops and copies in the forward, backward and weight stages, before and
+# after.
 LAUNCHES = {
     "GRU": (((6, 14, 0), (6, 22, 0), (6, 3, 0)), ((3, 11, 0), (3, 16, 2), (3, 2, 0))),
     "LSTM": (((8, 17, 0), (8, 28, 0), (8, 4, 0)), ((2, 9, 0), (2, 16, 2), (2, 1, 0))),
@@ -118,7 +119,7 @@ def test_gradients_of_stacks_are_added_up_in_place() -> None:
 
 
 def test_products_of_one_input_are_stacked_whatever_their_widths() -> None:
-    """With biases, as vectors and as matrices; sizes that coincide make no difference."""
+    """With biases as vectors and as matrices. Sizes that happen to be equal make no difference."""
     for widths in ((1, 4, 3), (3, 3, 3), (3, 4, 3)):
         for shape in ((4,), (4, 2)):
             layers = [(ab.Parameter(np.ones((n, 4))), ab.Parameter(np.ones(n))) for n in widths]
@@ -144,7 +145,7 @@ def test_products_without_rows_are_not_stacked_with_others() -> None:
 
 
 def count_stacked(programs: list[CellProgram], rng: np.random.Generator) -> tuple[int, int]:
-    """Check programs stacked; the instructions that are fewer, and the stacks."""
+    """Check stacked programs; return the number of instructions saved, and of stacks."""
     saved = n_stacks = 0
     for program in programs:
         stacked = stack_checked(program, rng)
@@ -191,7 +192,7 @@ def test_cells_of_random_models_compute_the_same() -> None:
     assert (len(programs), *count_stacked(programs, rng)) == (349, 27, 22)
 
 
-# Launches saved in the forward stage of all types of a model, and stacks: the models are written with wide parameters.
+# Launches saved in the forward stages of all types of a model, and stacks. The models already use wide parameters.
 MODELS = {
     "tree-lstm": (3, 0),
     "tree-lstm-2type": (5, 0),
@@ -229,7 +230,7 @@ def test_two_cells_that_want_the_same_parameters_have_the_same_stack() -> None:
 
 
 def trace_with(weights: Weights, body: Callable[..., Any]) -> CellProgram:
-    """A cell that takes one vector x, with parameters that other cells have too."""
+    """Trace a cell that takes one vector x and shares parameters with other cells."""
     body(weights, np.zeros(weights.width, np.float32))
     tracer = Tracer(body.__name__, {id(made): name for name, made in weights.made.items()})
     program, _ = tracer.trace(lambda given: body(weights, **given), {"x": Key("value", (weights.width,))})

@@ -1,4 +1,4 @@
-"""The planner's switches and the rewrites change what runs, and no result: every combination gives equal gradients."""
+"""Test that the planner's switches and the rewrites change what runs but not the results, in all combinations."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Ways = dict[str, Any]  # options of `ab.batched`
 
 
 def way(*rewrites: str, joins: bool = True, stacks: bool = True, sums: bool = True, recomputes: str = "cheap") -> Ways:
-    """A combination; `sums` needs the two before it."""
+    """Return options for a combination of switches; `sums` needs the two before it."""
     switches: Any = {"joins": joins, "stacks": stacks, "sums": sums and joins and stacks, "recomputes": recomputes}
     return {"rewrites": rewrites, "planner": MemoryPlanner(**switches)}
 
 
 def all_ways() -> list[Ways]:
-    """Every combination that says something else."""
+    """Return every combination that differs from the others."""
     rewrites = [passes for n in range(3) for passes in itertools.combinations(("fold", "share"), n)]
     layouts = [(joins, stacks, True) for joins in (False, True) for stacks in (False, True)] + [(True, True, False)]
     return [
@@ -38,7 +38,7 @@ def all_ways() -> list[Ways]:
 
 
 def some_ways() -> list[Ways]:
-    """The default, what differs from it in one switch, and in all."""
+    """Return the default, combinations that differ from it in one switch, and one that differs in all."""
     return [
         way("fold"), way(), way("fold", "share"), way("fold", joins=False), way("fold", stacks=False),
         way("fold", sums=False), way("fold", recomputes="nothing"), way("fold", recomputes="more"),
@@ -47,7 +47,7 @@ def some_ways() -> list[Ways]:
 
 
 def check_ways(function: Any, instances: list[Any], ways: list[Ways], backend: Callable[[], Any]) -> int:
-    """Compare values and gradients in all ways with those of the first; give how many ways there were."""
+    """Compare values and gradients of all combinations with the first; return the number of combinations."""
     expected = None
     for options in ways:
         loss = ab.batched(function, backend=backend(), seed=3, **options)
@@ -88,7 +88,7 @@ def test_switches_give_equal_gradients_of_random_programs(seed: int) -> None:
 
 
 class Dropping(ab.Module):
-    """Equal nodes, sums, and masks that differ."""
+    """Equal nodes, sums, and different dropout masks."""
 
     def __init__(self) -> None:
         self.matrix = ab.Parameter(np.random.default_rng(0).standard_normal((6, 6)))
