@@ -1,7 +1,7 @@
-"""Backends on another device: what the counting backend computes is what the reference backend does.
+"""Test backends on another device: the counting backend computes the same as the reference backend.
 
-Outputs are equal to the bit. Of gradients the last bit may differ where a parameter is read alone and in a stack: on
-the device both sums are made apart.
+Outputs are bit-identical. The last bit of a gradient may differ where a parameter is read alone and in a stack, because
+the device computes both sums separately.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from helpers.twins.cases import CASES, Case
 
 
 def check(function: Any, instances: list[Any], has_aux: bool = False, **options: Any) -> Counting:
-    """Equal outputs and gradients; gives the backend."""
+    """Check that outputs and gradients are equal; return the backend."""
     backend = Counting()
     ours = ab.batched(function, backend=backend, **options)
     theirs = ab.batched(function, backend=Reference(poison=True), **options)
@@ -80,7 +80,7 @@ def test_what_is_on_the_host_does_not_mix_with_the_device() -> None:
 
 @pytest.mark.parametrize("make", [Reference, Cpu, Counting], ids=["reference", "cpu", "counting"])
 def test_runs_of_one_function_are_alive_at_once(make: Any) -> None:
-    """Three mini-batches run forward; then each is differentiated, the first one first."""
+    """Three mini-batches run forward, and then each is differentiated, in the same order."""
     model, instances = CASES[0].draw(seed=2, n_instances=6, dim=5)
     loss, trainable = ab.batched(model.loss, backend=make()), model.parameters()
     expected, runs = [], []
@@ -105,7 +105,7 @@ def test_runs_of_one_function_are_alive_at_once(make: Any) -> None:
 
 
 def test_a_run_is_differentiated_once_and_leaves_nothing_behind() -> None:
-    """Backward overwrites what it reads; a run that fails or is closed gives its memory back and is freed."""
+    """Backward overwrites what it reads. A run that fails or is closed releases its memory and is freed."""
     model, instances = CASES[0].draw(seed=3, n_instances=4, dim=5)
     for backend in (Reference(), Cpu()):
         (part,) = ab.batched(model.loss, backend=backend).prepare(instances, training=True).parts
@@ -129,7 +129,7 @@ def test_a_run_is_differentiated_once_and_leaves_nothing_behind() -> None:
 
 
 class Failing:
-    """A timer that stops a run."""
+    """A timer that raises and stops a run."""
 
     def lap(self, stage: str, batch: Any, end: float | None = None) -> None:
         raise ZeroDivisionError

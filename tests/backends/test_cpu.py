@@ -1,6 +1,6 @@
-"""The cpu backend gives what the reference backend gives: models and random programs, outputs and gradients.
+"""Test the cpu backend against the reference backend: outputs and gradients of models and random programs.
 
-Generated source runs here as plain Python, but for one model: compiling every random cell would take a second each.
+Generated source runs here as plain Python, except for one model, because compiling a random cell takes about a second.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def test_models(case: Case) -> None:
 @pytest.mark.cases(2, 25)
 @pytest.mark.parametrize("seed", range(300))
 def test_random_programs(seed: int) -> None:
-    """Each in one of three ways; `tests/whole/test_fuzz.py` has many more of both."""
+    """Each runs in one of three ways; `tests/whole/test_fuzz.py` covers many more of both."""
     policy, rewrites = (("agenda", PASSES), ("depth", DEFAULT), ("agenda", ()))[seed % 3]
     rng = np.random.default_rng(seed)
     model = draw_model(rng, smooth=seed % 2 == 0)
@@ -53,7 +53,7 @@ def test_random_programs(seed: int) -> None:
 )
 @pytest.mark.parametrize("case", [CASES[0], *(pytest.param(case, marks=pytest.mark.slow) for case in CASES[1:])])
 def test_compiled_kernels(case: Case, dtype: str, provider: str | None) -> None:
-    """The same for compiled kernels, in both types, and with our own product."""
+    """Both dtypes, and also our own product."""
     model, instances = case.draw(seed=1, n_instances=6, dim=20)
     model.astype(dtype)
     cpu = Cpu(poison=True, provider=provider)

@@ -1,4 +1,4 @@
-"""Matrices in the forms that products read, against the parameters from which they are made."""
+"""Test matrices in the formats that products read, against the parameters from which they are built."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FORMS: dict[str, Any] = {
 
 
 def read(place: tuple[bool, int, int], shape: tuple[int, int]) -> Array:
-    """Copy the matrix that lies at an address."""
+    """Copy the matrix at an address."""
     is_flipped, address, step = place
     n_rows, n_columns = shape[::-1] if is_flipped else shape
     data: Any = (ctypes.c_float * ((n_rows - 1) * step + n_columns)).from_address(address)
@@ -41,7 +41,7 @@ def read(place: tuple[bool, int, int], shape: tuple[int, int]) -> Array:
 @each("precision", ["float32", "bf16"])
 @each("is_packed", [False, True])
 def test_a_matrix_follows_the_shared_value(form: str, transposed: bool, precision: str, is_packed: bool) -> None:
-    """When its numbers change, it stays where it is, unless it is rounded; when the value moves, it is found again."""
+    """When its numbers change, it keeps its address unless it is rounded; when the value moves, it is found again."""
     if is_packed and not has_avx512():
         return  # this processor has no tiles
     rng = np.random.default_rng(0)

@@ -1,8 +1,8 @@
-"""bf16: the rounding from its definition, which operands are rounded, and that a model learns with it.
+"""Test bf16: its rounding by definition, which operands are rounded, and that a model learns with it.
 
-Where sums are exact (small whole numbers of more than 8 bits, few of them) results are compared to the bit with float64
-arithmetic on rounded operands. Elsewhere two computations may round a state that lies between two bf16 numbers to
-either, which moves a product by one part in 256.
+Where sums are exact (few small whole numbers of more than 8 bits), results are bit-identical to float64 arithmetic on
+rounded operands. Elsewhere, two computations may round a state between two bf16 numbers differently, which changes a
+product by one part in 256.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def from_bits(bits: int) -> float:
 
 
 def nearest(x: float) -> float:
-    """The bf16 number nearest to x by exact distance, the one with an even last bit of two; 2**128 is infinity."""
+    """Return the closest bf16 number by exact distance; ties go to an even last bit, and 2**128 becomes infinity."""
     if math.isnan(x) or math.isinf(x):
         return x
     cut = to_bits(x) & 0xFFFF0000
@@ -69,11 +69,11 @@ def nearest(x: float) -> float:
 
 
 def nearest_of(x: Array) -> Array:
-    """The same for an array, as float64."""
+    """Round each element of an array; return float64."""
     return np.array([nearest(float(one)) for one in np.ravel(x)], np.float64).reshape(np.shape(x))
 
 
-COMPILED = (CASES[0], CASES[4])  # which tests compile the kernels of
+COMPILED = (CASES[0], CASES[4])  # cases with compiled kernels
 SPECIAL = (
     0x00000000, 0x80000000, 0x7F800000, 0xFF800000, 0x7F7FFFFF, 0x7F7F8000, 0x7F7F7FFF, 0x00000001, 0x00008000,
     0x00018000, 0x00007FFF, 0x80008001, 0x007FFFFF, 0x3F808000, 0x3F818000, 0x3F808001, 0x3F807FFF,
@@ -119,7 +119,7 @@ class Layer(ab.Module):
 
     @ab.cell
     def columns(self, x: Any) -> Any:
-        """A shared matrix times a matrix of the node."""
+        """Multiply a shared matrix by a matrix of the node."""
         product = self.weight @ ab.reshape(x, (4, 1))
         return ab.dot(self.gain, ab.reshape(product, (6,)))
 
@@ -131,7 +131,7 @@ FORMS = ("affine", "matmul", "sum_of_two", "transposed", "columns")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_operands_are_rounded_and_nothing_else(backend: str, form: str) -> None:
-    """Forward and both gradients, to the bit: bias and gain have more bits than bf16 and keep them."""
+    """Forward and both gradients are bit-identical. Bias and gain need more bits than bf16 has, and keep them."""
     rng = np.random.default_rng(1)
     model = Layer(rng)
     weight, other, bias, gain = (p.data.astype(np.float64) for p in model.parameters().values())
@@ -154,7 +154,7 @@ def test_operands_are_rounded_and_nothing_else(backend: str, form: str) -> None:
 
 
 class Deep(ab.Module):
-    """Two layers, so that a state, and the gradient of a state, are rounded."""
+    """Two layers, so that a state and its gradient are rounded."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.first = ab.Parameter(rng.integers(-199, 200, (4, 4)).astype(np.float32))
@@ -195,7 +195,7 @@ def test_states_and_their_gradients_are_rounded_where_they_are_multiplied(backen
 
 
 class Own(ab.Module):
-    """Products that are none of rows with a matrix that all share: they stay float32."""
+    """Products other than rows times a shared matrix, which stay float32."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.a, self.b = (ab.Parameter(rng.integers(-99, 99, (3, 3)).astype(np.float32)) for _ in range(2))
@@ -234,7 +234,7 @@ def gradients(model: Any, instances: list[Any], backend: str, precision: str, **
 
 
 def distance(one: dict[str, Array], other: dict[str, Array]) -> float:
-    """The largest difference of two gradients, relative to the larger norm."""
+    """Return the largest difference between two gradients, relative to the larger norm."""
     norms = {name: max(float(np.linalg.norm(gradient)), 1e-30) for name, gradient in other.items()}
     return max(float(np.linalg.norm(one[name] - other[name])) / norm for name, norm in norms.items())
 
@@ -246,9 +246,9 @@ def distance(one: dict[str, Array], other: dict[str, Array]) -> float:
     ids=lambda given: given if isinstance(given, str) else given.name,
 )
 def test_models(backend: str, case: Case) -> None:
-    """Backends and policies round the same operands; float32 is further away than they are from each other.
+    """Backends and policies round the same operands and differ less from each other than from float32.
 
-    Gradients of equal nodes that are computed once are added up before they are rounded, so nothing is shared.
+    Where nodes are shared, gradients are summed before they are rounded, so sharing is off here.
     """
     model, instances = case.draw(seed=3, n_instances=6, dim=21)
     model.astype("float32")
@@ -282,7 +282,7 @@ def test_a_model_learns_in_bf16_as_in_float32(backend: str) -> None:
 
 
 def fake_speeds(monkeypatch: pytest.MonkeyPatch, of_bf16: float, of_float32: dict[str, float]) -> None:
-    """Have a table that says so of all sizes, on a machine that multiplies bf16."""
+    """Fake a processor with bf16 and a table of speeds for all sizes."""
     monkeypatch.setattr(choosing, "has_bf16", lambda: True)
     speeds = {"bf16": {"packed": of_bf16}, "float32": of_float32}
     monkeypatch.setattr(Chooser, "_table", lambda self, size: {size: speeds[size.split()[0]]})
@@ -296,13 +296,13 @@ def test_bf16_is_multiplied_as_the_measured_table_says(
     fake_speeds(monkeypatch, of_bf16, {"numpy": 110.0, "packed": 90.0})
     for is_gradient in (False, True):
         assert Chooser().prefers_bf16(64, 320, 128, a_flipped=is_gradient) == expected
-        assert Chooser("numpy").prefers_bf16(64, 320, 128, a_flipped=is_gradient)  # nothing is measured
+        assert Chooser("numpy").prefers_bf16(64, 320, 128, a_flipped=is_gradient)  # without measurements
     monkeypatch.setattr(choosing, "has_bf16", lambda: False)
     assert not Chooser().prefers_bf16(64, 320, 128)
 
 
 def products_of(backend: NotingBackend) -> list[StepTemplate]:
-    """The products of rows with matrices of a backend that has run."""
+    """Return the products of rows and matrices in a backend that has run."""
     plans: list[Any] = [ran.inner for ran in backend.ran]
     cells: set[CompiledCell] = {cell for plan in plans for cell in plan.types.cells.values()}
     stages = [cell.stage(name) for cell in cells for name in ("forward", "backward")]
@@ -313,7 +313,7 @@ def products_of(backend: NotingBackend) -> list[StepTemplate]:
 def test_where_bf16_is_slower_the_same_is_computed_in_float32(
     library: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """By compiled code, packed or a library's: to the bit where sums are exact."""
+    """By compiled code, packed or in a library; bit-identical where sums are exact."""
     if library == "packed" and not has_avx512():
         pytest.skip("this processor has no tiles")
     monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path))
@@ -384,7 +384,7 @@ def test_reports_say_so() -> None:
 
 
 def test_the_commands_take_a_precision(tmp_path: Path) -> None:
-    """A run says what it was in; a checkpoint keeps it."""
+    """The output names the precision, and a checkpoint keeps it."""
     data, out = tmp_path / "trees.txt", tmp_path / "out.jsonl"
     data.write_text("(3 (2 good) (2 film))\n(1 (2 bad) (1 (2 long) (2 film)))\n" * 16)
     small = ["tree-lstm", "--data", str(data), "--dim", "4", "--batch-size", "8", "--policy", "depth"]

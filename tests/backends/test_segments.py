@@ -1,4 +1,4 @@
-"""Rows of instances, and groups of them, against a loop over instances."""
+"""Test the rows of instances, and groups of them, against a loop over instances."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ N_INSTANCES = 12
 
 
 def draw_rows(rng: np.random.Generator) -> tuple[InstanceRows, list[list[int]]]:
-    """Rows of a type, and those of each instance by a loop."""
+    """Draw the rows of a type; return them with each instance's rows, found by a loop."""
     n_nodes = int(rng.integers(1, 60))
     instance_of = np.sort(rng.integers(0, N_INSTANCES, n_nodes))
     node_at = rng.permutation(n_nodes)
@@ -30,7 +30,7 @@ def draw_rows(rng: np.random.Generator) -> tuple[InstanceRows, list[list[int]]]:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_groups_hold_the_rows_of_each_instance(seed: int) -> None:
-    """Each instance with rows is in one group, and of the rows of a group at most a third are filled up."""
+    """Each instance with rows is in one group, and at most a third of a group's rows is padding."""
     rng = np.random.default_rng(seed)
     drawn = [draw_rows(rng) for _ in range(seed % 2 + 1)]
     first, end = 2, 11

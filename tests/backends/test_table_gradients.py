@@ -1,4 +1,4 @@
-"""A table that nothing but `lookup` reads has a gradient of some rows: those that were read, each once, added up."""
+"""Test that a table read only by `lookup` has a gradient of the rows that were read, each once and summed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOLERANCE = 1e-14
 
 
 class Tables(ab.Module):
-    """Cells that read rows of a table and add up their hyperbolic tangents."""
+    """Cells that read rows of a table and sum their tanh."""
 
     def __init__(self, n_rows: int = V, dim: int = DIM) -> None:
         rng = np.random.default_rng(0)
@@ -88,7 +88,7 @@ def total(parts: list[Any]) -> Any:
     return ab.sum_n(parts)
 
 
-# What an instance computes, the name of the table, and the ids that it reads, with repetitions.
+# An instance's function, the name of its table, and the ids that it reads, with repetitions.
 Case = tuple[Callable[[Tables, list[int]], Any], str, Callable[[list[int]], list[int]]]
 CASES: dict[str, Case] = {
     "a row per node": (lambda m, words: total([m.one(w) for w in words]), "table", lambda words: words),
@@ -120,12 +120,12 @@ CASES: dict[str, Case] = {
 
 
 def batch(model: Tables, function: Callable[[Tables, Any], Any], **options: Any) -> ab.Batched:
-    """Batched on a buffer that is full of NaN wherever nothing was written."""
+    """Batch a function on a buffer that is filled with NaN."""
     return ab.batched(lambda x: function(model, x), module=model, backend=Reference(poison=True), **options)
 
 
 def expected_gradient(model: Tables, name: str, reads: Callable[[list[int]], list[int]], weights: Any) -> Any:
-    """From the definition: the derivative of tanh, added at each id that is read."""
+    """Compute the gradient by definition: the derivative of tanh, added at each id that is read."""
     data = model.parameters()[name].data
     gradient = np.zeros_like(data)
     for weight, words in zip(weights, BATCH, strict=True):
@@ -188,7 +188,7 @@ def test_gradients_are_added_to_rows_and_to_arrays() -> None:
 
 
 def test_rows_are_used_again_in_the_next_call() -> None:
-    """As arrays are; a copy stays what it is."""
+    """As for arrays. A copy stays unchanged."""
     loss = batch(Tables(), CASES["a row per node"][0])
     _, grads = loss.value_and_grad(BATCH)
     rows = grads["table"]
@@ -200,7 +200,7 @@ def test_rows_are_used_again_in_the_next_call() -> None:
 
 
 def test_a_table_that_is_read_in_another_way_has_an_array_from_then_on() -> None:
-    """And what was rows until then, and is given to be added to, becomes one."""
+    """Rows from before that are passed to be added to also become an array."""
     model = Tables()
 
     def function(m: Tables, words: list[int]) -> Any:
@@ -224,7 +224,7 @@ def test_a_table_that_is_read_in_another_way_has_an_array_from_then_on() -> None
 
 
 def test_a_sum_that_rows_share_with_another_gradient_is_not_added_up_in_place() -> None:
-    """The gradient of the bias is also what the row of the table gets; that must not include what is in `out`."""
+    """The gradient of the bias is also that of the table's row, which must not include the numbers in `out`."""
     model = Tables()
     loss = batch(model, lambda m, words: m.shifted(np.full(DIM, float(len(words)))))
     out: dict[str, Any] = {name: np.full(p.shape, 100.0) for name, p in model.parameters().items()}
@@ -277,7 +277,7 @@ def test_rows_have_the_dtype_of_the_table() -> None:
 
 
 def test_a_step_costs_no_memory_in_proportion_to_the_table() -> None:
-    """Gradients of a table of 12 MB, clipped and added up, and a lazy step of Adam."""
+    """Gradients of a table of 12 MB are clipped and accumulated, followed by a lazy step of Adam."""
     model = Tables(n_rows=100_000, dim=30)
     model.astype("float32")
     optimizer = Adam(model, lazy=True)
@@ -299,7 +299,7 @@ def test_a_step_costs_no_memory_in_proportion_to_the_table() -> None:
 
 @pytest.mark.parametrize(("kind", "options"), [(SGD, {"momentum": 0.9}), (SGD, {}), (Adam, {}), (AdamW, {})])
 def test_training_with_rows_is_training_with_arrays_bit_by_bit(kind: type[Any], options: dict[str, Any]) -> None:
-    """Mini-batches of different words, two types that read the table."""
+    """Mini-batches of different words, with two types that read the table."""
     models = Tables(), Tables()
     for model in models:
         loss, optimizer = batch(model, CASES["by two types"][0]), kind(model, lr=0.1, **options)

@@ -1,4 +1,4 @@
-"""Tables of calls against their definition: tiles are rows of batches, each once, with the numbers of the plan."""
+"""Test tables of calls by definition: tiles cover the rows of batches once, with the numbers of the plan."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MANY = [pytest.param(range(8), id="some"), pytest.param(range(8, 40), id="many",
 
 
 def draw(seed: int, training: bool, n_threads: int, n: int = 5) -> CompiledPlan:
-    """Prepare a plan of a random program; nothing is compiled before it runs."""
+    """Prepare a plan of a random program without compiling it."""
     rng = np.random.default_rng(seed)
     model = draw_model(rng, smooth=True)
     plan, types = place_batch(model.everything, draw_instances(rng, model, n), training)
@@ -40,12 +40,12 @@ def blocks_of(plan: Plan, type_id: int) -> range:
 
 
 def rows_before(plan: Plan, block: int, row: int) -> int:
-    """Count the rows of a domain that come before those of a row of nodes."""
+    """Count the rows of a domain before those of a row of nodes."""
     return int(plan.segment_ptr[block][row]) if block in plan.segment_ptr else row
 
 
 def check_tile(plan: Plan, tile: Any, type_id: int, begin: int, end: int, bases: Any) -> None:
-    """Compare a tile of the rows begin:end of a batch, or of a type, whose rows begin at `bases`."""
+    """Compare a tile with the rows begin:end of a batch or type, whose rows begin at `bases`."""
     first, start = blocks_of(plan, type_id)[0], int(tile["start"])
     assert tile["shift"] == plan.mirror
     for domain, block in enumerate(blocks_of(plan, type_id)):
@@ -63,7 +63,7 @@ def check_tile(plan: Plan, tile: Any, type_id: int, begin: int, end: int, bases:
 
 
 def tiles_of_batches(compiled: CompiledPlan) -> Iterator[tuple[Batch, list[Any]]]:
-    """Yield each batch with its tiles: the next ones of its type."""
+    """Yield each batch with its tiles, which are the next ones of its type."""
     at = dict.fromkeys(compiled.tables.type_ids, 0)
     for batch in compiled.plan.batches:
         table, first, n_rows = compiled.tables.tiles[batch.type_id], at[batch.type_id], batch.end - batch.start
@@ -74,7 +74,7 @@ def tiles_of_batches(compiled: CompiledPlan) -> Iterator[tuple[Batch, list[Any]]
 
 
 def tiles_of(calls: CallList, part: int) -> Iterator[tuple[list[int], int]]:
-    """Yield the steps of each tile that runs in a part, and the number of the tile."""
+    """Yield the steps of each tile in a part, and the tile's number."""
     for k in range(calls.ptr[part], calls.ptr[part + 1]):
         own = calls.calls[calls.tile_ptr[k] : calls.tile_ptr[k + 1]]
         assert len({*own[:, 1].tolist()}) == 1
@@ -82,7 +82,7 @@ def tiles_of(calls: CallList, part: int) -> Iterator[tuple[list[int], int]]:
 
 
 def steps_of(tables: PlanTables, compiled: Any, stage: str, n_whole: dict[int, int]) -> dict[int, list[range]]:
-    """Give, per type, the steps of a stage that run before all batches, in each of them, and after them."""
+    """Return, per type, the steps of a stage that run before all batches, in each batch, and after all batches."""
     steps, end = {}, 0
     for type_id in tables.type_ids:
         own = compiled.types.cells[type_id].stage(stage)
@@ -171,7 +171,7 @@ def check_weight_calls(
 
 @pytest.mark.parametrize("seeds", MANY)
 def test_batches_that_add_are_serial(seeds: range) -> None:
-    """With several threads, a batch is serial if any output of its nodes is added at a destination."""
+    """With several threads, a batch is serial if an output of its nodes is added at a destination."""
     for seed in seeds:
         compiled = draw(seed, True, 2)
         plan, serial = compiled.plan, compiled.tables.calls["forward"].is_serial
@@ -185,7 +185,7 @@ def test_batches_that_add_are_serial(seeds: range) -> None:
 
 @pytest.mark.parametrize("seeds", MANY)
 def test_sums_add_what_the_nodes_of_a_batch_would(seeds: range) -> None:
-    """Per batch, the values that are added to a place are its parts, in the order of nodes; the others stay."""
+    """Per batch, the parts of a sum are the values added at one place, in the order of nodes; others are unchanged."""
     n_sums = 0
     for seed in seeds:
         rng = np.random.default_rng(seed)

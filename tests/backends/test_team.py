@@ -1,4 +1,4 @@
-"""Threads that make the calls of a stage together: each call once, tiles in order, one part after the other."""
+"""Test threads that run the calls of a stage together: each call once, tiles and parts in order."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ N_RUNS = 60
 
 
 class Notes:
-    """A step that notes the time of each call, and how often it was made.
+    """A step that records the time of each call and how often it ran.
 
     Attributes:
-        times, n_calls: by the number of the call.
+        times, n_calls: indexed by call.
         record: the step, as in `BOUND_STEP`.
     """
 
@@ -36,11 +36,11 @@ class Notes:
     def _note(self, memory: int, descriptor: int, k: int) -> None:
         self.times[k] = next(self._clock)
         self.n_calls[k] += 1
-        time.sleep(1e-5)  # another thread goes on meanwhile
+        time.sleep(1e-5)  # lets another thread continue
 
 
 def draw_calls(rng: np.random.Generator) -> CallList:
-    """Draw parts of tiles of calls; call k is the k-th."""
+    """Draw parts with tiles of calls; call k has number k."""
     sizes = rng.integers(0, 6, rng.integers(1, 30))
     lengths = rng.integers(1, 4, sizes.sum())
     n = int(lengths.sum())
@@ -51,7 +51,7 @@ def draw_calls(rng: np.random.Generator) -> CallList:
 
 
 def assert_in_order(calls: CallList, times: Any) -> None:
-    """Calls of a tile, and parts, one after the other; tiles of parts that are for one thread as well."""
+    """Check that the calls of a tile run in order, as do parts, and the tiles of single-threaded parts."""
     _, tile_ptr, ptr, is_serial = calls
     before = -1
     for part in range(len(ptr) - 1):
@@ -77,7 +77,7 @@ def test_calls_are_made_once_and_in_order(n_threads: int) -> None:
 
 
 def test_an_interrupt_leaves_nobody_inside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interrupted before it has begun itself, a sweep waits for those who have, and makes no more calls afterwards."""
+    """A sweep that is interrupted before it starts waits for the others, and no calls follow."""
     sweeps, start = Sweeps(), Helper.start
     calls = draw_calls(np.random.default_rng(5))
     notes = Notes(calls)
@@ -101,7 +101,7 @@ def test_an_interrupt_leaves_nobody_inside(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_several_at_once() -> None:
-    """Sweeps of several Python threads do not touch each other's calls."""
+    """Sweeps of several Python threads do not affect each other's calls."""
     failed: list[BaseException] = []
 
     def run(seed: int) -> None:

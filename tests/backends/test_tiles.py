@@ -1,4 +1,4 @@
-"""Tiles: those of a batch are its rows, each once, and outputs and gradients do not depend on how large they are."""
+"""Test tiles: they cover the rows of a batch once, and results do not depend on their size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ N_SEEDS = 12
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles of two rows."""
+    """Use tiles of two rows."""
     monkeypatch.setattr(tiles, "TILE_BYTES", 0)
     monkeypatch.setattr(tiles, "LEAST_ROWS", 2)
 
@@ -44,7 +44,7 @@ def test_random_programs_in_small_tiles(seed: int, small: None) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("case", [CASES[0], *(pytest.param(case, marks=pytest.mark.slow) for case in CASES[1:])])
 def test_compiled_in_small_tiles(case: Case, dtype: str, small: None) -> None:
-    """The same for compiled kernels, alone and with a helper: to the bit what one thread computes."""
+    """With compiled kernels, alone and with a helper: bit-identical to one thread."""
     model, instances = case.draw(seed=1, n_instances=9, dim=20)
     model.astype(dtype)
     compare_gradients(model.loss, instances, Cpu(poison=True), TOLERANCES[dtype])
@@ -57,7 +57,7 @@ def test_compiled_in_small_tiles(case: Case, dtype: str, small: None) -> None:
 
 
 def test_launches_are_calls_of_tiles(small: None) -> None:
-    """A chain's cell runs once per tile of two rows; an output layer over all of them too."""
+    """A chain's cell runs once per tile of two rows, and so does an output layer over all rows."""
     model, instances = CASES[0].draw(seed=2, n_instances=8, dim=4)
     few = ab.batched(model.loss, backend=Cpu())
     few(instances)

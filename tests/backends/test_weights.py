@@ -1,4 +1,4 @@
-"""The compiled weight stage gives what the interpreted one gives, into the same arrays, and allocates none."""
+"""Test the compiled weight stage: it equals the interpreted one, writes to given arrays, and allocates none."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOLERANCE = 1e-12
 
 
 class Chain(ab.Module):
-    """A recurrent network whose weights lie side by side, with two biases, and a layer on top."""
+    """A recurrent network with adjacent weights and two biases, and a layer on top."""
 
     def __init__(self, dim: int = DIM, n_words: int = V) -> None:
         rng = np.random.default_rng(1)
@@ -53,17 +53,17 @@ class Chain(ab.Module):
         return self.score(h)
 
     def partly(self, words: list[int]) -> Any:
-        """With nodes that the loss does not depend on, in batches with others."""
+        """Compute a loss that does not depend on some nodes of a batch."""
         self.score(self.step(self.start, words[-1]))
         return self.loss(words), self.step(self.start, words[0])
 
     def mixed(self, words: list[int]) -> Any:
-        """With a gradient that is no product and no sum of what is kept."""
+        """Compute a loss with a gradient that is neither a product nor a sum of saved values."""
         return self.loss(words) + self.curved(self.step(self.start, words[0]))
 
 
 def steps_of_cells(loss: Any, has_aux: bool) -> dict[str, list[str]]:
-    """The steps of the weight stage of each cell, by the names of their classes."""
+    """Return the class names of the steps in each cell's weight stage."""
     (part,) = loss.prepare(SENTENCES, training=True, has_aux=has_aux).parts
     return {
         cell.cell.program.name: [type(step).__name__ for step in cell.stage("weights").source.stage.steps]
@@ -93,7 +93,7 @@ def test_gradients_are_those_of_the_interpreter(function: str, has_aux: bool) ->
 
 @pytest.mark.parametrize("order", ["as returned", "apart", "transposed", "parts of wider arrays"])
 def test_gradients_are_added_wherever_they_are(order: str) -> None:
-    """Three times the same mini-batch, in other arrays each time."""
+    """The same mini-batch three times, with other arrays each time."""
     model = Chain()
     loss = ab.batched(model.loss, backend=Cpu())
     expected = {name: 3.0 * np.asarray(gradient) for name, gradient in loss.value_and_grad(SENTENCES)[1].items()}
@@ -114,7 +114,7 @@ def test_gradients_are_added_wherever_they_are(order: str) -> None:
 
 
 def test_a_warm_weight_stage_allocates_no_array() -> None:
-    """With gradients of 96 kB, of which 48 kB are rows of a table; for mini-batches that take turns."""
+    """The gradients take 96 kB, of which 48 kB are rows of a table. Two mini-batches alternate."""
     model = Chain(dim=64, n_words=2000)
     model.astype("float32")
     cpu = Cpu()
@@ -145,7 +145,7 @@ def test_a_warm_weight_stage_allocates_no_array() -> None:
 
 
 def test_gradients_of_warm_steps_are_the_same_arrays() -> None:
-    """Also after a step into other arrays; not after the model was cast."""
+    """Also after a step with other arrays, but not after a cast of the model."""
     model = Chain()
     loss = ab.batched(model.loss, backend=Cpu())
     _, first = loss.value_and_grad(SENTENCES)
@@ -162,7 +162,7 @@ def test_gradients_of_warm_steps_are_the_same_arrays() -> None:
 
 
 def test_a_refused_gradient_is_refused_again() -> None:
-    """One whose rows and columns both lie apart cannot be added to by address: nothing of the run before is used."""
+    """A gradient strided in both axes cannot be addressed, and must not leave results of the run before."""
     model = Chain()
     loss = ab.batched(model.loss, backend=Cpu())
     (part,) = loss.prepare(SENTENCES, training=True).parts
@@ -191,7 +191,6 @@ class OfInts(ab.Module):
 
     @ab.cell
     def loss(self, flags: Any) -> Any:
-        """Sum the products with an array of ints."""
         return ab.sum(self.linear(flags))
 
 
@@ -204,7 +203,7 @@ def test_ints_of_the_data_are_multiplied_as_floats(backend: str) -> None:
 
 
 class Tied(ab.Module):
-    """A matrix and a bias that a cell reads alone and beside others, and a table that a cell reads twice."""
+    """A matrix and a bias that a cell reads alone and side by side, and a table that a cell reads twice."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(2)
@@ -229,9 +228,9 @@ def gradients_of(loss: Any, words: Any) -> dict[str, Any]:
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("make", [Tied, lambda: Chain(dim=120)], ids=["tied", "chain"])
 def test_gradients_do_not_depend_on_threads_that_change(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each number of threads has steps of its own; where gradients overlap, one thread computes them."""
+    """Each number of threads has its own steps. One thread computes gradients that overlap."""
     monkeypatch.setattr("autobatch.blas.threads.usable_cores", lambda: 8)
-    monkeypatch.setattr("autobatch.blas.threads._all_pools", list)  # of which the environment may allow one
+    monkeypatch.setattr("autobatch.blas.threads._all_pools", list)  # the environment may allow one thread only
     model = make().astype("float64")
     expected = gradients_of(ab.batched(model.loss, backend=Reference()), SENTENCES)
     loss = ab.batched(model.loss, backend=Cpu())
@@ -243,7 +242,7 @@ def test_gradients_do_not_depend_on_threads_that_change(make: Any, monkeypatch: 
 
 @each("precision", ["float32", "bf16"])
 def test_a_device_adds_the_rows_of_a_table_once(precision: str) -> None:
-    """Of a cell that looks up twice in one table."""
+    """A cell looks up two rows of one table."""
     model = Tied().astype("float32")
     expected = gradients_of(ab.batched(model.loss, backend=Reference(), precision=precision), SENTENCES)
     found = gradients_of(ab.batched(model.loss, backend=Cuda(device=HostDevice()), precision=precision), SENTENCES)

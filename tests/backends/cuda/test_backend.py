@@ -1,4 +1,4 @@
-"""The cuda backend, its kernels built for the processor, gives what the reference backend gives, to rounding."""
+"""Test the cuda backend, with kernels built for the CPU, against the reference backend."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def compare(
     has_aux: bool = False,
     **options: Any,
 ) -> Cuda:
-    """Run a function in inference and in training on both backends; return the one on the device."""
+    """Compare inference and training on both backends; return the function on the device."""
     ours, weights = Cuda(poison=True, device=device), np.random.default_rng(0).uniform(0.5, 2.0, len(instances))
     found = ab.batched(function, backend=ours, **options)
     wanted = ab.batched(function, backend=Reference(poison=True), **options)
@@ -57,7 +57,7 @@ def test_models(case: Case) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("blocks", [2, 3])
 def test_several_blocks_per_processor(blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More of them take part than a device has processors, and each has less shared memory."""
+    """More blocks run than the device has processors, and each has less shared memory."""
     model, instances = CASES[1].draw(seed=3, n_instances=12, dim=24)
     model.astype("float64")
     device = HostDevice()
@@ -104,7 +104,7 @@ def test_policies(policy: str) -> None:
 
 
 def seeds() -> list[Any]:
-    """A few seeds, and more that are slow."""
+    """Return a few seeds, and more that are slow."""
     return [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 40))]
 
 
@@ -132,7 +132,7 @@ def test_one_launch_runs_a_mini_batch() -> None:
 
 
 def test_the_same_bits_in_any_order_of_threads() -> None:
-    """Values that several nodes add to one place, too."""
+    """Also for values that several nodes add to one place."""
     model, instances = CASES[4].draw(seed=3, n_instances=4, dim=5)
     results = []
     for seed in range(3):
@@ -163,7 +163,7 @@ def test_a_missing_barrier_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_number_is_not_written_over_before_all_threads_read_it() -> None:
-    """The gradient of a number takes the place of a residual that each thread reads."""
+    """The gradient of a scalar overwrites a residual that each thread reads."""
 
     class Model(ab.Module):
         def __init__(self) -> None:
@@ -184,7 +184,7 @@ def test_a_number_is_not_written_over_before_all_threads_read_it() -> None:
 
 
 def test_ints_are_compared_as_ints() -> None:
-    """These two are one float32."""
+    """Both ints round to the same float32."""
     scale = ab.Parameter(np.ones(3))
 
     class Model(ab.Module):
@@ -202,7 +202,7 @@ def test_ints_are_compared_as_ints() -> None:
 
 
 def test_interpreted_ops_read_the_ints_of_their_rows() -> None:
-    """Of a later batch of the type too."""
+    """Also in a later batch of the type."""
 
     class Model(ab.Module):
         def __init__(self) -> None:
@@ -284,7 +284,7 @@ def test_libraries_multiply_in_lower_precision() -> None:
 
 @each("precision", ["float32", "tf32"])
 def test_profiles_time_every_batch_where_it_runs(precision: str) -> None:
-    """In the launches that there are without a profile; "tf32" leaves products to a library, between launches."""
+    """Profiles add no launches. "tf32" runs products in a library, between launches."""
     model, instances = CASES[0].draw(seed=3, n_instances=4, dim=5)
     device = HostDevice()
     loss = ab.batched(model.astype("float32").loss, backend=Cuda(device=device), precision=precision)
@@ -315,7 +315,7 @@ def test_profiles_time_every_batch_where_it_runs(precision: str) -> None:
 
 @pytest.mark.slow
 def test_profiles_of_batches_with_rows_that_the_loss_does_not_depend_on() -> None:
-    """Backward then runs batch by batch, with a profile and without."""
+    """Backward then runs batch by batch, with or without a profile."""
     model = draw_model(np.random.default_rng(1), smooth=True)
     instances = draw_instances(np.random.default_rng(1), model, n=5)
     loss, wanted = (
@@ -331,7 +331,7 @@ def test_profiles_of_batches_with_rows_that_the_loss_does_not_depend_on() -> Non
 
 
 def test_the_time_of_a_batch_is_that_of_its_steps() -> None:
-    """Of two types that run once for the same rows, the one that multiplies a hundred times more takes longer."""
+    """Two types run once for the same rows; the one with a hundred times more multiplications takes longer."""
 
     class Model(ab.Module):
         def __init__(self) -> None:
@@ -351,7 +351,7 @@ def test_the_time_of_a_batch_is_that_of_its_steps() -> None:
 
     loss = ab.batched(Model().loss, backend=Cuda(device=HostDevice()))
     calls = [loss.profile([np.ones(400, np.float32)] * 2).calls[0] for _ in range(5)]
-    light, heavy = (min(call.batches[k].ms for call in calls) for k in (1, 2))  # the first batch is of the vectors
+    light, heavy = (min(call.batches[k].ms for call in calls) for k in (1, 2))  # the first batch holds the vectors
     assert heavy > 3 * light
 
 

@@ -1,4 +1,4 @@
-"""Products in tiles of all shapes, on a GPU and on the processor in its place, against NumPy in higher precision."""
+"""Test tiled products of all shapes, on a GPU and on the CPU in its place, against NumPy in higher precision."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from autobatch.devices.device import Device, Launch
 
 SHAPES = {"small": "16, 64, 8, 4, 8", "middle": "64, 64, 4, 8, 8", "large": "128, 128, 1, 8, 8"}
 SIZES = [(1, 1, 1), (3, 5, 4), (17, 70, 130), (70, 65, 16), (130, 140, 37), (0, 3, 2), (3, 0, 2), (5, 3, 0)]
-"""Rows, columns and numbers that are added up."""
-LAYOUTS = [(False, False), (False, True), (True, False)]  # whether a, and b, is stored transposed; steps have no other
+"""Rows, columns and length of the inner axis."""
+LAYOUTS = [(False, False), (False, True), (True, False)]  # whether a and b are stored transposed; the layouts of steps
 BLOCKS = 2
 
 
 def load(device: Device, dtype: np.dtype[Any], shape: str) -> Any:
-    """A kernel that multiplies in tiles of one shape."""
+    """Compile a kernel that multiplies in tiles of one shape."""
     kernel = f"""
 extern "C" __global__ void one_shape(int64 about_, int64, int64) {{
     const int64 *about = (const int64 *)about_;
@@ -38,7 +38,7 @@ extern "C" __global__ void one_shape(int64 about_, int64, int64) {{
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_tiles_of_all_shapes(device: Device, shape: str, dtype: str) -> None:
-    """Matrices are parts of others, and stored in all ways that steps use; nothing around `out` changes."""
+    """Matrices are parts of larger ones, in all layouts that steps use. Nothing around `out` may change."""
     real: np.dtype[Any] = np.dtype(dtype)
     kernel, rng = load(device, real, shape), np.random.default_rng(0)
 

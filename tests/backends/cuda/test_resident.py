@@ -1,4 +1,4 @@
-"""Parameters that are on the device: runs read them there, and gradients are added there."""
+"""Test parameters on the device: runs read them there, and gradients are accumulated there."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 
 def to_host(grads: dict[str, Any], device: HostDevice) -> dict[str, Any]:
-    """Gradients as arrays of NumPy, after checking that they are on the device."""
+    """Copy gradients to NumPy arrays after checking that they are on the device."""
     assert grads
     assert all(g.store is device if isinstance(g, ab.Rows) else type(g) is HostArray for g in grads.values())
     return {name: np.array(g) if isinstance(g, ab.Rows) else device.get(g) for name, g in grads.items()}
 
 
 class Scale(ab.Module):
-    """sum(log(w * x)); not finite for x = 0."""
+    """sum(log(w * x)), which is not finite for x = 0."""
 
     def __init__(self) -> None:
         self.w = ab.Parameter([1.0, 2.0])
@@ -47,7 +47,7 @@ class Scale(ab.Module):
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_models_run_where_their_parameters_are(case: Case) -> None:
-    """Twice, in inference too; and back on the host as before."""
+    """Twice, also in inference, and back on the host as before."""
     model, instances = case.draw(seed=3, n_instances=5, dim=5)
     model.astype("float64")
     reference = ab.batched(model.loss, backend=Reference(poison=True))
@@ -70,7 +70,7 @@ def test_models_run_where_their_parameters_are(case: Case) -> None:
 
 
 def test_a_training_step_waits_for_nothing() -> None:
-    """Uploads: the ints of the mini-batch, addresses of gradients, the seeds, and how to sort ids for each table."""
+    """It uploads the ints of the mini-batch, addresses of gradients, seeds, and the order of ids for each table."""
     model, instances = CASES[0].draw(seed=3, n_instances=8, dim=5)
     device = HostDevice()
     loss = ab.batched(model.to(device).loss, backend=Cuda(device=device))
@@ -166,7 +166,7 @@ def test_random_programs(seed: int) -> None:
 
 
 def test_copies_and_pickles() -> None:
-    """A deep copy is on the same device, a pickle on the host; both have arrays of their own."""
+    """A deep copy stays on the device, and a pickle is on the host; both have their own arrays."""
     device = HostDevice()
     model, instances = CASES[0].draw(seed=3, n_instances=3, dim=4)
     model.to(device)
@@ -255,11 +255,9 @@ class Sums(ab.Module):
 
     @ab.cell
     def step(self, x: Any) -> Any:
-        """A number."""
         return ab.sum(self.w * self.v * x)
 
     def loss(self, x: Any) -> Any:
-        """A number."""
         return self.step(x)
 
 

@@ -1,4 +1,4 @@
-"""Kernels written by hand compile for GPUs, where NVIDIA's compiler is there."""
+"""Test that handwritten kernels compile for GPUs, if NVIDIA's compiler is available."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from helpers.runs.gpu_compiler import compile_for_gpus, needs_compiler
 @pytest.mark.slow
 @needs_compiler
 def test_kernels_compile_for_gpus(tmp_path: Path) -> None:
-    """Without a warning."""
+    """They must compile without warnings."""
     sources = [Module("\n".join(module.text for module in MODULES.values()), ()).source(dtype) for dtype in REALS]
     sweeps = [module_text({}, dtype, index_type) for dtype, index_type in zip(REALS, INDEX_TYPES, strict=True)]
     for source in [*sources, *sweeps, TO_BF16]:
