@@ -1,4 +1,4 @@
-"""The native core is built with a compiler and without, and for other platforms."""
+"""Test that the native core can be built with and without a compiler, and for other platforms."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ typedef long long Py_ssize_t;
 
 
 def download(place: Path, *what: str) -> Path:
-    """Download a wheel from the package index; skip the test where there is none."""
+    """Download a wheel from the package index; skip the test if there is none."""
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     done = subprocess.run([*pip, "--dest", str(place), *what], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -86,7 +86,7 @@ def test_zig_is_required_where_there_is_no_compiler(tmp_path: Path, monkeypatch:
 
 @pytest.mark.slow
 def test_make_sets_up_everything_without_a_compiler(tmp_path: Path) -> None:
-    """With no compiler, no CMake and no ninja on PATH; the rest of `make demo` and `make test` is Python."""
+    """Without a compiler, CMake and ninja on PATH. The rest of `make demo` and `make test` is Python."""
     download(tmp_path / "index", build_backend.ZIG)
     (tmp_path / "bin").mkdir()
     for name in COMMANDS:
@@ -111,7 +111,7 @@ def test_make_sets_up_everything_without_a_compiler(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_sources_compile_for_other_platforms(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the headers of NumPy's wheel for the platform, and Python's own; no program is linked, and none runs."""
+    """Compiles with the headers of the platform's NumPy wheel and of this Python; nothing is linked or run."""
     if find_spec("ziglang") is None:
         pytest.skip("ziglang is not installed: pip install '.[wheels]'")
     monkeypatch.setenv("ZIG_GLOBAL_CACHE_DIR", str(tmp_path / "zig"))

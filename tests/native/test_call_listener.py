@@ -1,4 +1,4 @@
-"""The profile function of traces: it reports each function once, and leaves nothing behind."""
+"""Test the profile function of traces: it reports each function once and cleans up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from helpers.runs.ways import each
 
 
 class Heard:
-    """What a listener reports; `harmless` is the answer for functions written in C."""
+    """Collects a listener's reports; `harmless` is the answer for functions written in C."""
 
     def __init__(self, harmless: object = True) -> None:
         self.functions, self.builtins, self.harmless = list[str](), list[str](), harmless
@@ -47,7 +47,7 @@ def work(n: int) -> None:
 
 
 def listen(listener: Any, call: Any, *args: Any) -> Any:
-    """Call within the listener."""
+    """Call a function with the listener enabled."""
     listener.enable()
     try:
         return call(*args)

@@ -1,4 +1,4 @@
-"""Loops over types and edges, and those that give rows to kept values, against their definitions."""
+"""Test loops over types and edges, and those that assign rows to kept values, against their definitions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MANY = [pytest.param(range(60), id="some"), pytest.param(range(60, 2000), id="ma
 
 
 def draw(seed: int) -> Dag:
-    """Batches of small dags, larger dags, and nodes that read others twice."""
+    """Draw a batch of small DAGs, a larger DAG, or one whose nodes read others twice."""
     return to_dag([random_batch(seed), random_dag(seed, seed % 90), random_toys(seed)][seed % 3])
 
 
@@ -70,7 +70,7 @@ def test_what_does_not_fit_is_said() -> None:
 
 @dataclass
 class Tables:
-    """Tables of kept values by definition: the value in each row, and free rows, of which the last is taken first."""
+    """Tables of kept values by definition: the value of each row, and a stack of free rows."""
 
     held: list[dict[int, int]]
     free: list[list[int]]
@@ -108,7 +108,7 @@ def test_rows_are_given_to_what_may_be_read(seeds: range) -> None:
 
 
 def move_by_hand(tables: Tables, values: Any, of: list[int], readable: set[int]) -> list[list[tuple[int, int]]]:
-    """For each slot, the rows in results and in the table of the values that get one."""
+    """Return, for each slot, the rows in results and in the table of the values that get one."""
     for own, free in zip(tables.held, tables.free, strict=True):
         for row in sorted(own):
             if own[row] not in readable:

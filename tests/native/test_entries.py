@@ -1,4 +1,4 @@
-"""No argument crashes the native core: wrong ones are refused or give a result, and no reference to any is kept."""
+"""Test that no argument crashes the native core: invalid ones are refused or have a result, and nothing leaks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ NAMES = [
 
 
 def call_all(start: int, stop: int) -> str:
-    """Make wrong calls in a process of their own; return the last line that it wrote."""
+    """Make invalid calls in a subprocess; return the last line that it wrote."""
     paths = os.pathsep.join(str(ROOT / name) for name in ("tests", "tools", "experiments"))
     asan = os.environ.get("ASAN_OPTIONS", "") + ":allocator_may_return_null=1:max_allocation_size_mb=4096"
     env = {**os.environ, "PYTHONPATH": paths, "ASAN_OPTIONS": asan, "PYTHONWARNINGS": "error"}
@@ -76,7 +76,7 @@ def test_a_number_draws_one_call() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_function_is_called_as_its_types_say(name: str) -> None:
-    """A function without an example needs a call in `helpers.runs.entries.work`."""
+    """To add an example for a function, call it in `helpers.runs.entries.work`."""
     assert set(functions()) == set(parameters())
     for args in examples(0).get(name, []) + examples(1).get(name, []):
         assert len(args) == len(parameters()[name])
@@ -94,7 +94,7 @@ def test_every_function_is_called_as_its_types_say(name: str) -> None:
 
 
 def counts_of(x: Any) -> list[int]:
-    """The references to arrays and tuples of an argument."""
+    """Return the reference counts of the arrays and tuples in an argument."""
     parts = [count for part in x for count in counts_of(part)] if isinstance(x, tuple) else []
     return [sys.getrefcount(x), *parts] if isinstance(x, (tuple, np.ndarray)) else []
 
@@ -103,10 +103,11 @@ def counts_of(x: Any) -> list[int]:
 @pytest.mark.parametrize("is_wrong", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_is_kept_of_what_is_given(name: str, is_wrong: bool) -> None:
-    """Valid calls, and calls that fail late: the last argument, or the last part of a tuple, is wrong.
+    """Makes valid calls, and calls that fail late because the last argument, or its last part, is invalid.
 
-    NumPy keeps some freed blocks of up to 1,024 bytes, so memory that is traced may grow by a few of them; one object
-    for each call would be 16 bytes or more.
+    NumPy keeps some freed blocks of up to 1,024 bytes, so traced memory may grow by a few of them. One leaked object
+    per
+    call would be at least 16 bytes.
     """
     args = copied(examples(0)[name][0])
     if is_wrong:

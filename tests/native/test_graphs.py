@@ -1,4 +1,4 @@
-"""Loops over whole graphs, against their definitions: where attributes begin, ranges, splitting, what losses reach."""
+"""Test loops over whole graphs against their definitions: attributes, ranges, splitting, and what losses reach."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def draw(seed: int, wrong: float = 0.02) -> tuple[Kinds, list[Graph]]:
 
 
 def merge(types: Kinds, graphs: list[Graph]) -> Graph:
-    """The graphs as one, whatever their ranges are."""
+    """Merge graphs without checking ranges."""
     words, floats, structures, keys, _, _ = _native.merge_graphs(graphs)
     return Graph(words, floats, types, structures, keys)
 
@@ -47,7 +47,7 @@ def kinds_of(types: Kinds, graph: Graph) -> list[Kind]:
 
 
 def attributes_of(types: Kinds, graph: Graph) -> Iterator[tuple[list[int], list[list[list[int]]]]]:
-    """The ints of each node, and of each of its data those of every element."""
+    """Yield the ints of each node, and for each of its data those of every element."""
     left = iter(graph.attr.tolist())
     for kind in kinds_of(types, graph):
         own = [next(left) for _ in range(kind.n_ints)]
@@ -57,7 +57,7 @@ def attributes_of(types: Kinds, graph: Graph) -> Iterator[tuple[list[int], list[
 
 
 def rows_of(kind: Kind, graph: Graph, node: int, data: list[Any]) -> list[int]:
-    """The number of rows of each group of a node."""
+    """Return the number of rows of each group of a node."""
     read = graph.edge_in[graph.edge_ptr[node] : graph.edge_ptr[node + 1]].tolist()
     rows = [0] * kind.n_groups
     for port, group in enumerate(kind.ports):
@@ -88,7 +88,7 @@ def test_attributes_begin_where_those_of_earlier_nodes_end(seeds: range) -> None
 
 
 def outside(types: Kinds, graph: Graph, node: int, data: list[Any], own: list[int]) -> Iterator[tuple[int, int, int]]:
-    """The range, value and size of the ints of a node that are out of range: its own first, then those of its data."""
+    """Yield the range, value and size of a node's out-of-range ints, its own before those of its data."""
     number = int(graph.type_id[node])
     kind, rows = types.kinds[number], rows_of(types.kinds[number], graph, node, data)
     first = sum(len(before.limits) for before in types.kinds[:number])
@@ -164,7 +164,7 @@ def test_the_first_node_that_another_instance_uses(seed: int) -> None:
 
 
 def reached_outputs(graph: Graph, flows: dict[int, Any], slots: set[int]) -> set[tuple[int, int]]:
-    """The outputs of nodes from which a path of flows leads to a value in these slots."""
+    """Return the node outputs from which a path of flows leads to a value in these slots."""
     values = zip(graph.out_node.tolist(), (graph.out_port & OUTPUT).tolist(), graph.out_slot.tolist(), strict=True)
     found, left = set[tuple[int, int]](), [(node, output) for node, output, slot in values if slot in slots]
     while left:

@@ -1,4 +1,4 @@
-"""Placement refuses what cannot be placed, and takes types as they were when a mini-batch was recorded."""
+"""Test that placement refuses invalid plans, and uses types as they were when a mini-batch was recorded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from helpers.runs.planned import place_batch
 
 
 class Model(ab.Module):
-    """Calls cells that are traced when an instance first needs them."""
+    """Cells that are traced when an instance first needs them."""
 
     def __init__(self) -> None:
         self.table = ab.Parameter(np.random.default_rng(0).standard_normal((9, 3)))
@@ -50,7 +50,7 @@ class Model(ab.Module):
 
 
 def arguments(function: Callable[[int], Any], instances: list[int]) -> list[Any]:
-    """Return the arguments of `place_values` that a mini-batch gives."""
+    """Return the arguments of `place_values` for a mini-batch."""
     plan, types = place_batch(function, instances)
     graph, schedule = plan.graph, plan.schedule
     batches = schedule.batch_type, schedule.batch_ptr, schedule.order

@@ -1,4 +1,4 @@
-"""Eight threads that plan different mini-batches at the same time make the same plans as one thread."""
+"""Test that eight threads that plan different mini-batches at once make the same plans as one thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The core refuses invalid tables, DAGs and numbers, copies DAGs, and lets signals interrupt searches."""
+"""Test that the core refuses invalid tables, DAGs and numbers, copies DAGs, and lets signals interrupt searches."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RULES, BASE = QLearning().rules(), MachineRules(0, 0)
 
 
 def chain(n_types: int = 2) -> Dag:
-    """Make three nodes in a row, of types 0, 1 and 0."""
+    """Make a chain of three nodes, of types 0, 1 and 0."""
     return make_dag([0, 1, 0], [0, 0, 1, 2], [0, 1], n_types)
 
 
@@ -91,7 +91,7 @@ def test_too_many_types_are_refused(kind: Callable[[Dag], Any]) -> None:
 
 
 class Spoils:
-    """A number that changes edges when it is asked for its value."""
+    """A number that changes edges when it is read."""
 
     def __init__(self, dag: Dag) -> None:
         self.dag = dag
@@ -169,7 +169,7 @@ def test_planning_reads_tables_that_cannot_be_written() -> None:
 
 
 def test_scores_that_are_no_numbers_change_nothing() -> None:
-    """The first ready type stays: a node of type 0 and one of type 1, of which a later node reads both."""
+    """The first ready type is kept. A node of type 0 and one of type 1 are read by a later node."""
     dag = make_dag([0, 1, 2], [0, 0, 0, 2], [0, 1], 3)
     batches = Score(weights=Weights(float("nan"), 1.0, 1.0, 1.0)).plan(dag)
     assert batches[0].tolist() == [0, 1, 2]
@@ -230,7 +230,7 @@ class Stopped(Exception):
 
 
 def stopped_after(seconds: float, call: Callable[[], Any]) -> float:
-    """Return the seconds for which a call went on after a signal."""
+    """Return how many seconds a call continued after a signal."""
 
     def stop(*_: Any) -> None:
         raise Stopped

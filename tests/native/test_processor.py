@@ -1,4 +1,4 @@
-"""Native loops give the same bits on every processor: each set of instructions is tried in a process of its own."""
+"""Test that native loops are bit-identical on every processor; each instruction set runs in a subprocess."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DISABLED = ("", "amx", "avx512", "avx2")
 
 
 def digest() -> tuple[tuple[bool, bool, bool], str]:
-    """Tell which products the processor has, and the digest of what rules, sums and roundings give."""
+    """Return which products the processor has, and a digest of the results of rules, sums and roundings."""
     rng, found = np.random.default_rng(0), hashlib.sha256()
     for dtype in (np.float32, np.float64):
         for size in (1, 3, 4, 7, 8, 15, 16, 33, 1000):
@@ -54,7 +54,7 @@ def test_no_bit_depends_on_the_instructions() -> None:
 
 @pytest.mark.skipif(not has_amx(), reason="needs AMX")
 def test_products_without_amx() -> None:
-    """The tests of products, on this processor without AMX."""
+    """Runs the tests of products on this processor with AMX disabled."""
     environment = {**os.environ, "AUTOBATCH_DISABLE_CPU_FEATURES": "amx"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(ROOT / "tests/blas/test_packed.py")]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)

@@ -1,4 +1,4 @@
-"""The native recorder: no program crashes it, whatever its objects do meanwhile; and it keeps nothing."""
+"""Test the native recorder: no program crashes it, whatever its objects do meanwhile, and nothing leaks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ KEY: Any = 1
 
 
 def start(counts: bool = False) -> Any:
-    """A log that records in this thread from now on."""
+    """Return a log that records in this thread."""
     owner = Owner()
     owner.log = Log(owner)
     owner.log.begin(counts)
@@ -50,7 +50,7 @@ def _stage() -> Any:
 
 
 def form_of(log: Any, code: tuple[int, ...], steps: tuple[Any, ...], ints: tuple[Any, ...], **parts: Any) -> Form:
-    """A form of one argument, with one register for each step that loads."""
+    """Return a form of one argument, with a register for each loading step."""
     given: dict[str, Any] = {
         "n_arguments": 1, "n_registers": 1, "groups": (), "bounds": (), "walked": (), "lengths": set(), "floats": (),
         "outputs": ONE, "structure": 0,
@@ -59,7 +59,7 @@ def form_of(log: Any, code: tuple[int, ...], steps: tuple[Any, ...], ints: tuple
 
 
 def list_form(log: Any, **parts: Any) -> Form:
-    """A form of a list of values."""
+    """Return a form of a list of values."""
     each = ("each", 0, (("class", 0, VALUES),), 1)
     given = {"ints": (("count", 0), ("each", 0, (0,))), "groups": (0,)}
     return form_of(log, (EACH, 1, 1, 0), (each,), **given | parts)
@@ -70,7 +70,7 @@ def decoded(log: Any) -> Any:
 
 
 def run_programs(first: int, stop: int) -> str:
-    """Run random programs in a process of its own; give what it wrote last."""
+    """Run random programs in a subprocess; return the last line that it wrote."""
     paths = os.pathsep.join(str(ROOT / name) for name in ("tests", "tools", "experiments"))
     command = [sys.executable, "-m", "helpers.runs.recordings", f"{first}:{stop}"]
     env = {**os.environ, "PYTHONPATH": paths}
@@ -146,7 +146,7 @@ def test_a_log_that_is_not_what_forms_say_is_refused() -> None:
 
 
 def test_calls_of_which_nothing_is_left_are_forgotten() -> None:
-    """Phases of random chains: a few values are held, each for some phases; nodes of all others are forgotten."""
+    """Random chains in phases: some values are held for a few phases, and the nodes of all others are forgotten."""
     rng, log, n_bytes = np.random.default_rng(0), start(counts=True), list[int]()
     first, form = log.add_form((0, END)), log.add_form((0, VALUE, 1, 0, END))
     held, n_nodes = list[tuple[Handle, int]](), 0
@@ -178,7 +178,7 @@ def test_calls_of_which_nothing_is_left_are_forgotten() -> None:
         log.form_of(0)
 
 
-# What changes while a call is recorded.
+# Changes while a call is recorded.
 
 
 @pytest.mark.parametrize("others", [[], [1, 2, 3], ["text"] * 7])
@@ -223,7 +223,7 @@ def test_a_log_is_not_used_while_a_call_is_written(name: str) -> None:
 
 
 class Index:
-    """A number that does something when it is read."""
+    """A number that runs a function when it is read."""
 
     def __init__(self, number: int, act: Callable[[], Any]) -> None:
         self.number, self.act = number, act
@@ -441,7 +441,7 @@ def test_what_records_is_not_copied(copied: Callable[[Any], Any]) -> None:
 
 
 def make_circles() -> weakref.ref[Any]:
-    """Objects of all types that lead to one another; a reference to one of them."""
+    """Make objects of all types that refer to each other; return a weak reference to one of them."""
 
     def use(*args: Any) -> Any:
         return everything

@@ -1,4 +1,4 @@
-"""Wrong ints and objects given to the loops that rewrite graphs: an exception, or a result, never a crash."""
+"""Test invalid ints and objects in the loops that rewrite graphs: an exception or a result, never a crash."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def draw(seed: int) -> Graph:
 
 
 def spoilt(rng: np.random.Generator, array: Any) -> Any:
-    """A copy with some ints that are wrong, or with another length."""
+    """Return a copy with some invalid ints or another length."""
     wrong = array.copy()
     if wrong.size and rng.random() < 0.9:
         near = rng.choice(wrong.ravel()) + rng.integers(-1, 2)
@@ -36,7 +36,7 @@ def spoilt(rng: np.random.Generator, array: Any) -> Any:
 
 
 def spoil(rng: np.random.Generator, graph: Graph) -> tuple[Any, Any, TypeArrays]:
-    """The words, floats and types of a graph, one of them wrong, or two of the types."""
+    """Return the words, floats and types of a graph, with one of them, or two of the types, invalid."""
     words, floats, types = graph.words, graph.floats, graph.types.arrays()
     which = rng.integers(5)
     if which == 0:

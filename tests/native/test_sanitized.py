@@ -1,4 +1,4 @@
-"""The native core, built with sanitizers of memory, of undefined behaviour and of threads, passes tests that run it."""
+"""Test the native core, built with sanitizers for memory, undefined behaviour and threads, by running its tests."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ WITH_THREADS = (
 
 
 def find_library(name: str) -> str:
-    """Find the library of a sanitizer, which has to be loaded before all others."""
+    """Find the library of a sanitizer, which must be loaded before all others."""
     found = ""
     if shutil.which("g++"):
         command = ("g++", f"-print-file-name={name}.so")
@@ -53,13 +53,13 @@ def find_library(name: str) -> str:
 
 
 def run(library: str, module: Path, program: str, arguments: Sequence[Any], **options: str) -> Any:
-    """Run a program with a module in the place of the native core."""
+    """Run a program with a module in place of the native core."""
     command, env = (sys.executable, "-c", LOAD + program, module, *arguments), {"LD_PRELOAD": library, **options}
     return subprocess.run(command, cwd=ROOT, env=os.environ | env, capture_output=True, text=True, check=False)
 
 
 def pass_tests(library: str, module: Path, paths: Sequence[str], **options: str) -> None:
-    """Run tests, all of which must pass without a finding."""
+    """Run tests and check that they pass without findings."""
     arguments = ["-q", "-p", "no:cacheprovider", *(ROOT / "tests" / path for path in paths)]
     done = run(library, module, TESTS, arguments, **options)
     assert done.returncode == 0, f"{done.stdout[-5000:]}{done.stderr[-5000:]}"
@@ -68,32 +68,32 @@ def pass_tests(library: str, module: Path, paths: Sequence[str], **options: str)
 
 @pytest.fixture(scope="module")
 def checked_memory(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """The library of AddressSanitizer, and a module with it and UndefinedBehaviorSanitizer."""
+    """Return the library of AddressSanitizer, and a module built with it and UndefinedBehaviorSanitizer."""
     return find_library("libasan"), build_sanitized(tmp_path_factory.mktemp("memory"), "address,undefined")
 
 
 @pytest.fixture(scope="module")
 def checked_threads(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """The library of ThreadSanitizer, and a module with it."""
+    """Return the library of ThreadSanitizer, and a module built with it."""
     return find_library("libtsan"), build_sanitized(tmp_path_factory.mktemp("threads"), "thread")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("folder", "malloc"), [("graph", "pymalloc"), ("native", "malloc"), ("trace", "pymalloc")])
 def test_the_quick_tests_pass_with_sanitizers(folder: str, malloc: str, checked_memory: tuple[str, Path]) -> None:
-    """With Python's objects under guard, too, where that does not take too long."""
+    """Python's objects are also guarded (malloc), where that is not too slow."""
     pass_tests(*checked_memory, [folder], ASAN_OPTIONS="detect_leaks=0", PYTHONMALLOC=malloc)
 
 
 @pytest.mark.slow
 def test_threads_do_not_race(checked_threads: tuple[str, Path]) -> None:
-    """OpenBLAS has no threads of its own here: its locks are unknown to the sanitizer."""
+    """OpenBLAS runs on one thread, because the sanitizer does not know its locks."""
     pass_tests(*checked_threads, WITH_THREADS, OPENBLAS_NUM_THREADS="1")
 
 
 @pytest.mark.slow
 def test_a_race_is_found(checked_threads: tuple[str, Path]) -> None:
-    """Two threads that change the same parameter."""
+    """Two threads change the same parameter."""
     done = run(*checked_threads, RACE, [], OPENBLAS_NUM_THREADS="1")
     assert done.returncode == 66, done.stderr[-5000:]
     assert "data race" in done.stderr

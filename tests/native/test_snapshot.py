@@ -1,4 +1,4 @@
-"""Snapshots of containers: they hold exactly as long as each container has the same objects in the same order."""
+"""Test snapshots of containers: they hold exactly while each container has the same objects in the same order."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ N_PROGRAMS = 300
 
 
 class Thing:
-    """An object that only identity tells from others."""
+    """An object that is compared by identity."""
 
 
 class Named(dict[Any, Any]):
-    """A dict of another class."""
+    """A subclass of dict."""
 
 
 def contents(containers: list[Any], owners: list[Any]) -> list[Any]:
-    """The objects in containers, written from the definition."""
+    """Return the objects in containers, by definition."""
     found = []
     for container in [*containers, *map(vars, owners)]:
         values = [*container.values()] if isinstance(container, Mapping) else []
@@ -41,7 +41,7 @@ MAKERS: list[Callable[[list[Any]], Any]] = [
 
 
 def change(draw: random.Random, container: Any, things: list[Any]) -> None:
-    """Change a container, or put the same objects there again."""
+    """Change a container, or put the same objects back."""
     thing = draw.choice(things)
     if isinstance(container, (list, deque)):
         edits: list[Callable[[], Any]] = [

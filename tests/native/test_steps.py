@@ -1,4 +1,4 @@
-"""Native steps, called by their addresses as a run calls them, against float64 NumPy on operands drawn at random."""
+"""Test native steps, called by address as in a run, against float64 NumPy on random operands."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Stage:
         self.slots[SCRATCH], self.slots[TABLE] = address_of(self.scratch), address_of(self.fields)
 
     def place(self, rng: np.random.Generator, values: Array) -> tuple[Array, tuple[int, int, int, int]]:
-        """Put rows somewhere into an array of their own; return them there, and the numbers of the operand."""
+        """Place rows at a random offset in a new array; return them, and the numbers that describe the operand."""
         first, offset, gap = rng.integers(0, 9, 3).tolist()
         step, before = values.shape[1] + gap, first + offset
         whole = np.full(before + len(values) * step + 1, UNTOUCHED, values.dtype)
@@ -49,13 +49,13 @@ class Stage:
         kind(FUNCTIONS[function])(address_of(self.slots), address_of(descriptor), 0)
 
     def assert_rest_untouched(self, written: Array) -> None:
-        """Nothing but `written` changed in the last operand."""
+        """Check that nothing but `written` changed in the last operand."""
         written[...] = UNTOUCHED
         assert set(self._alive[-1].tolist()) == {UNTOUCHED}
 
 
 def describe(dtype: np.dtype[np.void], itemsize: int, **numbers: Any) -> Array:
-    """The descriptor of a step over rows whose number is the first of five fields of a tile."""
+    """Return the descriptor of a step over rows; their number is the first of a tile's five fields."""
     descriptor = np.zeros((), dtype)
     for name, number in {"n_fields": 5, "rows": 0, "itemsize": itemsize, **numbers}.items():
         descriptor[name] = number
@@ -67,7 +67,7 @@ def describe(dtype: np.dtype[np.void], itemsize: int, **numbers: Any) -> Array:
 @pytest.mark.parametrize("seed", range(12))
 def test_rows_times_a_matrix(dtype: str, is_rounded: bool, seed: int) -> None:
     if is_rounded and dtype == "float64":
-        return  # only float32 numbers are rounded
+        return  # only float32 is rounded
     rng, routine = np.random.default_rng(seed), get_provider("numpy").addresses.get(dtype)
     if routine is None:
         pytest.skip("NumPy has no library whose routines can be found")
@@ -91,7 +91,7 @@ def test_rows_times_a_matrix(dtype: str, is_rounded: bool, seed: int) -> None:
 @each("form", ["rows", "columns"])
 @pytest.mark.parametrize("seed", range(12))
 def test_strips_of_a_gradient_make_all_of_it(dtype: str, form: str, seed: int) -> None:
-    """In three strips, some of which may be empty; the gradient may be the transpose of rows."""
+    """In three strips, some possibly empty. The gradient may be stored transposed."""
     rng, routine = np.random.default_rng(seed), get_provider("numpy").addresses.get(dtype)
     if routine is None:
         pytest.skip("NumPy has no library whose routines can be found")
@@ -118,7 +118,7 @@ def test_strips_of_a_gradient_make_all_of_it(dtype: str, form: str, seed: int) -
 @each("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("n_rows", [0, 1, 2, 3, 4, 5, 7, 9, 1250])
 def test_strips_of_a_sum_make_all_of_it(dtype: str, n_rows: int) -> None:
-    """Of whole numbers, so that no order matters; added to rows, and to a transpose, of a matrix of their own."""
+    """Of whole numbers, so that order does not matter. Added to contiguous, padded and transposed matrices."""
     rng = np.random.default_rng(n_rows)
     m, n = rng.integers(1, 60, 2).tolist()
     stage = Stage(n_rows)

@@ -1,4 +1,4 @@
-"""The tapes of the native recorder: the calls of derivatives that they log are those that the definition says."""
+"""Test the tapes of the native recorder: the derivative calls that they log are those of the definition."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from helpers.runs.recordings import value_class
 STAGE = Stage()
 VALUES = value_class()
 SHAPE = (2,)
-SOURCE, PAIR, LISTED, SUM, ZEROS = range(5)  # forms
+SOURCE, PAIR, LISTED, SUM, ZEROS = range(5)  # numbers of forms
 CODES = [(0,), (1, VALUE, 1, 0, VALUE, 1, 1), (2, EACH, 1, 1, 0, WORDS, 1), (3, EACH, 1, 1, 0), (4,)]
 LAYOUTS = [
     [0, 0, 1, 0, 0, -1, 0, 0],
@@ -28,9 +28,9 @@ FLOATS = [0, 0, 1]
 
 
 class Recorder:
-    """An owner of a log whose cells are: a pair of values, and a list of values with an int and a float.
+    """The owner of a log with cells for a pair of values, and for a list of values with an int and a float.
 
-    The derivative of a call logs all that the call logged, then what it is given.
+    The derivative of a call logs everything that the call logged, followed by its own arguments.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Recorder:
         return made
 
     def logged(self, begin: int) -> list[int]:
-        """What was logged from some position on."""
+        """Return what was logged from a position on."""
         return self.log.ints(begin, len(self.log))
 
 
@@ -81,7 +81,7 @@ def recorder() -> Iterator[Recorder]:
 
 
 def sources(recorder: Recorder, n: int) -> list[int]:
-    """The refs of values that no tape has."""
+    """Log n values that are on no tape; return their refs."""
     return [recorder.log.add(SOURCE, (), ()) for _ in range(n)]
 
 
@@ -95,7 +95,8 @@ def test_gradients_add_up(recorder: Recorder) -> None:
     begin = len(log)
     found = tape.gradients([b], [seed], [x], ())
     first, last = b + 256, b + 512
-    # The gradient of b has two results, by a: as outputs of one call they are summed before another call reads them.
+    # The gradient of b has two results, both by a. As outputs of one call, they are summed before another call reads
+    # them.
     total = last
     assert recorder.logged(begin) == [first, a, a, 1, seed, total, 2, first, first + 1, total + 256, x, y, 1, total]
     assert found.total(x, SHAPE) == total + 256
