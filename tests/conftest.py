@@ -1,4 +1,4 @@
-"""Fixtures for all tests."""
+"""Define fixtures for all tests."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from helpers.runs.commands import Command, make_command
 
 
 def pytest_sessionstart() -> None:
-    """Refuse to test a native core that is older than its sources; restore Ctrl-C for the processes that tests start.
+    """Refuse to test a native core older than its sources, and restore Ctrl-C for subprocesses of tests.
 
-    A shell without job control has its background jobs ignore Ctrl-C, and their children inherit that.
+    A shell without job control makes its background jobs ignore Ctrl-C, and their children inherit that.
     """
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -39,7 +39,7 @@ def pytest_sessionstart() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the cases of tests with `cases(quick, slow)`: the first ones are quick, up to `slow` slow, the rest long."""
+    """Mark the cases of tests with `cases(quick, slow)`: unmarked up to `quick`, slow up to `slow`, and then long."""
     seen = Counter[str]()
     for item in items:
         mark = item.get_closest_marker("cases")
@@ -53,14 +53,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test reads or writes what the user's cache holds, or computes something else while a helper compiles."""
+    """Keep tests away from the user's cache, and let them wait for compiled code."""
     monkeypatch.setenv("AUTOBATCH_CACHE", "off")
     monkeypatch.setenv("AUTOBATCH_COMPILE_WAIT", "inf")
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _interpreted() -> Iterator[None]:
-    """Tests that name no backend wait for no compiler."""
+    """Use the reference backend unless a test names another, so that nothing waits for a compiler."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AUTOBATCH_BACKEND", "reference")
         yield
@@ -68,7 +68,7 @@ def _interpreted() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _patient() -> Iterator[None]:
-    """However slow the machine, no command prints a line because its work takes long; tests of that set the times."""
+    """Print no lines because of slow work, whatever the machine; tests of such lines set the times."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("SECONDS_BETWEEN_LINES", "SECONDS_UNTOLD"):
             patch.setattr(f"autobatch.cli.progress.{name}", math.inf)
@@ -78,7 +78,7 @@ def _patient() -> Iterator[None]:
 
 @pytest.fixture(params=["host", pytest.param("gpu", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Device:
-    """The processor in place of a GPU, and a GPU."""
+    """Return the CPU in place of a GPU, or a GPU."""
     if request.param == "host" and shutil.which("g++") is None:
         pytest.skip("needs g++, which builds kernels for the processor")
     monkeypatch.setenv("AUTOBATCH_CUDA", "host" if request.param == "host" else "")
@@ -90,20 +90,20 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> D
 
 @pytest.fixture(autouse=True, scope="module")
 def _frozen() -> None:
-    """Exclude what earlier modules left from garbage collection, which would traverse gigabytes again and again."""
+    """Exclude the remains of earlier modules from garbage collection, which would traverse gigabytes repeatedly."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture
 def _checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cells, graphs, schedules and plans are checked from their definitions as they are made."""
+    """Check cells, graphs, schedules and plans by definition when they are made."""
     monkeypatch.setenv("AUTOBATCH_CHECK", "1")
 
 
 @pytest.fixture
 def command(capfd: pytest.CaptureFixture[str]) -> Iterator[Command]:
-    """Run a command in this process; give its exit status and what it printed. Its log ends with the test."""
+    """Run a command in this process; return its exit status and output. Its log ends with the test."""
     yield make_command(capfd)
     log = logging.getLogger("autobatch.serve")
     log.handlers.clear()
@@ -112,7 +112,7 @@ def command(capfd: pytest.CaptureFixture[str]) -> Iterator[Command]:
 
 @pytest.fixture
 def model() -> Iterator[Model]:
-    """A model, whose cells and whose batched loss work as before when the test is over."""
+    """Yield a model, and check afterwards that its cells and its batched loss work as before."""
     model = Model()
     attributes = set(vars(model))
     expected = [model.loss(word) for word in range(N_WORDS)]

@@ -1,6 +1,7 @@
-"""A warm step of training on the cpu backend allocates nothing that grows with model or trees; processes do not grow.
+"""Test that a warm training step on the cpu backend allocates nothing that grows, nor do processes grow.
 
-Counted are the arrays of NumPy, while a mini-batch runs whose plan is known: forward, backward, and the optimizer.
+A step with a known plan (forward, backward and optimizer) may allocate no NumPy array whose size depends on the
+model or the trees.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from autobatch.models.data.tree import Tree
 from autobatch.models.tree_lstm import TreeLSTM
 from helpers.counters.counting_arrays import counting
 
-BYTES_PER_INSTANCE, BYTES_BESIDE = 48, 256  # losses and what they are weighted by, a few times; single numbers
+BYTES_PER_INSTANCE, BYTES_BESIDE = 48, 256  # losses and their weights, a few times; scalars
 
 
 WARM_UP = 10  # steps
 
 
 def make_step(dim: int, depth: int, n_instances: int, backend: Any, **options: Any) -> Callable[[], None]:
-    """A training step of a Tree-LSTM on full trees, on the same recorded graphs each time."""
+    """Return a training step of a Tree-LSTM on full trees, with the same recorded graphs each time."""
 
     def draw(height: int) -> Tree[int]:
         if height == 0:
@@ -75,7 +76,7 @@ def test_ten_thousand_steps_do_not_grow_the_process(plan_cache: int) -> None:
     for _ in range(1000):
         step()
     gc.collect()
-    objects = len(gc.get_objects())  # a list of all of them, which takes memory itself
+    objects = len(gc.get_objects())  # the list itself takes memory
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for _ in range(10_000):
         step()

@@ -1,4 +1,4 @@
-"""Settings of a batched function that change while it is in use: what was sized or decided for others is made anew."""
+"""Test settings that change while a batched function is in use: sizes and decisions are updated."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BACKENDS: dict[str, Callable[[], Any]] = {
 
 
 class Net(ab.Module):
-    """A sum of states of a chain; each number of steps modulo 4 has a cell of its own."""
+    """A sum over the states of a chain, with a separate cell for each number of steps modulo 4."""
 
     def __init__(self, dim: int, dtype: str = "float32") -> None:
         rng = np.random.default_rng(0)
@@ -56,7 +56,7 @@ class Net(ab.Module):
 
 
 def results(run: Any, batch: Any) -> list[Any]:
-    """What a function computes for a mini-batch, in inference and training."""
+    """Run a mini-batch in inference and training; return the results."""
     value, grads = run.value_and_grad(batch)
     return [run(batch), value, *(np.array(gradient) for gradient in grads.values())]
 
@@ -67,7 +67,7 @@ def assert_alike(found: list[Any], wanted: list[Any], tolerance: float) -> None:
 
 
 def check_precisions(make: Callable[[], Any], dim: int, batch: list[int]) -> None:
-    """A function that changes its precision, and copies that differ in theirs, compute what fresh functions do."""
+    """Compare a function that changes precision, and copies with different ones, with new functions."""
     model = Net(dim)
     wanted = {p: results(ab.batched(model.loss, backend=make(), precision=p), batch) for p in ("float32", "bf16")}
     assert any(np.abs(a - b).max() > 1e-6 for a, b in zip(*wanted.values(), strict=True))
@@ -92,12 +92,12 @@ def test_precision_changes_on_a_used_function(backend: str, n: int) -> None:
 
 @pytest.mark.slow
 def test_precision_changes_on_a_used_compiled_function() -> None:
-    """Rounded rows have room in scratch memory of their own."""
+    """Rounded rows need separate scratch memory."""
     check_precisions(lambda: Cpu(poison=True), 64, [2] * 64)
 
 
 def test_scratch_memory_has_a_size_for_each_precision() -> None:
-    """Whichever was asked for before; rows are rounded in memory of their own."""
+    """The size does not depend on earlier requests; rounded rows take more."""
     run, used = ab.batched(Net(64).loss), Cpu()
     step = run.prepare([2], training=True)
 
@@ -135,7 +135,7 @@ def test_the_dtype_of_a_model_changes(backend: str) -> None:
 
 @dataclass(frozen=True)
 class Noting(MemoryPlanner):
-    """Notes which types it lays out."""
+    """A planner that notes the types that it lays out."""
 
     noted: list[str] = field(default_factory=list, compare=False)
 
@@ -182,7 +182,7 @@ def test_copies_with_planners_of_their_own_keep_their_layouts() -> None:
 
 
 def test_a_plan_depends_on_the_number_of_threads_where_memory_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scratch memory of each thread counts in max_bytes, whichever number the plan before was made for."""
+    """max_bytes includes each thread's scratch memory, whatever number the previous plan was made for."""
     monkeypatch.setattr("autobatch.blas.threads.usable_cores", lambda: 8)
     monkeypatch.setattr("autobatch.blas.threads._all_pools", list)  # torch's pool may be limited to one thread
     model = Net(24)
@@ -202,12 +202,12 @@ def test_a_plan_depends_on_the_number_of_threads_where_memory_is_limited(monkeyp
 
 
 def sized() -> NotingBackend:
-    """The reference backend, of which each thread is said to take some scratch memory."""
+    """Return the reference backend with fake scratch memory for each thread."""
     return NotingBackend(Reference(), extra_bytes=lambda plan, options: 100 * options.threads * options.dtype.itemsize)
 
 
 def test_a_backend_keeps_the_steps_of_so_many_sets_of_types() -> None:
-    """Mini-batches of few types each, of many: what is kept for each set of types is bounded; results are right."""
+    """Each mini-batch uses a few of many types. The number of bound sets is limited, and results stay right."""
     model, backend = Net(3), Cpu()
     run = ab.batched(model.kinds, backend=backend)
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Errors of autobatch say how to report them; those of users, and those that say what to do, do not."""
+"""Test that internal errors say how to report them, unlike errors of users and errors that say what to do."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from helpers.programs.waiting_programs import items
 
 
 class Broken(Reference):
-    """Raises an error where a plan is prepared."""
+    """A backend that raises an error when it prepares a plan."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__()
         self._error = error
 
     def prepare(self, *args: Any) -> Any:
-        """Raise."""
         raise self._error
 
 
@@ -85,7 +84,7 @@ def test_what_checkers_find_is_an_error_of_autobatch_unless_the_planner_is_anoth
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Mine(MemoryPlanner):
-        """A planner that is no longer the package's own."""
+        """A planner that the package did not provide."""
 
     def wrong(*args: Any) -> Any:
         plan = place(*args)

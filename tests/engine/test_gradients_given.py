@@ -1,4 +1,4 @@
-"""Gradients to add to, as `out=` gives them: right however they lie in memory, or refused in one sentence."""
+"""Test gradients to add to, passed as `out=`: correct for any memory layout, or refused with one sentence."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BACKENDS: dict[str, Callable[[], Any]] = {
 
 
 class Net(ab.Module):
-    """Three matrices that planning lays side by side and one that it does not, a bias, a number, and a table."""
+    """Three matrices that planning makes adjacent and one that it does not, a bias, a scalar and a table."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
@@ -45,7 +45,7 @@ class Net(ab.Module):
 
 
 def strided(array: Any) -> Any:
-    """Every second element along each axis of a larger array."""
+    """Return every second element along each axis of a larger array."""
     larger = np.full([2 * n for n in array.shape], np.nan, array.dtype)
     index: tuple[Any, ...] = (slice(None, None, 2),) * array.ndim
     view = larger[(*index, ...)]

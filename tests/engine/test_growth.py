@@ -1,4 +1,4 @@
-"""The work of a step depends on the types in its mini-batch, and not on those that were met before."""
+"""Test that the work of a step depends only on the types in its mini-batch, not on types met earlier."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from helpers.runs.recorded import planned_types, types_of
 
 
 class Shapes(ab.Module):
-    """Cells that are given arrays of any shape."""
+    """Cells that take arrays of any shape."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
@@ -46,14 +46,14 @@ def ids(shapes: Shapes, n: int) -> Any:
 
 
 def several(shapes: Shapes, n: int) -> Any:
-    """Several cells, values of new shapes, an op outside of cells, and an output that no loss depends on."""
+    """Call several cells, with new shapes, an op outside cells, and an output that no loss depends on."""
     return (
         shapes.score(np.ones((n, 4))) + ab.sum(np.ones(n) * shapes.w[0]) + shapes.both(np.ones(n), np.ones((2, n)))[1]
     )
 
 
 def count_calls(function: Callable[..., Any], *args: Any) -> int:
-    """Calls of functions, of Python's and of those in C."""
+    """Count the calls of Python and C functions."""
     profile = cProfile.Profile()
     profile.enable()
     function(*args)
@@ -75,7 +75,7 @@ def test_a_step_costs_the_same_after_any_number_of_shapes(
     for start, stop in pairwise((1, 15, 30, 60)):
         for n in range(start + 1, stop):
             run.value_and_grad([n])
-        for _ in range(2):  # the first one takes in the types met meanwhile
+        for _ in range(2):  # the first run registers the types met meanwhile
             run([2, 3])
             run.value_and_grad([2, 3])
             run.value_and_grad(graphs)
@@ -88,7 +88,7 @@ def test_a_step_costs_the_same_after_any_number_of_shapes(
 
 
 def test_what_is_known_of_types_is_that_of_all_at_once() -> None:
-    """Properties of types are appended when further ones come; they equal those that are made of all of them."""
+    """Properties are appended for new types. They equal properties computed for all types at once."""
     shapes = Shapes()
     run = ab.batched(lambda n: several(shapes, n) + ids(shapes, n), module=shapes, backend="reference")
     for n in range(1, 6):
@@ -110,7 +110,7 @@ def test_what_is_known_of_types_is_that_of_all_at_once() -> None:
 
 
 def _look_at(planned: PlannedTypes) -> list[Any]:
-    """Ask for all that planned types know."""
+    """Return all properties of planned types."""
     stacks: Any = planned.stacks
     return [
         planned.tables, planned.flows, [planned.saved_width], [planned.traces], [planned.row_parameters], [stacks],

@@ -1,4 +1,4 @@
-"""Gradients of each instance, and sums of clipped ones, equal those of a loop over instances."""
+"""Test that per-instance gradients, and sums of clipped ones, equal those of a loop over instances."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TOLERANCE = 1e-10
 
 
 class Net(ab.Module):
-    """A tree network whose parameters are read in all the ways in which gradients differ."""
+    """A tree network whose parameters are read in every way that affects gradients."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
@@ -56,29 +56,29 @@ class Net(ab.Module):
 
     @ab.cell
     def leaf(self, word: int) -> Any:
-        """A row of a table, by a matrix of the word's own."""
+        """Multiply a row of a table by a matrix from another table."""
         return ab.tanh(ab.lookup(self.operators, word) @ ab.lookup(self.words, word) + self.bias)
 
     @ab.cell
     def merge(self, left: Any, right: Any) -> Any:
-        """Matrices that planning lays together, and one that is transposed and read twice."""
+        """Use matrices that planning makes adjacent, and one that is also read transposed."""
         gate = ab.sigmoid(self.left @ left + self.right @ right + self.bias)
         return self.dropout(gate * ab.tanh(self.twice @ left) + (1.0 - gate) * (right @ self.twice))
 
     @ab.cell
     def several(self, children: Any) -> Any:
-        """A matrix that another cell reads, over any number of children."""
+        """Multiply any number of children by a matrix that another cell also reads."""
         return ab.sum_n([self.left @ child for child in children], shape=(DIM,)) * self.scale
 
     @ab.cell
     def choose(self, state: Any, word: int) -> Any:
-        """A table that a product reads, and a lookup; one that is changed for all rows."""
+        """Use a table in a product and a lookup, and a function of all rows of another table."""
         logits = self.tied @ (self.frozen @ state) + ab.softmax(self.words, axis=0) @ state
         return ab.cross_entropy(logits + ab.lookup(self.tied, word)[0], word)
 
     @ab.cell
     def constant(self, word: int) -> Any:
-        """Products with what all nodes share, and a row of a table that a product reads, too."""
+        """Multiply constants shared by all nodes, and a table by one of its own rows."""
         products = ab.sum(ab.tanh(self.left @ np.arange(1.0, DIM + 1))) + ab.sum((self.twice @ np.eye(DIM, 2)) ** 2.0)
         return (products + ab.sum(self.tied @ ab.lookup(self.tied, 3)) + ab.sum(self.scale * self.bias)) * word
 
@@ -117,7 +117,7 @@ def arrays(grads: Any) -> dict[str, Any]:
 
 
 def by_loop(run: Any, batch: Sequence[Any], step: int = 0) -> tuple[Any, dict[str, Any]]:
-    """The losses and the gradients (B, *shape), one instance after the other; each is the first of its own call."""
+    """Return losses and gradients (B, *shape), one instance at a time; each is the first instance of its call."""
     found = []
     for instance in batch:
         run.step = step
@@ -144,7 +144,7 @@ def check_equal(found: Any, wanted: dict[str, Any], tolerance: float = TOLERANCE
 
 
 def check_both(function: Any, batch: Sequence[Any], wanted: Any = None, **options: Any) -> Any:
-    """Gradients of each instance, and clipped sums with weights, against the loop."""
+    """Compare per-instance gradients, and weighted clipped sums, with the loop."""
     losses, grads = by_loop(ab.batched(function, backend="reference"), batch) if wanted is None else wanted
     run = ab.batched(function, **options)
     value, found = run.value_and_grad(batch, reduce="none")
@@ -172,12 +172,12 @@ def test_they_equal_a_loop(backend: str, options: dict[str, Any]) -> None:
 
 
 def test_on_a_device_that_is_none() -> None:
-    """Nothing but functions that CuPy has meets arrays of the device."""
+    """The counting device accepts only functions that CuPy has."""
     check_both(without_dropout().loss, TREES, backend=Counting())
 
 
 def test_on_a_device(device: Device) -> None:
-    """With parameters in its memory, where the gradients are then, and on the host."""
+    """With parameters on the host, and on the device, where the gradients are then."""
     model, wanted = without_dropout(), by_loop(ab.batched(without_dropout().loss, backend="reference"), TREES)
     check_both(model.loss, TREES, wanted, backend="cuda")
     model.to("cuda")
@@ -239,7 +239,7 @@ def test_values_beside_the_loss_come_too_and_have_no_gradient() -> None:
 
 
 def test_nodes_that_no_loss_depends_on_add_nothing() -> None:
-    """Their rows hold gradients of nothing, which may be no numbers."""
+    """Their rows hold undefined gradients, possibly NaN."""
     model = without_dropout()
 
     def pair(tree: Any) -> Any:
@@ -302,11 +302,11 @@ def test_products_of_shorter_numbers_are_rounded_alike(backend: str) -> None:
     check_equal(found, grads, 1e-4)
     _, sums = run.value_and_grad(TREES, "sum", clip="per-instance", max_norm=2.0)
     np.testing.assert_allclose(sums.norms, norms_of(grads), rtol=1e-3)
-    check_equal(sums, clipped(grads, np.ones(len(TREES)), 2.0), 2e-2)  # what is scaled is rounded anew
+    check_equal(sums, clipped(grads, np.ones(len(TREES)), 2.0), 2e-2)  # scaled values are rounded again
 
 
 class Empty(ab.Module):
-    """A matrix without rows, and one without columns, beside an ordinary one."""
+    """A matrix without rows and one without columns, next to an ordinary one."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
@@ -315,12 +315,10 @@ class Empty(ab.Module):
 
     @ab.cell
     def multiply(self, x: Any, nothing: Any) -> Any:
-        """Sum all products."""
         products = ab.matmul(self.rows, x), ab.matmul(self.columns, nothing), ab.matmul(self.matrix, x)
         return ab.sum_n([ab.sum(product) for product in products])
 
     def loss(self, x: Any) -> Any:
-        """Multiply a vector."""
         return self.multiply(x, np.zeros(0))
 
 
@@ -342,7 +340,7 @@ def test_rows_of_any_length() -> None:
 
 
 class Chain(ab.Module):
-    """An LSTM over frames, and a class."""
+    """An LSTM over frames, followed by a classifier."""
 
     def __init__(self, dim: int) -> None:
         rng = np.random.default_rng(0)
@@ -367,7 +365,7 @@ class Chain(ab.Module):
 
 @pytest.mark.parametrize("length", [2, 20])
 def test_they_equal_those_of_torch(length: int) -> None:
-    """By `torch.func`, for chains of one length: of one with products, the other by products of rows."""
+    """Compared with `torch.func`, for a length that uses products and one that uses products of rows."""
     model, rng = Chain(5), np.random.default_rng(1)
     frames, labels = rng.standard_normal((6, length, 5)), rng.integers(0, 2, 6)
     weights = {name: torch.tensor(array) for name, array in model.state_dict().items()}
@@ -419,7 +417,7 @@ def test_random_programs(seed: int) -> None:
 
 
 def test_clipping_holds_no_gradient_of_all_instances() -> None:
-    """Nor what grows with their number: the rows of the values are planned, and no part of what is traced here."""
+    """The peak does not grow with the number of instances, because rows of values are planned and not traced here."""
     model, rng = Chain(48), np.random.default_rng(1)
     model = model.astype("float32")
     batch = [(rng.standard_normal((5, 48)), 1) for _ in range(64)]
@@ -500,7 +498,7 @@ def in_a_group(rank: int, way: dict[str, Any]) -> Any:
 
 @pytest.mark.slow
 def test_processes_clip_their_own_instances(tmp_path: Path) -> None:
-    """And have gradients of these alone, with the draws that one process would make."""
+    """Each process has gradients of its own instances only, with the draws of a single process."""
     run = ab.batched(Net().loss)
     for shares in (True, False):
         run.step = 0
@@ -519,7 +517,7 @@ def test_processes_clip_their_own_instances(tmp_path: Path) -> None:
 
 
 class Torch(torch.nn.Module):
-    """A sum over rows of what a cell makes of each."""
+    """A sum over rows after a cell."""
 
     def __init__(self, runs: str) -> None:
         super().__init__()
@@ -537,7 +535,7 @@ class Torch(torch.nn.Module):
 
 @pytest.mark.parametrize("runs", ["autobatch", "torch"])
 def test_modules_of_torch(runs: str) -> None:
-    """Where torch runs a cell itself, it gives sums over instances alone."""
+    """A cell that torch runs has only sums over instances."""
     model = Torch(runs)
     draw = torch.Generator().manual_seed(1)
     batch = [torch.randn(n, 4, generator=draw, dtype=torch.float64) for n in (1, 3, 2)]

@@ -1,4 +1,4 @@
-"""After a large instance, what is kept for later ones shrinks again: counted in bytes."""
+"""Test that the memory kept for later instances shrinks again after a large one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LARGE, FEW = 9_000, 9
 
 
 class Sums(ab.Module):
-    """Sums of vectors of words."""
+    """Sums of word vectors."""
 
     def __init__(self) -> None:
         self.table = ab.Parameter(np.random.default_rng(0).standard_normal((5, 16)))
@@ -29,12 +29,12 @@ class Sums(ab.Module):
 
 
 def n_logged(run: ab.Batched) -> int:
-    """Bytes that the log of calls keeps for later recordings."""
+    """Return the bytes that the log of calls keeps for later recordings."""
     return run.recorder.calls.log.n_bytes
 
 
 def n_bytes(run: ab.Batched) -> int:
-    """Bytes that the backend keeps for later runs."""
+    """Return the bytes that the backend keeps for later runs."""
     pool: Any = run.backend.pool  # type: ignore[attr-defined]
     return int(pool.n_bytes)
 
@@ -46,7 +46,7 @@ def test_a_large_instance_leaves_little_behind(backend: str) -> None:
     expected = [sums.loss(n) for n in (3, LARGE)]
     for _ in range(3):
         assert run.value_and_grad([LARGE])[0] == pytest.approx(expected[1], rel=1e-4)
-        assert n_logged(run) >= 8 * 3 * LARGE  # of a call its ref, its form, a word and a float
+        assert n_logged(run) >= 8 * 3 * LARGE  # per call: its ref, its form, a word and a float
         assert n_bytes(run) > 4 * 16 * LARGE  # floats of all words
         for _ in range(FEW):
             assert run([3]) == pytest.approx(expected[:1], rel=1e-5)
@@ -69,7 +69,7 @@ def test_instances_that_are_all_large_keep_their_memory() -> None:
 
 
 def test_a_value_that_was_kept_is_no_value_of_a_later_recording() -> None:
-    """Though other calls have the same numbers there."""
+    """Other calls have the same numbers by then."""
     sums, kept = Sums(), list[Any]()
 
     def loss(n: int) -> Any:

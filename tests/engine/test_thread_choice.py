@@ -1,4 +1,4 @@
-"""The number of threads that a given clock makes the best is chosen, watched, and given up on a busy machine."""
+"""Test that the best number of threads is chosen with a fake clock, monitored, and dropped on a busy machine."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from helpers.fakes.clockwork import Chain, Clockwork, make, set_clock, train
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clockwork:
-    """A machine of four cores whose time is known."""
+    """Return a machine with four cores and known times."""
     return set_clock(monkeypatch)
 
 
 def chosen(loss: ab.Batched) -> str:
-    """What `explain` says of the mini-batches that `train` runs."""
+    """Return the choice that `explain` reports for mini-batches of `train`."""
     return next(line for line in str(loss.explain([2, 3, 4, 5], True)).splitlines() if "train up to" in line)
 
 
 def run_trial(seconds: Callable[[int, int], float]) -> tuple[SizeClass, list[int]]:
-    """Run a class until it is settled, by a clock that knows the number of threads and how often it ran."""
+    """Run a class until it is settled; `seconds` maps the number of threads and the run to a time."""
     found, turns = SizeClass(), list[int]()
     while not found.is_settled:
         turns.append(found.next())
         found.add(turns[-1], seconds(turns[-1], turns.count(turns[-1])))
-    return found, turns[1:]  # the first mini-batch is in no trial
+    return found, turns[1:]  # the first mini-batch is not part of a trial
 
 
 @pytest.mark.usefixtures("clock")
@@ -55,7 +55,7 @@ def test_more_threads_must_be_clearly_faster(seconds: float, expected: int) -> N
 
 @pytest.mark.usefixtures("clock")
 def test_more_threads_must_win_most_rounds() -> None:
-    """The median is lower, but two rounds of seven are lost."""
+    """The median is lower, but two of seven rounds are lost."""
     assert run_trial(lambda n, k: {1: 1.0, 2: 1.1 if k in (3, 5) else 0.9, 4: 1.2}[n])[0].threads == 1
     assert run_trial(lambda n, k: {1: 1.0, 2: 1.1 if k == 3 else 0.9, 4: 1.2}[n])[0].threads == 2
 
@@ -77,7 +77,7 @@ def test_a_turn_lasts_until_its_time_is_known() -> None:
 
 @pytest.mark.usefixtures("clock")
 def test_chance_alone_rarely_chooses_more() -> None:
-    """Equal times, a tenth of noise: of 400 trials of two more numbers few end elsewhere."""
+    """With equal times and 10% noise, few of 400 trials choose more than one thread."""
     rng = np.random.default_rng(0)
     found = [run_trial(lambda n, k: float(rng.lognormal(0.0, 0.1)))[0].threads for _ in range(400)]
     assert 0 < sum(n > 1 for n in found) < 100
@@ -92,7 +92,7 @@ def test_a_given_number_is_not_measured(clock: Clockwork) -> None:
 
 
 def test_threads_are_measured_per_class_of_sizes(clock: Clockwork) -> None:
-    """Four threads are twice as fast as two here; every mini-batch runs once."""
+    """Four threads are twice as fast as two. Every mini-batch runs once."""
     loss, backend = make(clock, threads="auto")
     values = train(loss, 61)
     assert ("4 threads (ns per node: 1 thread " in chosen(loss), loss.settled) == (True, True)

@@ -1,4 +1,4 @@
-"""Batched functions called from several threads: every result is the one that a single thread gets."""
+"""Test batched functions called from several threads: all results equal those of a single thread."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BACKENDS: dict[str, Callable[[], Any]] = {"reference": Reference, "cpu": Cpu}
 
 
 class Trees(ab.Module):
-    """Sums over nested tuples of numbers, with two matrices that planning lays side by side."""
+    """Sums over nested tuples of ints, with two matrices that planning makes adjacent."""
 
     def __init__(self, seed: int = 0) -> None:
         rng = np.random.default_rng(seed)
@@ -67,7 +67,7 @@ def draw_batches(n: int, seed: int = 0) -> list[list[Any]]:
 
 
 def in_threads(*works: Callable[[], object], patience: float = 60.0) -> None:
-    """Run each in a thread of its own, begun together; raise what the first of them that failed raised."""
+    """Run each function in its own thread, started together; raise the first error."""
     start, errors = threading.Barrier(len(works)), list[BaseException]()
 
     def run(work: Callable[[], None]) -> None:
@@ -88,7 +88,7 @@ def in_threads(*works: Callable[[], object], patience: float = 60.0) -> None:
 
 
 class Expected:
-    """What one thread gets for each mini-batch: the interpreter, on a model of its own."""
+    """The single-threaded results for each mini-batch, from the reference backend and a separate model."""
 
     def __init__(self, batches: list[list[Any]], name: str = "loss") -> None:
         run = ab.batched(getattr(Trees(), name), backend=Reference())
@@ -99,7 +99,7 @@ class Expected:
             self.grads.append({key: np.array(gradient) for key, gradient in grads.items()})
 
     def check(self, run: Any, n: int, seed: int, recorded: bool = False) -> None:
-        """Call a function so often, in training and inference by turns, as it draws; compare each result."""
+        """Call a function n times on random mini-batches, in training or inference, and compare each result."""
         rng = np.random.default_rng(seed)
         for k in rng.integers(len(self.batches), size=n).tolist():
             batch = run.record_all(self.batches[k]) if recorded and rng.random() < 0.5 else self.batches[k]
@@ -113,7 +113,7 @@ class Expected:
 
 
 def check_four_threads(backend: str, n_calls: int) -> None:
-    """One function, graphs recorded in between, in the midst of new types and sizes of mini-batches."""
+    """Check one function in four threads, with recordings in between and new types and sizes."""
     expected = Expected(draw_batches(12))
     run = ab.batched(Trees().loss, backend=BACKENDS[backend]())
     in_threads(
@@ -141,7 +141,7 @@ def test_one_compiled_function_in_four_threads_over_two_thousand_calls(monkeypat
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("what", ["a model", "a model and a backend", "a copy"])
 def test_functions_that_share(what: str, backend: str) -> None:
-    """Functions whose plans lay the same parameters side by side differently, from the first call on."""
+    """From the first call on, their plans place the same parameters in different orders."""
     batches = draw_batches(8, seed=1)
     names = ("loss", "loss") if what == "a copy" else ("loss", "turned")
     expected = [Expected(batches, name) for name in names]
@@ -159,7 +159,7 @@ def test_functions_that_share(what: str, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_inference_beside_training_sees_whole_steps(backend: str) -> None:
-    """Parameters are those before a step or after one, never some of either; so are stored ones."""
+    """They see parameters from before or after a step, never a mix, and so do stored copies."""
     model = Trees()
     for parameter in model.parameters().values():
         parameter.data = np.ones(parameter.shape)
@@ -185,7 +185,7 @@ def test_inference_beside_training_sees_whole_steps(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_training_in_a_thread_beside_inference_and_eager_calls_in_others(backend: str) -> None:
-    """Each sees the results of its own function: seeds, steps and gradients are not mixed up."""
+    """Each gets the results of its own function; seeds, steps and gradients are not mixed up."""
 
     def train(run: Any, losses: list[float]) -> None:
         optimizer = ab.optim.Adam(module_of(run), lr=0.01)
@@ -234,11 +234,11 @@ def test_steps_are_counted_once_each() -> None:
     assert run.step == 80
 
 
-# Who waits for whom.
+# Which calls wait for which.
 
 
 def test_a_call_beside_a_recording_does_not_wait_for_it() -> None:
-    """Nor do steps of an optimizer or storing the model; a recording may wait for those."""
+    """Optimizer steps and saving the model do not wait either. A recording may wait for those."""
     model, reached, done = Trees(), threading.Event(), threading.Event()
 
     def slow(tree: Any) -> Any:
@@ -263,7 +263,7 @@ def test_a_call_beside_a_recording_does_not_wait_for_it() -> None:
 
 
 def test_a_batched_function_in_a_recording_is_refused() -> None:
-    """With instances or graphs; the function goes on."""
+    """With instances or graphs. The function remains usable."""
     model = Trees()
     run = ab.batched(model.loss)
     graphs = run.record_all([(1, 2)])
@@ -283,7 +283,7 @@ def test_a_batched_function_in_a_recording_is_refused() -> None:
 
 
 def test_a_policy_may_call_another_batched_function() -> None:
-    """It runs in the turn of the call that asked it."""
+    """It runs within the turn of the call that asked for it."""
     model = Trees()
     run = ab.batched(model.turned)
     asked = list[Any]()
@@ -315,7 +315,7 @@ def test_an_error_or_an_interrupt_lets_the_others_go_on(monkeypatch: pytest.Monk
 
 
 def test_threads_come_in_the_order_in_which_they_ask() -> None:
-    """A thread that calls again at once comes after those that wait."""
+    """A thread that calls again immediately comes after the waiting ones."""
     first = list[str]()
     for _ in range(20):
         order = list[str]()
@@ -356,7 +356,7 @@ def test_a_child_process_does_not_wait_for_threads_that_it_does_not_have() -> No
     assert reached.wait(30)
     child = os.fork()
     if child == 0:
-        signal.alarm(30)  # ends the process if it waits
+        signal.alarm(30)  # kills the child if it hangs
         with run.recorder.types.growing.lock:
             pass
         os._exit(0 if np.array_equal(ab.batched(model.loss)([(1, 2)]), expected) else 1)

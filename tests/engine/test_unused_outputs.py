@@ -1,4 +1,4 @@
-"""Outputs that no loss depends on have no gradient, where theirs would not be finite as well (0 times infinity)."""
+"""Test that outputs without influence on a loss get no gradient, even where it would not be finite (0 * inf)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SINGULAR: dict[str, Callable[[Any], Any]] = {
 
 
 class Beside(ab.Module):
-    """A cell that returns a sum of squares and, beside it, something singular of the same state."""
+    """A cell that returns a sum of squares and a singular function of the same state."""
 
     def __init__(self, singular: Callable[[Any], Any], depth: int = 1) -> None:
         rng = np.random.default_rng(0)
@@ -40,11 +40,11 @@ class Beside(ab.Module):
 
     @ab.cell
     def through(self, value: Any, unused: Any) -> Any:
-        """What is not used passes through another cell, which has nothing singular in it."""
+        """Pass an unused value through another cell, which is not singular."""
         return value * 2.0, ab.tanh(unused)
 
     def used(self, x: Any) -> Any:
-        """The loss: of the first output alone."""
+        """Return the first output alone as the loss."""
         return self.both(x)[0]
 
     def passed(self, x: Any) -> Any:
@@ -52,7 +52,7 @@ class Beside(ab.Module):
         return self.through(value, unused)[0]
 
     def chained(self, x: Any) -> Any:
-        """The state of a node is read by the next."""
+        """Chain the cell; each node reads the previous state."""
         total, h = 0.0, x
         for _ in range(3):
             value, _, h = self.both(h)
@@ -64,20 +64,20 @@ class Beside(ab.Module):
         return value, unused
 
     def mixed(self, instance: tuple[Any, bool]) -> Any:
-        """Some nodes use both outputs."""
+        """Use both outputs, or only the first."""
         x, uses_both = instance
         value, other, _ = self.both(x)
         return value + other if uses_both else value
 
     def alone(self, x: Any) -> Any:
-        """The function itself holds what is not used; each op is a node."""
+        """Hold an unused value in the function itself, where each op is a node."""
         value, unused, _ = self.both(x)
         logged = ab.log(unused * 0.0)
         return self.through(value, logged)[0]
 
 
 def gradients_by_hand(model: Beside, xs: list[Any], chain: int = 1) -> Any:
-    """Of the mean over `xs` of the sum over k of |W^k x|^2, for W."""
+    """Return the gradient for W of the mean over `xs` of the sum over k of |W^k x|^2."""
     w, total = model.W.data, np.zeros((DIM, DIM))
     for x in xs:
         states = [x]
@@ -117,7 +117,7 @@ def test_what_is_not_used_has_no_gradient(use: str, name: str, n: int, backend: 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_nodes_that_use_all_outputs_have_all_gradients(backend: str) -> None:
-    """Of one cell, some nodes use the logarithm, of numbers above 0, and others do not, of 0."""
+    """Some nodes of a cell use the logarithm, of positive numbers, and others do not, with a logarithm of 0."""
     model = Beside(lambda h: ab.log(h * h)).astype("float64")
     xs = draw(20)
     uses = [bool(k % 3) for k in range(19)] + [False]
@@ -130,7 +130,7 @@ def test_nodes_that_use_all_outputs_have_all_gradients(backend: str) -> None:
 
 
 class Logged(ab.Module):
-    """A cell with one output, whose weights get a gradient that is not finite from rows of zeros."""
+    """A cell with one output, whose weights get a non-finite gradient from rows of zeros."""
 
     def __init__(self) -> None:
         self.W = ab.Parameter(np.abs(np.random.default_rng(0).standard_normal((DIM, DIM))))
@@ -140,13 +140,13 @@ class Logged(ab.Module):
         return ab.sum(ab.log(self.W @ x))
 
     def loss(self, x: Any) -> Any:
-        """The same cell is called on zeros, for something beside the loss."""
+        """Return the loss, and the same cell on zeros as an additional result."""
         return self.logged(x), self.logged(x * 0.0)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_rows_of_a_batch_that_no_loss_depends_on_leave_weights_alone(backend: str) -> None:
-    """Of the rows of one batch half are active: the weights get their gradients alone."""
+    """Half of a batch's rows are active, and the weights get only their gradients."""
     model = Logged().astype("float64")
     xs = [np.abs(x) + 0.1 for x in draw(8)]
     loss = batched(model.loss, backend)
@@ -177,7 +177,7 @@ def test_plans_are_found_again_and_parts_are_right(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_loss_may_be_any_of_what_is_returned(backend: str) -> None:
-    """One graph, two structures: the plan of one is not taken for the other."""
+    """One graph with two structures: they must not share a plan."""
     model = Beside(SINGULAR["log"]).astype("float64")
     loss = batched(model.with_aux, backend)
     xs = [np.ones(DIM), np.zeros(DIM)]

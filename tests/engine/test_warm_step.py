@@ -1,4 +1,4 @@
-"""A warm training step, of recorded graphs whose plan is known, does what changes from step to step alone."""
+"""Test that a warm training step, with recorded graphs and a known plan, only does what changes between steps."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ SMALL_CALLS = {
     ("instances", "inference"): 288, ("recorded", "inference"): 207, ("plan found", "inference"): 140,
     ("instances", "training"): 342, ("recorded", "training"): 263, ("plan found", "training"): 186,
 }  # fmt: skip
-"""The most calls of functions, of Python and of C, for one instance; see `experiments/latency.py`."""
+"""The maximum number of calls of Python and C functions for one instance; see `experiments/latency.py`."""
 LIBRARY_CALLS = 22
-"""More calls that limit the threads of a library, where one multiplies."""
+"""Additional calls that limit the threads of a library, for backends that use one."""
 
 
 class Step(ab.Module):
-    """A step of an LSTM with an output layer."""
+    """An LSTM step with an output layer."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
@@ -38,7 +38,6 @@ class Step(ab.Module):
 
     @ab.cell
     def step(self, x: Any, h: Any, c: Any) -> Any:
-        """Compute logits and the next state."""
         h, c = self.lstm(x, (h, c))
         return self.output(h), h, c
 
@@ -52,7 +51,7 @@ class Step(ab.Module):
 @pytest.mark.parametrize("library", [PACKED, "numpy"])
 @pytest.mark.parametrize(("way", "mode"), SMALL_CALLS)
 def test_a_call_of_one_instance_makes_few_calls(way: str, mode: str, library: str) -> None:
-    """Unrecorded, recorded before, and with a plan that is found; the least of several, as some work is done rarely."""
+    """Unrecorded, recorded, and with a known plan. Uses the minimum of several runs, because some work is rare."""
     if library == PACKED and not has_avx512():
         pytest.skip("autobatch's own products need AVX-512")
     model, states = Step(), [tuple(np.random.default_rng(1).standard_normal((3, 8)).astype(np.float32))]
@@ -69,7 +68,7 @@ def test_a_call_of_one_instance_makes_few_calls(way: str, mode: str, library: st
 
 
 def test_a_warm_step_enters_few_files_and_makes_few_calls() -> None:
-    """Whatever a call pays is counted: a feature that adds to it is seen here."""
+    """A feature that adds work to every call makes this fail."""
     model, instances = CASES[0].draw(seed=5, n_instances=8, dim=8)
     loss = ab.batched(model.astype("float32").loss, policy="score", backend="cpu")
     graphs = loss.record_all(instances)
@@ -88,7 +87,7 @@ def test_a_warm_step_enters_few_files_and_makes_few_calls() -> None:
 
 
 def test_a_step_costs_the_same_whatever_the_number_of_instances() -> None:
-    """But for what looks at each of them: their digests, and the structures of their results."""
+    """Except for work per instance: their digests, and the structures of their results."""
     totals = []
     for n_instances in (4, 32):
         model, instances = CASES[0].draw(seed=5, n_instances=n_instances, dim=8)
@@ -101,14 +100,13 @@ def test_a_step_costs_the_same_whatever_the_number_of_instances() -> None:
 
 
 class Walk(ab.Module):
-    """A program that waits for a choice in each of some steps."""
+    """A program that awaits a choice in each step."""
 
     def __init__(self) -> None:
         self.inner = ab.Linear(4, 4, rng=np.random.default_rng(0))
 
     @ab.cell
     def step(self, x: Any) -> Any:
-        """Compute the next state."""
         return ab.tanh(self.inner(x))
 
     async def run(self, x: Any) -> int:
