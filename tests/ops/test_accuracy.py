@@ -1,7 +1,7 @@
-"""Every op against extended precision over the whole range of its inputs, on both backends, and its slope.
+"""Test every op and its slope against extended precision over the whole input range, on both backends.
 
-Limits are in units of the last place (of the result, or of a scale where terms of that size cancel) and are what was
-measured, rounded up: the tables name what each op is allowed, in float32 and float64.
+Limits are in units of the last place (of the result, or of a scale where terms of that size cancel). They are measured
+errors, rounded up: the tables say what each op is allowed, in float32 and float64.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROOT_HALF = np.sqrt(Wide(0.5))
 
 
 def lower(x: Array) -> Array:
-    """The share of the normal distribution below x."""
+    """Return the normal distribution function at x."""
     half = erfc(np.minimum(np.abs(x), 200) * ROOT_HALF) / 2
     return np.where(x < 0, half, 1 - half)
 
@@ -40,7 +40,7 @@ def density(x: Array) -> Array:
 
 
 def finite(x: Array) -> Array:
-    """Without the infinities, of which some limit is a product with zero."""
+    """Clip infinities, because some limits are products with zero."""
     return np.clip(x, -1e4, 1e4)
 
 
@@ -59,9 +59,9 @@ class Unary(NamedTuple):
 
     Attributes:
         exact, slope: in extended precision.
-        ulp: allowed in float32 and in float64.
-        slope_ulp: allowed of the slope; `scale` gives the size of what cancels in it.
-        power: where an exponential has an argument that is rounded, how many ulp a unit of that argument adds.
+        ulp: allowed error in float32 and in float64.
+        slope_ulp: allowed error of the slope; `scale` is the size of terms that cancel in it.
+        power: additional ulp per unit of an exponent that is rounded.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Unary(NamedTuple):
 
 
 def square(x: Array) -> Array:
-    """Of what can be squared in an exponent."""
+    """Square x, limited so that it can be an exponent."""
     return np.asarray(np.minimum(x * x, 2000))
 
 
@@ -108,7 +108,7 @@ UNARY = (
 
 
 class Shifted(ab.Module):
-    """Applies ops to x, and to x + p, where p is 0 and its gradient is the slope."""
+    """Ops at x, and at x + p for a parameter p = 0, whose gradient is the slope."""
 
     def __init__(self, dtype: str, size: int) -> None:
         self.shifts = [ab.Parameter(np.zeros(size)) for _ in UNARY]
@@ -125,7 +125,7 @@ class Shifted(ab.Module):
 
 @cache
 def computed(backend: str, dtype: str) -> tuple[Array, list[Array]]:
-    """Numbers, and every op of them."""
+    """Return inputs and the results of every op."""
     x = spread(np.dtype(dtype).type, N_DRAWN)
     model = Shifted(dtype, x.size)
     values = ab.batched(model.values, module=model, backend=BACKENDS[backend]())([x, x[::-1]])
@@ -134,7 +134,7 @@ def computed(backend: str, dtype: str) -> tuple[Array, list[Array]]:
 
 @cache
 def slopes(backend: str, dtype: str) -> tuple[Array, list[Array]]:
-    """Numbers, and the slope of every op there."""
+    """Return inputs and the slopes of every op."""
     x = spread(np.dtype(dtype).type, N_DRAWN)
     model = Shifted(dtype, x.size)
     loss = ab.batched(model.total, module=model, backend=BACKENDS[backend]())
@@ -177,7 +177,7 @@ def test_slopes(number: int, backend: str, dtype: str) -> None:
 
 
 def check(x: Array, found: Array, errors: Array, limit: Array) -> None:
-    """Say where the error is furthest above its limit."""
+    """Check errors against limits; report the worst excess."""
     with np.errstate(all="ignore"):
         worst = int(np.argmax(errors / limit))
     assert (errors <= limit).all(), f"{errors[worst]:.3g} ulp at {x[worst]!r}, which gives {found[worst]!r}"
@@ -198,7 +198,7 @@ BINARY: tuple[tuple[str, Callable[[Any, Any], Any], Callable[[Array, Array], Arr
 
 @ab.cell
 def of_two(x: Any, y: Any) -> tuple[Any, ...]:
-    """Every op of two numbers."""
+    """Apply every op of two arguments."""
     return tuple(ab.where(x, y, x) if compute is ab.where else compute(x, y) for _, compute, _, _ in BINARY)
 
 
@@ -236,7 +236,7 @@ LABEL = 0
 
 @ab.cell
 def of_logits(x: Any, label: int) -> tuple[Any, ...]:
-    """What is made of logits, by one op and by hand."""
+    """Apply functions of logits, by one op and by their formula."""
     peak = ab.max(x)
     total = ab.sum(ab.exp(x - peak))
     return ab.log_softmax(x), ab.cross_entropy(x, label), ab.softmax(x), x - peak - ab.log(total), peak + ab.log(total)
@@ -250,13 +250,13 @@ def exact_of_logits(x: Array) -> tuple[Array, ...]:
 
 
 def errors_of_logits(x: Array, found: Sequence[Any]) -> list[float]:
-    """The worst errors, in units of the last place of at least 1 where it is a logarithm."""
+    """Return the worst errors, in units of the last place; for logarithms, of numbers of at least 1."""
     errors = []
     with np.errstate(all="ignore"):
         for kind, (values, exact) in enumerate(zip(found, exact_of_logits(x.astype(Wide)), strict=True)):
             is_share = kind == 2
             error = distance(np.atleast_1d(values), np.atleast_1d(exact), 0.0 if is_share else 1.0, signed=False)
-            rounded = np.nan_to_num(np.abs(np.log(exact)), posinf=0) if is_share else 0.0  # the exponents are
+            rounded = np.nan_to_num(np.abs(np.log(exact)), posinf=0) if is_share else 0.0  # the exponents are rounded
             errors.append(float(np.max(error - rounded)))
     return errors
 
@@ -264,7 +264,7 @@ def errors_of_logits(x: Array, found: Sequence[Any]) -> list[float]:
 @pytest.mark.cases(2)
 @pytest.mark.parametrize(("backend", "dtype"), ON)
 def test_logits_of_any_size(backend: str, dtype: str) -> None:
-    """x - peak comes first, and is exact: 1e8 - (1e8 + log 2) would be 0, where -0.69 is right."""
+    """x - peak must be computed first and is exact: 1e8 - (1e8 + log 2) would be 0, but -0.69 is right."""
     run = ab.batched(lambda x: of_logits(x, LABEL), module=Shifted(dtype, 1), backend=BACKENDS[backend]())
     instances = [np.array(x, dtype) for x in LOGITS.values()]
     for together in (64 * instances, *([x] for x in instances)):
@@ -276,7 +276,7 @@ def test_logits_of_any_size(backend: str, dtype: str) -> None:
 
 @ab.cell
 def of_row(x: Any) -> tuple[Any, ...]:
-    """Sums, and what is made of them."""
+    """Apply sums and functions of sums."""
     return ab.layer_norm(x, np.ones(N_LONG), np.zeros(N_LONG)), ab.sum(x), ab.mean(x), ab.sum(x * x)
 
 
@@ -288,7 +288,7 @@ def exact_of_row(x: Array) -> tuple[Any, ...]:
 @pytest.mark.cases(1)
 @pytest.mark.parametrize(("backend", "dtype"), ON)
 def test_long_rows(backend: str, dtype: str) -> None:
-    """Sums of n terms are within n / 2 units of that of magnitudes; layer_norm leaves no variance of a large mean."""
+    """Sums of n terms are within n / 2 units of the sum of magnitudes, and layer_norm ignores a large mean."""
     rng = np.random.default_rng(0)
     draws = rng.standard_normal(N_LONG)
     rows = {

@@ -1,4 +1,4 @@
-"""Pullbacks are made of ops that have pullbacks, to any order, but for ops that are constant in pieces."""
+"""Test that pullbacks consist of ops with pullbacks, to any order, except for piecewise constant ops."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DROPOUT = Case("dropout", lambda x: ops.dropout(x, 0.5), lambda x: x, ((3,),))
 
 
 def ops_of(case: Case | RowsCase) -> tuple[set[str], set[str]]:
-    """The ops in the pullbacks of pullbacks of pullbacks of a case: those with a gradient, and those where one ends."""
+    """Return the ops in third-order pullbacks: those that pass a gradient on, and those where one ends."""
     found: list[tuple[set[str], set[str]]] = []
 
     def note(values: Sequence[Any]) -> None:

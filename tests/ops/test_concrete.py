@@ -1,4 +1,4 @@
-"""Values that are differentiated are compared, converted and formatted as NumPy's arrays are."""
+"""Test that values under differentiation compare, convert and format like NumPy arrays."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NUMBERS = np.array([1.5, -0.25, 2.0])
 
 
 def inside(depth: int, kind: str, check: Callable[[Any, Any], Any]) -> None:
-    """Check a value inside derivatives of this depth, against the array that it is."""
+    """Check a value inside nested derivatives against the array that it stands for."""
     found = list[Any]()
 
     def function(x: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Scalar expressions: each op's means what its kernel computes; what is no expression is refused."""
+"""Test that an op's scalar expression equals its kernel, and that invalid expressions are refused."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ VALUES = np.array([-2.5, -1.0, -0.0, 0.0, 0.25, 1.0, 3.0, np.nan, np.inf, -np.in
 
 
 def show(tree: Expression) -> str:
-    """The text of an expression, arguments as x0, x1, ..."""
+    """Format an expression with arguments x0, x1, ..."""
     return show_expression(tree, lambda leaf: f"x{leaf.number}" if isinstance(leaf, Read) else str(leaf.data))  # type: ignore[attr-defined]
 
 
 def evaluate(tree: Expression, args: list[np.float64]) -> Any:
-    """The value of an expression, by NumPy and by the kernels of the ops that have a function's name."""
+    """Evaluate an expression with NumPy and the kernels of the ops named like its functions."""
 
     def value(tree: Expression) -> Any:
         match tree:

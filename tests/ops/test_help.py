@@ -1,4 +1,4 @@
-"""What help() says of an op: its signature, shapes, gradient, and an example, which is run."""
+"""Test the help of ops: signature, shapes, gradient, and an example that runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ints that cells compute: against torch on every backend, drawn the same however batched, refused out of range."""
+"""Test ints that cells compute: equal to torch on every backend, independent of batching, refused out of range."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CHOICES = 5
 
 
 class Chooser(ab.Module):
-    """Chooses in every way, from scores that it computes and scores that it is given."""
+    """Cells that choose in every way, from computed and from given scores."""
 
     def __init__(self, dtype: str = "float64") -> None:
         self.scale = ab.Parameter(np.ones(CHOICES))
@@ -84,7 +84,7 @@ def draw_items(kind: str, n: int = 6) -> list[Any]:
 
 
 def expected(item: Any) -> list[Any]:
-    """What torch chooses; its sort is stable where asked, and takes NaN as the largest."""
+    """Return torch's choices; its sort can be stable, and treats NaN as the largest."""
     x, rows = map(torch.as_tensor, item)
     values, places = x.sort(descending=True, stable=True)
     return [

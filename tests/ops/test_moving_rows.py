@@ -1,4 +1,4 @@
-"""Slices of rows of any number: their lengths and rows are those of Python's slices."""
+"""Test slices of ragged rows: their lengths and rows equal those of Python's slices."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_joined_slices_go_back_to_where_they_are_from() -> None:
             back = np.full_like(x, np.nan)
             how = {"segments": [None, *own], "group": 2, "is_one": False, "number": number, **static}
             put_rows.kernel(np, g, *values, node, out=back, **how)
-            moved = np.zeros_like(out)  # <back, x> is <g, what x becomes>
+            moved = np.zeros_like(out)  # <back, x> must equal <g, moved x>
             others = [x if k == number else np.zeros_like(v) for k, v in enumerate((*values, node))]
             take_rows.kernel(np, *others, out=moved, segments=own, group=2, is_one=False, **static)
             np.testing.assert_allclose((back * x).sum(), (g * moved).sum(), atol=1e-12)

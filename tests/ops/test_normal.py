@@ -1,4 +1,4 @@
-"""Normal noise: the same eager and batched, with the right distribution, and fixed while gradients are compared."""
+"""Test normal noise: equal eagerly and batched, correctly distributed, and fixed while gradients are checked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DIM = 4
 
 
 class Sampler(ab.Module):
-    """Draws a state around another one, as a variational autoencoder does (Kingma, Welling 2014)."""
+    """Draws a state around another one, as in a variational autoencoder (Kingma, Welling 2014)."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
@@ -40,7 +40,7 @@ class Sampler(ab.Module):
 
 
 class Dropping(ab.Module):
-    """Noise behind dropout, in one cell and in the next."""
+    """Noise after dropout, in the same cell and in the next."""
 
     def __init__(self) -> None:
         self.weight = ab.Parameter(np.ones(2))

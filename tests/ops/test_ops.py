@@ -1,4 +1,4 @@
-"""Ops: eager against torch, batched against eager, gradients against torch and central differences."""
+"""Test ops: eager against torch, batched against eager, gradients against torch and central differences."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SIZES = (2, 0, 1, 5)  # calls per instance
 
 
 def all_roles(cases: tuple[Case, ...]) -> list[tuple[Case, tuple[str, ...]]]:
-    """Every case, with every way in which its float arguments are parameters or values of other nodes."""
+    """Return each case with each choice of which float arguments are parameters and which are values of other nodes."""
     return [
         (case, roles) for case in cases for roles in itertools.product(("value", "parameter"), repeat=len(case.shapes))
     ]
@@ -48,7 +48,7 @@ class Inputs(ab.Module):
         self.all = [make_parameter(x, dtype) for x in arrays]
 
     def gradients(self, loss: Callable[..., Any]) -> list[Any]:
-        """The gradient of `loss(*arrays)` for each of them."""
+        """Return the gradient of `loss(*arrays)` for each array."""
         return list(ab.batched(lambda _: loss(*self.all), module=self).value_and_grad([None])[1].values())
 
 
@@ -58,7 +58,7 @@ def torch_gradients(loss: Callable[..., Any], *arrays: Any) -> list[Any]:
 
 
 def draw_model(case: Case, roles: tuple[str, ...], in_cell: bool = True) -> tuple[CaseModel, list[Any]]:
-    """Draw the parameters of a case, and instances of different numbers of calls."""
+    """Draw the parameters of a case, and instances with different numbers of calls."""
     rng = np.random.default_rng(0)
     return CaseModel(case, roles, rng, in_cell), [[case.arguments(rng) for _ in range(size)] for size in SIZES]
 
@@ -95,12 +95,12 @@ def test_ops_in_a_cell_are_eager_and_torchs(case: Case, roles: tuple[str, ...]) 
 @pytest.mark.slow
 @each("case, roles", [(c, roles) for c, roles in all_roles(ALL) if c in OPERATORS or len(set(roles)) == 1])
 def test_ops_outside_of_cells_are_eager_and_torchs(case: Case, roles: tuple[str, ...]) -> None:
-    """An op is a cell of its own there: parameters and values are mixed where they are for operators, and in cells."""
+    """Each op is then its own cell. Parameters and values are only mixed for operators."""
     check(case, roles, in_cell=False)
 
 
 def check(case: Case, roles: tuple[str, ...], in_cell: bool) -> None:
-    """Compare batched with eager results, both and gradients with torch's, and gradients with slopes."""
+    """Compare batched with eager results, both and gradients with torch, and gradients with differences."""
     model, instances = draw_model(case, roles, in_cell)
     loss = ab.batched(model.loss)
     ab.testing.check_batched(model.loss, loss, instances, TO_EAGER)
@@ -139,7 +139,7 @@ ROWS = [[1e4, 0.0, -1e4], [-1e4, 0.0, 1e4], [0.0, -np.inf, 1.0], [np.nan, 0.0, 1
 
 
 def gelu_tanh(x: Any) -> Any:
-    """Without the sum of 1 and nearly -1 that torch has."""
+    """Compute the tanh form without torch's sum of 1 and nearly -1."""
     return x * torch.sigmoid((8 / torch.pi) ** 0.5 * (x + 0.044715 * x**3))
 
 
@@ -171,7 +171,7 @@ TAILS: tuple[tuple[str, Callable[..., Any], Callable[..., Any], list[Any]], ...]
 @each("dtype", ["float32", "float64"])
 @each("name, compute, expect, inputs", TAILS)
 def test_far_from_zero(name: str, compute: Any, expect: Any, inputs: list[Any], dtype: str) -> None:
-    """Infinite where torch is, NaN where torch is, exact in the tails; and no warning, which would be an error here."""
+    """Infinite and NaN where torch is, exact in the tails, and without warnings, which are errors here."""
     instances = [np.asarray(x, dtype) for x in inputs]
     found = ab.batched(ab.cell(lambda x: compute(x)), module=Inputs(dtype, 1.0))(instances)
     expected = [expect(torch.as_tensor(x)).numpy() for x in instances]
@@ -224,7 +224,7 @@ def test_gelu_has_the_two_forms_of_torch() -> None:
 
 
 def batched_call(compute: Callable[..., Any], arguments: list[tuple[Any, ...]], backend: Any = "auto") -> Any:
-    """Call a cell once per instance, with these arguments."""
+    """Call a cell once per instance with the given arguments."""
     call = ab.cell(compute)
     return ab.batched(lambda instance: call(*instance), backend=backend)(arguments)
 
@@ -323,7 +323,7 @@ def test_eager_arguments_may_be_lists_and_numpys_ints() -> None:
     assert ops.softmax([0.0, 0.0]).tolist() == [0.5, 0.5]
 
 
-# What ops refuse.
+# Refusals of ops.
 
 REFUSED: tuple[tuple[str, Callable[..., Any], tuple[tuple[int, ...], ...], type[Exception], str], ...] = (
     ("add", operator.add, ((3,), (4,)), ShapeError, r"add must .*broadcast, got \(3,\) and \(4,\)"),

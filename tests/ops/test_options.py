@@ -1,4 +1,4 @@
-"""Options of ops given as numbers and arrays of NumPy are those of Python: eager, batched, exported and dumped."""
+"""Test that options may be NumPy numbers and arrays: eager, batched, exported and dumped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import autobatch as ab
 from helpers.runs.ways import each
 
 Make = Callable[[Any], Any]
-"""Makes an option of one of Python: an int, a float, or True."""
+"""Converts a Python option (an int, a float or True)."""
 X = np.array([0.5, -1.5, 2.0])
 SCALARS: dict[str, Make] = {
     "int64": lambda v: np.dtype(type(v)).type(v), "small": lambda v: np.min_scalar_type(v).type(v),
@@ -58,7 +58,7 @@ ARRAYS: dict[str, Callable[[Any, Make], Any]] = {
 CALLS = [(name, apply, make) for name, apply in ONE_BY_ONE.items() for make in SCALARS.values()]
 CALLS += [(name, apply, np.array) for name, apply in ARRAYS.items()]
 ON_A_VALUE = {"x.sum", "x.reshape", "normal", "dropout"}
-"""Methods that NumPy has too, and draws, which need a cell."""
+"""Methods that NumPy also has, and draws, which need a cell."""
 
 
 @each("name, apply, make", CALLS)

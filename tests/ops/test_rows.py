@@ -1,4 +1,4 @@
-"""`table[i]`: with a number of the program, of the data, or an array of such, alike eagerly and batched."""
+"""Test `table[i]` with an index from the program, from the data, or an array of such: equal eagerly and batched."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from helpers.runs.ways import each
 
 
 class Table(ab.Module):
-    """Rows that are found by number."""
+    """A table whose rows are looked up by number."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)

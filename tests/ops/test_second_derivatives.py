@@ -1,4 +1,4 @@
-"""Second derivatives: of the pullbacks of all ops, against torch, which differentiates its own gradients."""
+"""Test second derivatives, from the pullbacks of all ops, against torch's gradients of gradients."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Precise(ab.Module):
 
 
 def check(case: Case | RowsCase, backend: Any, order: int = 2) -> None:
-    """Compare the derivatives of a case up to an order with torch's."""
+    """Compare the derivatives of a case up to an order with torch."""
     instances = instances_of(case)
     loss = ab.batched(slope_cell(case, order), module=Precise(), backend=backend)
     value, _, found = loss.value_and_grad(instances, reduce="sum", inputs=True)
@@ -103,12 +103,12 @@ def test_second_derivatives_are_central_differences(case: Case | RowsCase) -> No
 
 
 def differentiated(compute: Callable[..., Any], number: int) -> Callable[..., Any]:
-    """The derivative by an argument, inside of a cell."""
+    """Return the derivative by an argument, computed inside a cell."""
     return lambda *values: pull_back(compute, values, 1.0)[number]
 
 
 def derivative(compute: Callable[..., Any], at: Sequence[float], *by: int) -> float:
-    """The derivative by the arguments of these numbers, one after the other."""
+    """Differentiate by the arguments with these numbers, one after the other."""
     *before, last = by
 
     @ab.cell
@@ -122,7 +122,7 @@ def derivative(compute: Callable[..., Any], at: Sequence[float], *by: int) -> fl
 
 @each("exponent, second, third", [(0.0, 0.0, 0.0), (1.0, 0.0, 0.0), (2.0, 2.0, 0.0), (3.0, 0.0, 6.0), (4.0, 0.0, 0.0)])
 def test_powers_of_zero_have_the_derivatives_of_polynomials(exponent: float, second: float, third: float) -> None:
-    """Also where the exponent is a value: torch has NaN there for the derivatives by both."""
+    """Also where the exponent is a value; torch's derivatives by both are NaN there."""
     assert derivative(lambda x: x**exponent, [0.0], 0, 0) == second
     assert derivative(lambda x: x**exponent, [0.0], 0, 0, 0) == third
     assert derivative(ops.pow, [0.0, exponent], 0, 0) == second
@@ -152,11 +152,11 @@ def test_second_derivatives_at_kinks_are_those_of_the_sides_that_first_ones_take
     np.testing.assert_allclose(derivative(compute, at, 0, 0), second, rtol=1e-15)
 
 
-# Random numbers, which torch draws in another way.
+# Random numbers, which torch draws differently.
 
 
 class Dropping(ab.Module):
-    """Drops elements of values that it computes, and of their gradients."""
+    """Dropout of values and of their gradients."""
 
     def __init__(self) -> None:
         self.scale = ab.Parameter(np.linspace(0.5, 1.5, 4))
@@ -183,12 +183,11 @@ class Dropping(ab.Module):
 
 
 def apply(call: Callable[..., Any], instance: tuple[Any, ...]) -> Any:
-    """Call a cell."""
     return call(*instance)
 
 
 def dropped_and_pulled(x: Any, g: Any) -> tuple[Any, Any, Any]:
-    """What dropout leaves of x, what goes back of g through it, and what goes back of x through that."""
+    """Return dropout of x, the pullback of g through it, and the pullback of x through that."""
     made: list[Any] = []
 
     def compute(x: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Data of every dtype: ops and operators compute alike in eager mode and batched, also at the limits of the dtype."""
+"""Test data of every dtype: ops and operators agree eagerly and batched, also at the limits of the dtype."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from helpers.programs.op_cases import CASES, OPERATORS, Case
 from helpers.runs.ways import each
 
 DTYPES = ("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "int64", "float16")
-APART = ("assemble", "slice", "transpose", "norm")  # of the internal cases
+APART = ("assemble", "slice", "transpose", "norm")  # internal cases
 NAMED: dict[str, Case] = {
     case.name: case for case in (*CASES, *OPERATORS, *INTERNAL) if not case.name.startswith(APART)
 }
@@ -70,7 +70,7 @@ class Precise(ab.Module):
 
 
 def draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Any:
-    """Draw data: many numbers at the limits of the dtype."""
+    """Draw data, with many numbers at the limits of the dtype."""
     if dtype == "bool":
         return np.asarray(rng.random(shape) < 0.6)
     if dtype == "float16":

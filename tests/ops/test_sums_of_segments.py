@@ -1,4 +1,4 @@
-"""Sums over the rows of segments, against sums of each row's result by einsum."""
+"""Test sums over the rows of segments against sums of each row's einsum."""
 
 from __future__ import annotations
 

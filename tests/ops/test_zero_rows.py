@@ -1,4 +1,4 @@
-"""Every op where no instance of the mini-batch has an element: inside `ab.each`, beside a sum over the same list."""
+"""Test every op in a mini-batch without any list elements: inside `ab.each`, with a sum over the same list."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ WALKED = (
     "einsum b",
     "einsum h",
 )
-"""How the names of cases begin that may need a type for each length of the lists."""
+"""Prefixes of cases that may need a type for each length of the lists."""
 
 
 class Lists(ab.Module):
     """Applies a case to each element of lists that may be empty.
 
     Args:
-        roles: for each float argument, whether it is a "value", an element of a list, or a "parameter".
+        roles: for each float argument, whether it is a "value" (an element of a list) or a "parameter".
     """
 
     def __init__(self, case: Case, roles: tuple[str, ...]) -> None:
@@ -78,14 +78,14 @@ class Lists(ab.Module):
 
 
 def draw_instance(case: Case, rng: np.random.Generator, length: int) -> Any:
-    """A number, a list for each float argument, and ids."""
+    """Draw a scalar, a list for each float argument, and ids."""
     drawn = [case.arguments(rng)[0] for _ in range(length)]
     lists = [[floats[k] for floats in drawn] for k in range(len(case.shapes))]
     return np.asarray(rng.standard_normal()), lists, case.arguments(rng)[1]
 
 
 def check(case: Case, roles: tuple[str, ...], backend: Any) -> None:
-    """Compare values with eager ones, and gradients with those of the instances one by one, in a batch without rows."""
+    """Compare values with eager ones, and gradients with single instances, also in batches without rows."""
     rng, model = np.random.default_rng(0), Lists(case, roles)
     batched = ab.batched(model.loss, backend=backend, policy="depth")
     instances = [draw_instance(case, rng, length) for length in (0, 0, 2, 0, 1)]
@@ -129,11 +129,11 @@ def test_ops_of_no_rows_in_compiled_cells(make: Any) -> None:
         check(next(case for case in CASES if case.name == "affine"), roles, make())
 
 
-# Layers, reductions of what was mapped, and arrays without rows.
+# Layers, reductions of mapped values, and arrays without rows.
 
 
 class Layers(ab.Module):
-    """The layers that are made of products, each over the elements of a list."""
+    """Layers based on products, each applied to the elements of a list."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
@@ -214,7 +214,7 @@ LARGEST: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def of_gradients(reduce: Callable[[Any, Any], Any], x: Any, q: Any) -> Any:
-    """A number made of the gradients of a reduction by rows and by a vector."""
+    """Reduce the gradients of a reduction, by its rows and by a vector, to a scalar."""
     rows, vector = ab.grad(lambda x, q: ab.sum(reduce(x, q) * q * q), wrt=lambda x, q: (x, q))(x, q)
     return ab.sum(ab.sum(ab.sin(rows) * x + rows * q, axis=0)) + ab.sum(vector * vector)
 
@@ -223,7 +223,7 @@ def of_gradients(reduce: Callable[[Any, Any], Any], x: Any, q: Any) -> Any:
 @each("dtype", ["float64", "float32"])
 @each("make", [lambda: Reference(poison=True), lambda: Cpu(poison=True)])
 def test_second_derivatives_of_maxima_of_no_rows_are_zero(make: Any, dtype: str, name: str) -> None:
-    """A program may differentiate what `ab.grad` gave; its numbers are those of the instances that have rows."""
+    """A program may differentiate the result of `ab.grad`. Only instances with rows contribute."""
     call = ab.cell(ragged=("x",))(lambda x, q: of_gradients(LARGEST[name], x, q))
     model, rng = Layers().astype(dtype), np.random.default_rng(0)
     batched = ab.batched(lambda item: call(*item), module=model, backend=make())
