@@ -1,4 +1,4 @@
-"""Folding sums into their readers, against its definition read off the edges; what is computed stays the same."""
+"""Test folding sums into their readers by its definition, read off the edges; results are unchanged."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SEEDS = range(20)
 UNFOLDED = tuple(name for name in DEFAULT if name != "fold")
 TABLE = np.random.default_rng(0).standard_normal((5, 3))
 PRIME = 2**31 - 1
-GROWTH = 4  # edges made for each edge removed, at most
+GROWTH = 4  # at most so many new edges for each removed edge
 TYPES = ToyTypes(
     (
         ToyType("word", n_ints=1),
@@ -53,7 +53,7 @@ def edges_of(graph: Graph, node: int) -> list[Edge]:
 
 
 def draw_graph(seed: int) -> Graph:
-    """Three instances of nodes of every type, that read near nodes and often the same ones again."""
+    """Draw three instances with nodes of every type, which read near nodes, often repeatedly."""
     rng = np.random.default_rng(seed)
     return merge_graphs([draw_instance(rng, int(rng.integers(1, 40))) for _ in range(3)])
 
@@ -76,13 +76,13 @@ def draw_instance(rng: np.random.Generator, n_nodes: int) -> Graph:
 
 
 def make_toys(kinds: Sequence[int], edges: Sequence[Sequence[int]], outputs: Sequence[int] = ()) -> Graph:
-    """A graph whose attributes are just different numbers."""
+    """Make a graph whose attributes are distinct numbers."""
     n_ints, n_floats = (sum(getattr(TYPES.types[k], name) for k in kinds) for name in ("n_ints", "n_floats"))
     return make_graph(TYPES, kinds, edges, outputs, range(n_ints), np.arange(float(n_floats)).tolist())
 
 
 def why_it_stays(graph: Graph, node: int) -> str:
-    """Say which condition for folding a node does not meet; nothing if it meets all of them."""
+    """Name the condition for folding that a node does not meet; return "" if it meets all."""
     toy = TYPES.types[graph.type_id[node]]
     read = [(n, *edge) for n in range(graph.n_nodes) for edge in edges_of(graph, n) if edge[0] == node]
     outputs = sorted({output for _, _, output, _ in read})
@@ -110,7 +110,7 @@ def why_it_stays(graph: Graph, node: int) -> str:
 
 
 def fold_by_hand(graph: Graph) -> tuple[list[int], list[list[Edge]], int]:
-    """List the nodes that stay and their edges, and count the edges made."""
+    """Return the remaining nodes, their edges, and the number of new edges."""
     goes = [why_it_stays(graph, node) == "" for node in range(graph.n_nodes)]
     kept = [node for node in range(graph.n_nodes) if not goes[node]]
     place = {node: k for k, node in enumerate(kept)}
@@ -130,7 +130,7 @@ def fold_by_hand(graph: Graph) -> tuple[list[int], list[list[Edge]], int]:
 
 
 def values_of(graph: Graph) -> list[int]:
-    """What each output computes when cells mix numbers and sums add them up, all modulo a prime: exact."""
+    """Compute each output exactly, modulo a prime; cells mix numbers and sums add them."""
     ints, floats = iter(graph.attr.tolist()), iter(graph.floats.tolist())
     values: dict[tuple[int, int], int] = {}
     for node, kind in enumerate(graph.type_id.tolist()):
@@ -245,14 +245,14 @@ def test_a_sum_stays(name: str) -> None:
 
 
 def test_a_sum_in_a_folded_port_stays() -> None:
-    """The port reads 2 and 0; folding 2 as well would make it 0, 1 and 0, and so on."""
+    """The port reads 2 and 0. Folding 2 as well would lead to 0, 1 and 0, and so on."""
     graph = make_toys([WORD, WORD, SUM, PAIR], [(0, 2), (1, 2), (2, 3), (0, 3)], [3])
     assert str(graph).splitlines()[-1] == "  3 = pair(2 + 0)"
     assert rewrite(graph, ("fold",))[0] is graph
 
 
 def test_a_kept_sum_may_be_a_term() -> None:
-    """3 is read by 4, a sum, and by 5; 4 folds."""
+    """3 is read by the sum 4 and by 5. Only 4 folds."""
     edges = [(0, 3), (1, 3), (3, 4), (2, 4), (3, 5), (4, 5, 0, 1)]
     result, done = rewrite(make_toys([WORD, WORD, WORD, SUM, SUM, JOIN], edges, [5]), ("fold",))
     assert done == Rewrites(folded=1, folded_edges=2)
@@ -269,7 +269,7 @@ def test_edges_grow_so_far(n_terms: int, most_readers: int) -> None:
 
 
 def test_equal_readers_of_equal_terms_are_shared() -> None:
-    """0 + 1 is read by 5 and 6, 0 + 0 by 7: of the three, one goes."""
+    """0 + 1 is read by 5 and 6, and 0 + 0 by 7. One of the three is shared."""
     kinds = [WORD, WORD, SUM, SUM, SUM, PAIR, PAIR, PAIR]
     edges = [(0, 2), (1, 2), (0, 3), (1, 3), (0, 4), (0, 4), (2, 5), (3, 6), (4, 7)]
     graph = make_graph(TYPES, kinds, edges, [5, 6, 7], [1, 2], [0.5] * 3)
@@ -302,7 +302,7 @@ def test_types_without_sums_give_the_same_graph() -> None:
 def test_lattices_need_a_third_fewer_batches(
     folder: Path, folded_edges: tuple[int, int], size: tuple[int, int], batches: tuple[int, int]
 ) -> None:
-    """The first state is two parameters here, hence two more than a count without them."""
+    """Here the first state is two parameters, so there are two more batches than without it."""
     data = load_lattices(str(folder / "lattice"), np.random.default_rng(0))
     model = LatticeLSTM(dim=2, rng=np.random.default_rng(0), **data.sizes)
     recorded = Recorder(model.loss, model).record(data.train[:32])
@@ -346,7 +346,7 @@ def difference(first: Any, second: Any) -> Any:
 
 
 def test_values_that_are_terms_twice_and_of_several_sums() -> None:
-    """Sums of both outputs, of one value three times, and of a sum that is asked for: against plain Python."""
+    """Sums of both outputs, of one value three times, and of a returned sum, compared with plain Python."""
 
     def program(words: list[int]) -> Any:
         pairs = [halves(word) for word in words]
@@ -360,7 +360,7 @@ def test_values_that_are_terms_twice_and_of_several_sums() -> None:
     instances = [[1, 2, 3], [4, 0], [2, 2, 2, 2]]
     found = run(instances)
     folded = run.explain(instances).rewrites.folded
-    assert folded == 6  # of each instance two: `mixed` adds up two outputs of one type, `both` is asked for
+    assert folded == 6  # two per instance: `mixed` adds two outputs of one type, and `both` is returned
     for k, words in enumerate(instances):
         for batched, plain in zip(found, program(words), strict=True):
             np.testing.assert_allclose(batched[k], plain, rtol=1e-6)

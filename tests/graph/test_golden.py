@@ -1,4 +1,4 @@
-"""Graphs of every model and of random programs are, at each stage, what they were; see `helpers.runs.golden`."""
+"""Test that the graphs of all models and of random programs are unchanged at each stage; see `helpers.runs.golden`."""
 
 from __future__ import annotations
 

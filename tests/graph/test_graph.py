@@ -1,3 +1,5 @@
+"""Test graphs: building, merging, checking, printing and pickling them."""
+
 from __future__ import annotations
 
 import pickle
@@ -33,7 +35,7 @@ SEEDS = range(20)
 
 
 def merge_by_hand(graphs: list[Graph]) -> dict[str, list[int]]:
-    """The sections of the merged graph, from the definition."""
+    """Merge the sections by definition."""
     parts: dict[str, list[int]] = {name: [] for name in graphs[0].sections._fields}
     for name in ("instance_ptr", "output_ptr", "edge_ptr"):
         parts[name] = [0]
@@ -251,7 +253,7 @@ class TestCheckGraph:
             make_graph(TOYS, kinds, edges, attr=attr, floats=[0.0] * kinds.count(CELL))
 
     def test_a_plain_port_may_read_a_sum(self) -> None:
-        """Of both words, one of them twice, and of one output of a swap."""
+        """It sums two words, one of them twice, and an output of a swap."""
         edges = [(0, 2), (1, 2, 0, 1), (0, 3), (1, 3), (0, 3), (2, 3, 2)]
         graph = make_graph(TOYS, [WORD, WORD, SWAP, IDENTITY], edges, attr=[1, 2])
         assert str(graph).splitlines()[-1] == "  3 = identity(0 + 1 + 0 + 2.2)"

@@ -1,4 +1,4 @@
-"""Growing graphs against a few lines of Python: what a round runs and reads, in which order, and what it keeps."""
+"""Test growing graphs against simple Python: what a round runs, reads and keeps, and in which order."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ from helpers.runs.ways import each
 
 N_INSTANCES, N_SLOTS, N_ROUNDS = 3, 3, 6
 KEPT = len(TOYS.types)
-RAGGED, ROWS_OF = (CELL, 1), 1  # an output with as many rows as its node reads values at a port
+RAGGED, ROWS_OF = (CELL, 1), 1  # the output has a row per value read at the port
 TYPES = ToyTypes((*TOYS.types, *(ToyType(f"kept {slot}", n_ints=1) for slot in range(N_SLOTS))))
-Read = tuple[int, int, int]  # of an output of a node, at a port
+Read = tuple[int, int, int]  # node, output, port
 
 
 @dataclass(frozen=True)
 class Node:
-    """A node: of which type and instance, what it reads, and its attributes."""
+    """A node with its type and instance, its inputs and its attributes."""
 
     kind: int
     owner: int
@@ -67,8 +67,8 @@ class Plain:
     """A growing graph by definition.
 
     Attributes:
-        nodes: by number; values: the node and the output of each; done: which nodes have run.
-        in_use: values that the program may use; held: how many results are each.
+        nodes: by number; values: the node and the output of each; done: the nodes that have run.
+        in_use: values that the program may use; held: number of results for each value.
         kept: values that a round kept.
     """
 
@@ -86,7 +86,7 @@ class Plain:
         return [self.value(source, output) for source, output, _ in self.nodes[node].reads]
 
     def needed(self, wanted: list[int]) -> list[int]:
-        """The nodes that have not run, and that these values depend on: those of an instance together."""
+        """Return the unrun nodes that these values depend on, grouped by instance."""
         found, left = set[int](), [self.values[v][0] for v in wanted]
         while left:
             node = left.pop()
@@ -96,25 +96,25 @@ class Plain:
         return sorted(found, key=lambda node: (self.nodes[node].owner, node))
 
     def usable(self) -> list[int]:
-        """The values that a program could ask for: those that have not been computed, or that were kept for it."""
+        """Return the values that a program may ask for: those not yet computed, or kept for it."""
         return [v for v, (node, _) in enumerate(self.values) if node not in self.done or v in self.in_use & self.kept]
 
     def to_keep(self, nodes: list[int], wanted: list[int]) -> list[int]:
-        """The values of these nodes that something may read when they have run."""
+        """Return the values of these nodes that may be read after they have run."""
         waiting = set(range(len(self.nodes))) - self.done
         read = {v for node in waiting for v in self.reads(node)} | set(self.held) | self.in_use | set(wanted)
         return [v for node in nodes for v, (made_by, _) in enumerate(self.values) if made_by == node and v in read]
 
 
 class Tables:
-    """The tables of kept values: which value is in each row of each slot."""
+    """The tables of kept values, with the value in each row of each slot."""
 
     def __init__(self, growing: GrowingGraph) -> None:
         self.growing, self.kept, self.last = growing, KeptRows(growing), np.zeros(0, np.int32)
         self.values: dict[tuple[int, int], int] = {}
 
     def settle(self, chosen: Chosen) -> None:
-        """Copy what may be read from the last run; then each source of the chosen round is in the row that it names."""
+        """Copy values kept from the last run; check that each source of the chosen round is in its row."""
         values = self.growing.values
         placed = {(int(values[SLOT, v]), int(values[ROW, v])): v for v in self.last.tolist()}
         found, rows, ptr = self.kept.move(self.last)
@@ -127,17 +127,17 @@ class Tables:
         self.last = chosen.kept.values
 
     def flush(self) -> None:
-        """Copy what may be read from the last run, when no round was chosen."""
+        """Copy values kept from the last run if no round was chosen."""
         self.settle(Chosen(self.last[:0], self.last[:0], Results(self.last[:0], self.last[:0], self.last[:0])))
 
     def renumber(self, of_value: IntArray) -> None:
-        """Values have other numbers."""
+        """Apply new numbers of values."""
         self.kept.renumber(of_value)
         self.values = {place: int(of_value[v]) for place, v in self.values.items()}
 
 
 def words_of(node: Node) -> list[int]:
-    """The words of the values of a node: its outputs, or their rows."""
+    """Return the words of a node's values: its outputs, or their rows."""
     words = list[int]()
     for output in range(TOYS.types[node.kind].n_outputs):
         is_ragged = (node.kind, output) == RAGGED
@@ -147,7 +147,7 @@ def words_of(node: Node) -> list[int]:
 
 
 def draw_phase(rng: np.random.Generator, plain: Plain) -> Graph:
-    """Add nodes to instances; give the graph of the phase, which numbers what is before it backwards from -1."""
+    """Add nodes to instances; return the graph of the phase, in which earlier values are numbered -1, -2, ..."""
     first, fresh = len(plain.nodes), list[list[Node]]()
     for owner in range(N_INSTANCES):
         fresh.append([])
@@ -181,7 +181,7 @@ def draw_phase(rng: np.random.Generator, plain: Plain) -> Graph:
 
 
 def draw_output_slots(rng: np.random.Generator) -> OutputSlots:
-    """In which slot the outputs of each type are kept, and the type that reads it there."""
+    """Draw the slot in which each output is kept; return it with the types that read it there."""
     slots = rng.integers(0, N_SLOTS, TYPES.arrays().out_ptr[-1]).astype(np.int32)
     rows = np.full(slots.size, NOWHERE, np.int32)
     rows[TYPES.arrays().out_ptr[RAGGED[0]] + RAGGED[1]] = TYPES.arrays().port_group[
@@ -191,7 +191,7 @@ def draw_output_slots(rng: np.random.Generator) -> OutputSlots:
 
 
 def check_emitted(plain: Plain, growing: GrowingGraph, graph: Graph, nodes: list[int], sources: list[int]) -> list[int]:
-    """Each node and source is there once, reads what it should, and has its attributes; give what is returned."""
+    """Check that nodes and sources occur once, with the right inputs and attributes; return the outputs."""
     check_graph(graph)
     rows = growing.values[KEPT_ROW]
     by_owner = [
@@ -238,7 +238,7 @@ def check_round(
     plain: Plain, growing: GrowingGraph, output_slots: OutputSlots, tables: Tables, wanted: list[int], run: int,
     picks: bool,
 ) -> None:  # fmt: skip
-    """Run a round that computes these values, and compare it with the definition; with `picks`, name its nodes."""
+    """Run a round that computes these values and compare it with the definition; `picks` names its nodes."""
     needed = plain.needed(wanted)
     sources = {v for node in needed for v in plain.reads(node) if plain.values[v][0] in plain.done}
     if picks:
@@ -266,7 +266,7 @@ def check_round(
 
 
 def check_sketch(plain: Plain, nodes: list[int], sketch: Graph, needed: list[int]) -> None:
-    """A sketch has the types of what is needed, and the edges within that."""
+    """Check that a sketch has the needed nodes' types and the edges between them."""
     assert nodes == sorted(needed)
     assert sketch.type_id.tolist() == [plain.nodes[node].kind for node in nodes]
     for number, node in enumerate(nodes):
@@ -276,7 +276,7 @@ def check_sketch(plain: Plain, nodes: list[int], sketch: Graph, needed: list[int
 
 
 def compact(plain: Plain, growing: GrowingGraph, tables: Tables) -> None:
-    """Forget what nothing can read any more, and number what is left as the growing graph does."""
+    """Forget what can no longer be read, and renumber the rest as the growing graph does."""
     readable = set(plain.held) | (plain.in_use & plain.kept)
     readable |= {v for node in range(len(plain.nodes)) if node not in plain.done for v in plain.reads(node)}
     needed = {node for node in range(len(plain.nodes)) if node not in plain.done}
@@ -313,7 +313,7 @@ def kind_of(plain: Plain, v: int) -> int:
 
 
 def check_chosen(plain: Plain, chosen: Chosen, needed: list[int], sources: set[int]) -> None:
-    """A round runs what it needs, in order, and reads what earlier ones kept, each value once."""
+    """Check that a round runs the needed nodes in order, and reads each kept value once."""
     assert chosen.nodes.tolist() == needed
     assert len(chosen.sources) == len(sources)
     assert set(chosen.sources.tolist()) == sources <= plain.kept
@@ -336,7 +336,7 @@ def test_rounds_run_what_is_needed_once_and_keep_what_may_be_read(seed: int, com
         known = plain.usable()
         if not known:
             continue
-        for _ in range(rng.integers(0, 3)):  # a program has ended: results
+        for _ in range(rng.integers(0, 3)):  # a program has ended with results
             held = rng.choice(known, rng.integers(0, 3)).astype(np.int32)
             growing.hold(held, 1)
             plain.held.extend(held.tolist())
@@ -352,7 +352,7 @@ def test_rounds_run_what_is_needed_once_and_keep_what_may_be_read(seed: int, com
 
 
 def use(rng: np.random.Generator, plain: Plain, growing: GrowingGraph) -> None:
-    """The program may use all values of some nodes, of those that it could use before or that are new."""
+    """Let the program use all values of some nodes that are new or were usable before."""
     before = {plain.values[v][0] for v in plain.in_use}
     may = [n for n in range(len(plain.nodes)) if n not in plain.done or n in before]
     nodes = {int(n) for n in rng.choice(may, rng.integers(0, 4))} if may else set[int]()
@@ -362,7 +362,7 @@ def use(rng: np.random.Generator, plain: Plain, growing: GrowingGraph) -> None:
 
 
 def check_last(plain: Plain, growing: GrowingGraph, output_slots: OutputSlots, tables: Tables) -> None:
-    """The last step computes the results; those of earlier rounds are sources."""
+    """Check the last step, which computes the results and reads earlier rounds as sources."""
     held = plain.held
     needed = plain.needed(held)
     sources = {v for node in needed for v in plain.reads(node) if plain.values[v][0] in plain.done}
@@ -379,7 +379,7 @@ def check_last(plain: Plain, growing: GrowingGraph, output_slots: OutputSlots, t
 
 
 def check_whole(plain: Plain, growing: GrowingGraph, output_slots: OutputSlots) -> None:
-    """The graph of the whole has all that results depend on, and no source."""
+    """Check that the whole graph has everything that results depend on, and no source."""
     plain.done.clear()
     results, expected = results_of(plain)
     graph = growing.emit_whole(results.values, output_slots, results, TYPES, (None,) * N_INSTANCES)
@@ -387,7 +387,7 @@ def check_whole(plain: Plain, growing: GrowingGraph, output_slots: OutputSlots) 
 
 
 def results_of(plain: Plain) -> tuple[Results, list[int]]:
-    """The results of each instance."""
+    """Return the results of each instance."""
     owners = [plain.nodes[plain.values[v][0]].owner for v in plain.held]
     own = [[v for v, owner in zip(plain.held, owners, strict=True) if owner == i] for i in range(N_INSTANCES)]
     values = [v for some in own for v in some]
@@ -396,14 +396,14 @@ def results_of(plain: Plain) -> tuple[Results, list[int]]:
 
 
 def spoil(rng: np.random.Generator, array: Any) -> None:
-    """Put wrong ints at some places."""
+    """Put invalid ints at some places."""
     peculiar = [-(2**31), -2, -1, 0, 1, 2, 5, 63, 64, 256, 2**30, 2**31 - 1]
     array.flat[rng.integers(array.size, size=rng.integers(1, 5))] = rng.choice(peculiar)
 
 
 @each("seed", range(150))
 def test_wrong_numbers_in_tables_do_no_harm(seed: int) -> None:
-    """An error or a result, never a crash; arguments are wrong, too."""
+    """There may be an error or a result, but no crash, also for invalid arguments."""
     rng = np.random.default_rng(seed)
     plain, growing, output_slots = Plain(), GrowingGraph(N_INSTANCES), draw_output_slots(rng)
     for _ in range(3):
@@ -453,7 +453,7 @@ def test_a_phase_without_nodes_is_appended_where_tables_end() -> None:
 
 
 def test_types_that_no_node_has_need_not_be_known() -> None:
-    """Another thread may record types between two steps; those of nodes must be known."""
+    """Another thread may record types between two steps. Only types of nodes must be known."""
     rng = np.random.default_rng(0)
     plain, output_slots = Plain(), draw_output_slots(rng)
     phase = draw_phase(rng, plain)

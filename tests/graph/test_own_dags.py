@@ -1,4 +1,4 @@
-"""Users' own DAGs: from edges and from networkx, as graphs that policies schedule and learn on."""
+"""Test users' own DAGs, from edges and from networkx: policies can schedule them and learn on them."""
 
 from __future__ import annotations
 

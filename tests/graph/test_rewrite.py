@@ -1,3 +1,5 @@
+"""Test rewrites of graphs: wider sums, removed nodes and unused readers; results are unchanged."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -33,13 +35,13 @@ Value = tuple[object, ...]
 
 
 def edges_of(graph: Graph, node: int) -> Iterator[tuple[int, int, int]]:
-    """(source, output, port) of what a node reads."""
+    """Yield (source, output, port) for each input of a node."""
     for e in range(graph.edge_ptr[node], graph.edge_ptr[node + 1]):
         yield int(graph.edge_src[e]), int(graph.edge_out[e]), int(graph.edge_in[e])
 
 
 def meaning(graph: Graph) -> list[Value]:
-    """What each output computes, written out in full: sums as the list of their terms, passed values as themselves.
+    """Write out what each output computes: sums as the list of their terms, passed values as themselves.
 
     Several values of a plain port are their sum.
     """
@@ -63,7 +65,7 @@ def meaning(graph: Graph) -> list[Value]:
 
 
 def total(terms: list[Value]) -> Value:
-    """The sum of some values: inner sums are spread out, a sum of one value is that value."""
+    """Sum values: inner sums are flattened, and a sum of one value is that value."""
     spread: list[Value] = []
     for term in terms:
         spread += term[1:] if term[0] == "sum" and len(term) > 1 else [term]  # type: ignore[arg-type]
@@ -71,7 +73,7 @@ def total(terms: list[Value]) -> Value:
 
 
 def small_toys(seed: int) -> Graph:
-    """Two instances whose values stay short when they are written out."""
+    """Draw two instances whose values stay short when written out."""
     return merge_graphs([random_toys(seed, n_nodes=14), random_toys(seed + 1000, n_nodes=14)])
 
 
@@ -148,7 +150,7 @@ def test_a_chain_of_adds_becomes_one_sum() -> None:
 
 def test_a_sum_that_is_used_twice_stays() -> None:
     r"""
-    0   0        1 = 0 + 0 is read by 2, and asked for
+    0   0        1 = 0 + 0 is read by 2, and returned
      \ /
       1    0
      / \  /
@@ -180,7 +182,7 @@ def test_a_value_read_twice_by_one_sum_is_counted_twice() -> None:
 
 
 def test_a_sum_of_nothing_stays_a_term() -> None:
-    """Dissolved it would leave a sum of one value, which only another forward pass would remove."""
+    """Removing it would leave a sum of one value, which only another forward pass would remove."""
     graph = make_graph(TOYS, [WORD, SUM_N, ADD], [(0, 2, 0, 0), (1, 2, 0, 1)], [2], attr=[3])
     result, done = rewrite(graph)
     assert done == Rewrites(widened=1)
@@ -232,7 +234,7 @@ def test_a_sum_of_one_value_is_that_value() -> None:
 
 
 def test_a_sum_of_one_pair_is_that_pair() -> None:
-    """Two cells give pairs; a third reads the sum of the first pair alone, a fourth that of both."""
+    """Two cells return pairs. A third reads the sum of the first pair alone, and a fourth the sum of both."""
 
     @ab.cell
     def pair(x: int) -> tuple[Any, Any]:
@@ -301,7 +303,7 @@ def test_the_report_reads_as_a_sentence() -> None:
 
 
 def test_a_comb_of_sums_becomes_one_sum() -> None:
-    """The long one would take minutes if a term were copied once for each sum that it passes."""
+    """The long one would take minutes if a term were copied for each sum that it passes."""
 
     def comb(n: int) -> Graph:
         edges = [(max(n - 1 + k, 0) if k else 0, n + k, 0, 0) for k in range(n - 1)]

@@ -1,4 +1,4 @@
-"""Sharing equal nodes, against a dictionary of what each node computes; results and gradients stay what they were."""
+"""Test the sharing of equal nodes against a dictionary of their computations; results and gradients are unchanged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SEEDS = range(20)
 TO_UNSHARED = 1e-12
 RANDOM_TOYS = ToyTypes(tuple(replace(kind, random=kind.name in ("cell", "identity")) for kind in TOYS.types))
 SPECIAL = np.array([0.0, -0.0, np.nan, -np.nan, 1.0, -1.0])
-"""Equal bits are what counts: the zeros differ, a NaN equals itself."""
+"""Bits are compared: the zeros differ, and a NaN equals itself."""
 
 HEAD, LOOK_UP, WORD_COST, NODE, WRITE = 4, 2048, 64, 8192, 1024  # docs/decisions/sharing-by-rule.md
 SHARE, CREDIT, SMALL = 128, 128, 1024
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("_checked")
 
 
 def draw_batch(seed: int, n_nodes: int | None = None, types: ToyTypes = TOYS) -> Graph:
-    """Four toy instances, two of them alike, whose float attributes are few and peculiar."""
+    """Draw four toy instances, two of them equal, with few and special float attributes."""
     rng = np.random.default_rng(seed)
     drawn = [random_toys(1000 * seed + k, n_nodes) for k in range(3)]
     merged = merge_graphs([drawn[0], drawn[1], drawn[0], drawn[2]])
@@ -44,7 +44,7 @@ def draw_batch(seed: int, n_nodes: int | None = None, types: ToyTypes = TOYS) ->
 
 
 def first_equals(graph: Graph, types: ToyTypes) -> list[int]:
-    """For each node the first that computes the same, from the definition: equal parts make equal nodes."""
+    """Return for each node the first equal one, by definition: nodes with equal parts are equal."""
     known: dict[Any, int] = {}
     first: list[int] = []
     ints, floats = iter(graph.attr.tolist()), iter(graph.floats)
@@ -62,7 +62,7 @@ def first_equals(graph: Graph, types: ToyTypes) -> list[int]:
 
 
 def first_by_rule(graph: Graph, types: ToyTypes) -> list[int]:
-    """For each node the one that stays by the rule, in steps: who is looked up, which types gain, who reads whom."""
+    """Return for each node the one that stays by the rule, in steps: lookups, gains of types, and readers."""
     equal, kinds = first_equals(graph, types), graph.type_id.tolist()
     gain, found, looked_up = Counter[int](), Counter[int](), set[int]()
     reads = [graph.edge_src[slice(*graph.edge_ptr[node : node + 2])].tolist() for node in range(graph.n_nodes)]
@@ -90,7 +90,7 @@ def first_by_rule(graph: Graph, types: ToyTypes) -> list[int]:
 
 
 def check_shared(graph: Graph, result: Graph, types: ToyTypes, first: list[int] | None = None) -> int:
-    """Check the result node by node; return how many nodes went."""
+    """Check the result node by node; return the number of removed nodes."""
     first = first_equals(graph, types) if first is None else first
     kept = sorted(set(first))
     place = {node: kept.index(first[node]) for node in range(graph.n_nodes)}
@@ -136,7 +136,7 @@ def test_all_passes_share_what_the_others_leave(seed: int) -> None:
 @each("seed", SEEDS)
 @each("work", [1, 3000, 40_000])
 def test_the_rule_is_what_it_says(seed: int, work: int) -> None:
-    """Half of the types multiply matrices; many instances come twice."""
+    """Half of the types multiply matrices, and many instances occur twice."""
     rng = np.random.default_rng(seed)
     kinds = [replace(kind, work=work * int(rng.integers(2)), random=rng.random() < 0.1) for kind in TOYS.types]
     types = ToyTypes(tuple(kinds))
@@ -151,7 +151,7 @@ def test_the_rule_is_what_it_says(seed: int, work: int) -> None:
 
 
 def test_the_rule_shares_on_both_sides_of_its_bounds() -> None:
-    """The test above would pass if nothing were ever shared, or everything."""
+    """The test above would also pass if nothing or everything were shared."""
     leaf = replace(TOYS.types[WORD], work=12_000)
     for n_words, shares in ((2, True), (90, False)):
         graph = make_graph(ToyTypes((leaf,)), [0] * 100, [], range(100), attr=[k % n_words for k in range(100)])
@@ -172,13 +172,13 @@ def test_few_nodes_are_not_looked_at() -> None:
 
 
 def mixed(h: int, word: int) -> int:
-    """The hash of the native core, `native/graph/rewrite/share.cpp`."""
+    """Compute the hash of the native core, `native/graph/rewrite/share.cpp`."""
     h = ((h ^ word) * 0x9E3779B1) & 0xFFFFFFFF
     return h ^ (h >> 15)
 
 
 def test_equal_hashes_are_not_enough() -> None:
-    """Nodes of two ints, of which all have one hash: each is compared with every kind of node before it."""
+    """All nodes of two ints have the same hash, so each is compared with every earlier kind of node."""
     types = ToyTypes((replace(TOYS.types[WORD], n_ints=2, ranges={}),))
     begun = mixed(0, 0)
     pairs = [(k, mixed(begun, k) ^ mixed(begun, 0)) for k in range(200)] * 2
@@ -219,14 +219,14 @@ def test_equal_parents_of_equal_nodes_are_shared() -> None:
     ids=["order", "port", "output", "number", "row or port"],
 )
 def test_what_is_read_must_agree_in_all(edges: list[tuple[int, ...]]) -> None:
-    """Nodes 2 and 3 have the same type and attributes, and in the last case one hash."""
+    """Nodes 2 and 3 have the same type and attributes and, in the last case, the same hash."""
     types = ToyTypes(tuple(replace(kind, ports="vv") for kind in TOYS.types))
     graph = make_graph(types, [CELL, SWAP, CELL, CELL], edges, [2, 3], attr=[1] * 6, floats=[0.5, 0.5, 0.5])
     assert rewrite(graph, ("share",))[0] is graph
 
 
 def test_floats_that_differ_in_sign_alone_do_not_share_a_hash() -> None:
-    """Spins, all of them different: with one hash for all, this would take minutes."""
+    """Distinct spins: with one hash for all, this would take minutes."""
     types = ToyTypes((replace(TOYS.types[CELL], ports="", n_ints=0, n_floats=18, ranges={}),))
     n = 2**18
     floats = 1.0 - 2.0 * (np.arange(n)[:, None] >> np.arange(18) & 1)
@@ -235,7 +235,7 @@ def test_floats_that_differ_in_sign_alone_do_not_share_a_hash() -> None:
 
 
 def test_a_random_node_is_shared_by_nobody() -> None:
-    """Two random identities of one word; only the word, and what reads the same random value, are shared."""
+    """Two random identities of one word: only the word, and readers of the same random value, are shared."""
     edges = [(0, 1), (1, 2), (1, 2, 0, 1), (1, 3), (1, 3, 0, 1)]
     one = make_graph(RANDOM_TOYS, [WORD, IDENTITY, SWAP, SWAP], edges, [2, 3], attr=[3])
     result, done = rewrite(merge_graphs([one, one]), ("share",))
@@ -266,7 +266,7 @@ def test_the_empty_graph_is_kept() -> None:
 
 
 def relative(found: Any, expected: Any) -> float:
-    """The largest difference, relative to the largest expected number."""
+    """Return the largest difference, relative to the largest expected number."""
     found, expected = np.asarray(found), np.asarray(expected)
     assert found.shape == expected.shape
     return float(np.max(np.abs(found - expected), initial=0.0) / np.max(np.abs(expected), initial=1e-300))
@@ -277,7 +277,7 @@ def relative(found: Any, expected: Any) -> float:
 @each("way", ["all", "auto"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_losses_and_gradients_are_those_without_sharing(case: Case, way: str, policy: str) -> None:
-    """Some instances come twice, with weights of their own."""
+    """Some instances occur twice, with different weights."""
     model, instances = case.draw(0, n_instances=12, dim=6)
     instances += instances[3:7]
     weights = np.random.default_rng(1).uniform(0.5, 2.0, len(instances))
@@ -299,7 +299,7 @@ def test_losses_and_gradients_are_those_without_sharing(case: Case, way: str, po
 
 @each("backend", ["reference", "cpu"])
 def test_kept_plans_are_of_the_data(backend: str) -> None:
-    """Sentences of the same lengths, whose words repeat or do not: what is shared differs, and so do the plans."""
+    """Sentences of the same lengths with and without repeated words are shared differently, so their plans differ."""
     model, trees = CASES[0].draw(3, n_instances=12, dim=6)
     twice = [*trees[:6], *trees[:6]]
     shared, apart = (ab.batched(model.loss, rewrites=rewrites, backend=backend) for rewrites in ("auto", UNSHARED))
@@ -331,7 +331,7 @@ def test_a_small_mini_batch_pays_nothing_for_the_rule() -> None:
 
 
 def test_every_instance_gets_what_it_returned() -> None:
-    """Lists, and the same tree twice: the second gets the very values of the first."""
+    """Lists, and the same tree twice: the second result is bit-identical to the first."""
     model, trees = CASES[0].draw(2, n_instances=8, dim=6)
     trees.append(trees[4])
     roots, nodes = ab.batched(model.scores)(trees)
@@ -343,7 +343,7 @@ def test_every_instance_gets_what_it_returned() -> None:
 
 
 class Drops(ab.Module):
-    """Drops in one cell, after one that does not and before another."""
+    """Dropout in one cell, between two cells without it."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
@@ -384,7 +384,7 @@ def test_dropout_is_what_it_was() -> None:
 
 
 def test_a_draw_that_nothing_needs_keeps_no_node_apart() -> None:
-    """The cell draws, which counts; but its value depends on the word alone."""
+    """The cell draws random numbers, but its value depends only on the word."""
 
     @ab.cell
     def wasteful(word: int) -> Any:
@@ -406,7 +406,7 @@ def test_explain_says_how_many_nodes_are_shared() -> None:
 
 
 class Leaves(ab.Module):
-    """A cell that reads a word alone and multiplies, and one that reads that."""
+    """A cell that reads only a word and multiplies, and one that reads its result."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
