@@ -1,4 +1,4 @@
-"""Random programs arrive at random moments, fail, are cancelled and see other parameters: the others are as alone."""
+"""Test random programs at random times that fail, are cancelled or see new parameters: the others are unaffected."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ N_REQUESTS = 24
 
 
 class Random(Model):
-    """A program drawn by a seed: turns, sums of lists, branches side by side, awaited numbers that decide."""
+    """A program drawn from a seed: turns, sums of lists, parallel branches, and awaited numbers that decide."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Random(Model):
         return {"state": found, "total": self.total(found), "unread": [self.turn(found)] if seed % 3 else []}
 
     def plain(self, request: tuple[int, str]) -> Any:
-        """A function that awaits nothing."""
+        """Run a program that awaits nothing."""
         seed, fate = request
         rng = np.random.default_rng(seed)
         x: Any = rng.standard_normal(DIM)
@@ -75,7 +75,7 @@ def same(found: Any, expected: Any) -> bool:
 
 
 class Sender(threading.Thread):
-    """Sends requests, and cancels some of them."""
+    """A thread that sends requests and cancels some of them."""
 
     def __init__(self, server: Any, requests: list[tuple[int, str]], rng: np.random.Generator) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ def serve_randomly(seed: int, method: str) -> None:
     model = Random()
     function = getattr(model, method)
     server = ab.serve(function, backend="reference", max_running=int(rng.integers(1, 9)))
-    for _ in range(3):  # between these, parameters change
+    for _ in range(3):  # parameters change in between
         requests = [
             (int(rng.integers(1000)), str(rng.choice(["", "", "", "raise", "range"]))) for _ in range(N_REQUESTS)
         ]

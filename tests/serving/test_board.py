@@ -1,4 +1,4 @@
-"""Numbers that the workers behind one port share in memory."""
+"""Test numbers that the workers behind one port share in memory."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_what_a_process_had_ends_with_it_and_its_counts_stay() -> None:
     other.clear(0)
     assert [other.gauges(name) for name in boards.GAUGES] == [[0, 0]] * 4
     assert dict(other.statuses()) == {200: 1}
-    for status in ("200", "500"):  # a worker that takes the place of another
+    for status in ("200", "500"):  # a worker that replaces another
         environment = {**os.environ, boards.VARIABLE: f"{number} 1", "PYTHONPATH": os.pathsep.join(sys.path)}
         subprocess.run([sys.executable, "-c", UPDATE, status], env=environment, pass_fds=[number], check=True)
     os.close(number)

@@ -1,4 +1,4 @@
-"""What a round runs, against the definition, on random graphs."""
+"""Test what a round runs, by definition, on random graphs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from helpers.runs.ways import each
 
 
 class WorkingTypes(NamedTypes):
-    """Types whose nodes have some work."""
+    """Types with a given work per node."""
 
     def arrays(self) -> TypeArrays:
         return super().arrays()._replace(product_work=np.array([100, 5, 0]))
@@ -51,7 +51,7 @@ def test_every_node_runs_once_after_what_it_reads_and_every_round_gets_everythin
 
 
 def longest_chain(n: int, edges: list[tuple[int, int]]) -> int:
-    """Nodes on the longest path."""
+    """Count the nodes on the longest path."""
     longest = [1] * n
     for a, b in sorted(edges, key=lambda edge: edge[1]):
         longest[b] = max(longest[b], longest[a] + 1)

@@ -1,4 +1,4 @@
-"""Clients that send too little, take too little, or leave: none is waited for without a limit, and none is an error."""
+"""Test clients that send or read too little, or leave: the server's waits are limited, and no error is logged."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_client_that_takes_no_answer_is_given_up(
         try:
             for _ in range(100_000):
                 greedy.sendall(page)
-        except OSError:  # the server reads no more
+        except OSError:  # the server no longer reads
             pass
         time.sleep(1.0)
         assert client.predict(BODY)[0] == 200
@@ -117,7 +117,7 @@ def test_a_client_that_takes_no_answer_is_given_up(
 def test_a_request_that_the_end_of_the_server_cuts_off_is_refused(
     kind: str, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Unless its answer has begun, which then ends early."""
+    """Unless its answer has begun, which is then cut short."""
     endless = {"x": [0, 0, 1], "n": 10**6}
     body = json.dumps(endless if kind == NDJSON else {"instance": endless})
     server = ab.serve(Served().run, backend="reference")
@@ -193,7 +193,7 @@ def test_what_the_functions_of_an_application_raise_is_the_error_of_one_instance
 
 
 def test_health_waits_for_no_reading_and_no_writing() -> None:
-    """Nor do small requests wait for a large one, of which a few instances at a time are read."""
+    """Nor do small requests wait for a large one, whose instances are read a few at a time."""
     opened, order = threading.Event(), list[int]()
 
     def read(x: Any) -> Any:
@@ -240,7 +240,7 @@ def test_it_is_not_ready_while_predictions_fail(with_warm_up: bool, monkeypatch:
         try:
             await_status(200)
             client.predict({"instance": "poison"})
-            assert client.ask("GET", "/readyz")[0] == 200  # one request says nothing of others
+            assert client.ask("GET", "/readyz")[0] == 200  # one request does not affect the server's health
             broken.set()
             for _ in range(3):
                 assert client.predict({"instance": 1})[0] == 500

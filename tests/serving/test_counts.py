@@ -1,4 +1,4 @@
-"""What a server says of itself, against the definition."""
+"""Test a server's statistics by definition."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WAIT = 60.0
 
 
 def served(n: int = 12, quantum: float = 1e-15) -> Counts:
-    """What a server says that ran programs of 0 to 4 turns, few at a time."""
+    """Return the statistics of a server after programs of 0 to 4 turns, a few at a time."""
     model, given = Model(), items(*range(5))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running, "QUANTUM", quantum)

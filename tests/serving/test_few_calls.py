@@ -1,4 +1,4 @@
-"""A served batch, and a round of served programs, make few calls of Python functions."""
+"""Test that a served batch, and a round of served programs, make few Python calls."""
 
 from __future__ import annotations
 
@@ -24,17 +24,15 @@ class Chain(ab.Module):
 
     @ab.cell
     def step(self, x: Any) -> Any:
-        """Compute the next state."""
         return ab.tanh(self.inner(x))
 
     def run(self, x: Any) -> Any:
-        """Compute the last state."""
         for _ in range(N_STEPS):
             x = self.step(x)
         return x
 
     async def walk(self, x: Any) -> Any:
-        """Compute the last state, looking at each."""
+        """Compute the last state, awaiting each one."""
         for _ in range(N_STEPS):
             x = self.step(x)
             await ab.value(ab.argmax(x))
@@ -54,7 +52,7 @@ def serve(running: Running, instances: list[Any]) -> list[Any]:
 
 
 def count_calls_of(function: Any, n_requests: int) -> int:
-    """Count the Python calls with which a server runs requests of this function; the least of several times."""
+    """Count the Python calls of a server that runs requests of this function; return the minimum of several runs."""
     running = Running(ab.batched(function, backend="cpu").of_programs(lambda given: given), 32)
     instances = [*np.random.default_rng(0).standard_normal((n_requests, 4)).astype(np.float32)]
     for _ in range(3):
@@ -69,7 +67,7 @@ def count_calls_of(function: Any, n_requests: int) -> int:
     [("run", MOST_OF_A_BATCH, MOST_OF_A_REQUEST), ("walk", MOST_OF_A_ROUND, MOST_OF_A_WAIT)],
 )
 def test_requests_make_few_calls(name: str, most: int, most_of_each: int) -> None:
-    """A batch or a round of one request, and what each other request adds."""
+    """For a batch or round of one request, and per additional request."""
     one, many = (count_calls_of(getattr(Chain(), name), n) for n in (1, 17))
     n_rounds = N_STEPS if name == "walk" else 1
     assert one <= most * n_rounds

@@ -1,4 +1,4 @@
-"""Requests begin in groups, as often as a share of their rounds says."""
+"""Test that requests start in groups, once per share of their expected rounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server over HTTP: what is asked for right is answered, what is asked for wrong is refused in a sentence."""
+"""Test a server over HTTP: valid requests are answered, and invalid ones are refused with a sentence."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_client_that_goes_away_gives_up_its_requests(model: Served) -> None:
 @pytest.mark.parametrize("kind", ["instance", "instances", "lines", "stream"])
 @pytest.mark.parametrize("padding", [0, 300])
 def test_requests_of_a_client_that_has_left_are_cancelled(model: Served, kind: str, end: str, padding: int) -> None:
-    """Those that run and those that wait; also if the body is longer than what a server reads ahead."""
+    """Both running and waiting ones, also if the body is longer than what a server reads ahead."""
     streams = kind == "stream"
     function, n = (model.grow if streams else model.run), 1 if kind in ("instance", "stream") else 400
     server = ab.serve(function, module=model, backend="reference", max_running=8)

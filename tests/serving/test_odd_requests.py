@@ -1,4 +1,4 @@
-"""Requests that differ from all others in what they return: each is answered as if it were the only one."""
+"""Test requests whose results differ from all others: each is answered as if it were alone."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_no_item_of_a_stream_is_a_rule_for_another(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_no_mini_batch_is_a_rule_for_the_next(seed: int) -> None:
-    """Values that are stacked have one shape within a mini-batch; the next mini-batch may have another."""
+    """Stacked values have one shape within a mini-batch, but the next mini-batch may have another."""
     model = Odd()
     run = ab.batched(model.run, backend="reference")
     for what, x in draw(np.random.default_rng(seed), 20):

@@ -1,4 +1,4 @@
-"""Whatever a program raises, wherever: it is the result of its request alone, and the items of others come once."""
+"""Test programs that raise anything anywhere: only their own request fails, and items of others come once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WAIT = 60.0
 
 
 class Strange(BaseException):
-    """An error that is no `Exception`."""
+    """An error that does not derive from `Exception`."""
 
 
 UNUSUAL = [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError(), concurrent.futures.CancelledError(),
@@ -26,7 +26,7 @@ USUAL = [ZeroDivisionError(), TimeoutError(), concurrent.futures.InvalidStateErr
 
 
 class Raising(Model):
-    """Programs that raise an error where the request says."""
+    """A program that raises an error where the request says."""
 
     error: Any = None
 
@@ -124,7 +124,7 @@ def test_an_awaiting_caller_gets_the_error_too(error: BaseException) -> None:
 
 
 class Streams(Raising):
-    """A generator whose requests say how many items they have, and where they need too much memory or fail."""
+    """A generator whose requests set the number of items, and where it fails or exceeds memory."""
 
     @ab.cell
     def big(self, x: Any, y: Any) -> Any:

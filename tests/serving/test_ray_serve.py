@@ -1,4 +1,4 @@
-"""The example behind Ray Serve answers as the model does."""
+"""Test that the example behind Ray Serve answers like the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A budget of work leads to rounds that take the seconds that they shall take."""
+"""Test that a budget of work leads to rounds of the intended duration."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_small_rounds_leave_it_large() -> None:
     budget.learn(1e7, 0.02)
     before = budget.work
     for _ in range(100):
-        budget.learn(1e3, 0.002)  # nearly all of it is what any round costs
+        budget.learn(1e3, 0.002)  # almost all of it is fixed cost per round
     assert budget.work == before
 
 

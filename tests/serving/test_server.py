@@ -1,4 +1,4 @@
-"""A server: what it answers is what the function returns, whoever else is served, fails or leaves."""
+"""Test a server: its answers equal the function's results, whoever else is served, fails or leaves."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def serve(function: Any, **options: Any) -> Any:
 
 @pytest.fixture(params=["whole", "one batch a round"])
 def rounds(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounds that run all there is, and such as run a single batch; nodes are forgotten often."""
+    """Run whole rounds or single batches per round, and forget nodes often."""
     monkeypatch.setattr(running, "COMPACT_AT", 16)
     for name in ("QUANTUM", "WHOLE"):
         monkeypatch.setattr(running, name, 1e3 if request.param == "whole" else 1e-15)
@@ -165,7 +165,7 @@ def test_where_kept_values_fill_the_memory_no_request_begins() -> None:
 
 
 class Gate:
-    """A program that stops the server's thread until it is opened."""
+    """A program that blocks the server's thread until it is opened."""
 
     def __init__(self) -> None:
         self.entered, self.opened = threading.Event(), threading.Event()
@@ -231,7 +231,7 @@ def test_deadlines_order_the_queue_and_end_it(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_deadlines_are_kept_while_a_program_runs_on(is_async: bool) -> None:
-    """Requests that run beside it, that wait, and itself; those without a deadline wait for it."""
+    """For requests that run beside it or wait, and for itself. Those without a deadline wait for it."""
     gate = Gate()
 
     async def wait(x: Any) -> Any:
@@ -270,7 +270,7 @@ def test_close_waits_as_long_as_it_is_told() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_fork_is_told_that_it_has_no_server() -> None:
-    """Whatever it calls; also if a thread held the lock of the server while its process was forked."""
+    """For all calls, and also if a thread held the server's lock during the fork."""
 
     async def stream(server: Any) -> None:
         async for _ in server.stream(np.ones(2)):
@@ -323,7 +323,7 @@ def test_nobody_is_overtaken_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_over_leaves_the_queue() -> None:
-    """Requests that were cancelled or are too late take no room from others, and are answered while others run."""
+    """Cancelled or late requests free their places, and are answered while others run."""
     model, ended = Model(), threading.Event()
 
     async def run(steps: Any) -> Any:
@@ -408,7 +408,7 @@ def turned(model: Model, item: Any) -> Any:
 )
 @pytest.mark.parametrize("is_async", [True, False])
 def test_nothing_grows(n: int, is_async: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of nodes, values, rows, logged calls and objects there are as many after ten times the requests."""
+    """The number of nodes, values, rows, logged calls and objects is the same after ten times as many requests."""
     monkeypatch.setattr(running, "COMPACT_AT", 100)
     model, few = Model(), items(1, 2, 3, 4)
     with serve(model.loop if is_async else partial(turned, model), module=model, max_running=16) as server:
@@ -427,8 +427,8 @@ def test_nothing_grows(n: int, is_async: bool, monkeypatch: pytest.MonkeyPatch) 
         after, log = sizes(9 * n), server._engine.recorder.calls.log
         if is_async:
             assert log.n_bytes < log.n_calls  # each takes 12 bytes until it is forgotten
-        assert after[-1] <= 1.1 * before[-1] + 1000  # objects
-        for then, now in zip(before[:-1], after[:-1], strict=True):  # which have up to twice the room that is needed
+        assert after[-1] <= 1.1 * before[-1] + 1000  # number of objects
+        for then, now in zip(before[:-1], after[:-1], strict=True):  # capacities may be twice the needed size
             assert now <= 4 * (then + running.COMPACT_AT)
 
 
@@ -451,7 +451,7 @@ def test_a_full_recording_is_replaced_when_nothing_runs(monkeypatch: pytest.Monk
 
 
 class Net(torch.nn.Module):
-    """A recursion over nested pairs of vectors, in modules of PyTorch."""
+    """A recursion over nested pairs of vectors, with PyTorch modules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -487,7 +487,7 @@ def test_a_learned_machine_decides() -> None:
 
 
 def test_clocks_may_jump(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time of day is not looked at."""
+    """The time of day is not used."""
     jumps = cycle([0.0, 1e9, -1e9])
     monkeypatch.setattr(time, "time", lambda: next(jumps))
     model, given = Model(), items(3, 1)

@@ -1,4 +1,4 @@
-"""What workers behind one port tell each other."""
+"""Test the figures that workers behind one port exchange."""
 
 from __future__ import annotations
 
