@@ -1,4 +1,4 @@
-"""Matrix products of every library that is here, against NumPy in float64; how they are chosen, and their threads."""
+"""Test the matrix products of all available libraries against NumPy in float64, their choice, and their threads."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ DTYPES = ("float32", "float64")
 
 @pytest.fixture(params=FINDERS)
 def provider(request: pytest.FixtureRequest) -> Provider:
-    """Each library in turn; those that are not here are skipped and say why."""
+    """Return each library in turn; skip missing ones with the reason."""
     if request.param == "torch":
         pytest.importorskip("torch")
     try:
@@ -58,7 +58,7 @@ def provider(request: pytest.FixtureRequest) -> Provider:
 
 
 def draw(rng: np.random.Generator, n_rows: int, n_columns: int, dtype: str, is_flipped: bool) -> Any:
-    """A view into a larger array, of rows or of columns, neither first nor last of its neighbours."""
+    """Draw a view of rows or columns in the interior of a larger array."""
     if is_flipped:
         return draw(rng, n_columns, n_rows, dtype, False).T
     return rng.standard_normal((n_rows + 2, n_columns + 5)).astype(dtype)[1 : 1 + n_rows, 2 : 2 + n_columns]
@@ -69,9 +69,9 @@ def draw(rng: np.random.Generator, n_rows: int, n_columns: int, dtype: str, is_f
 def test_products_of_views_are_exact_and_stay_in_their_place(
     provider: Provider, size: tuple[int, int, int], dtype: str
 ) -> None:
-    """All eight ways for three matrices to lie in memory, overwriting and adding."""
+    """All eight layouts of three matrices, overwriting and adding."""
     if provider.name == PACKED and dtype != "float32":
-        return  # our own product is of float32 alone
+        return  # our own product supports float32 only
     rng = np.random.default_rng(0)
     m, n, k = size
     for *flips, accumulate in product((False, True), repeat=4):
@@ -111,7 +111,7 @@ def test_products_called_by_address_are_those_of_python(provider: Provider, dtyp
 
 
 def test_no_operand_is_copied(provider: Provider) -> None:
-    """A matrix is four megabytes; what a product allocates where Python can see it is a hundredth."""
+    """A matrix takes 4 MB, and the Python-visible allocations of a product are at most 1% of it."""
     a, b, out = (np.ones((1200, 2048), np.float32)[:1024, :1024] for _ in range(3))
     views = [(a, b, out), (a.T, b, out), (a, b.T, out), (a, b, out.T)]
     provider.multiply(a, b, out)
@@ -190,7 +190,7 @@ def test_without_an_openblas_numpy_multiplies_all_the_same(monkeypatch: pytest.M
 
 
 def test_threads_are_limited_inside_blocks_and_set_back(provider: Provider) -> None:
-    """The smallest number of nested blocks is in force, never more than there are cores."""
+    """The smallest limit of nested blocks applies, and never more than the number of cores."""
     before = threads_in_force()
     with limit_threads(10**6) as n_outer:
         assert n_outer == min(usable_cores(), max(before.values())) == most_threads()
@@ -205,7 +205,7 @@ def test_threads_are_limited_inside_blocks_and_set_back(provider: Provider) -> N
 
 
 def test_what_others_allow_is_never_exceeded() -> None:
-    """Limits from outside, as of the environment, hold within a block, and limits of a block within another."""
+    """Limits from outside, such as the environment, hold within a block, and those of a block in nested ones."""
     before = threads_in_force()
     pools = threads._all_pools()
     try:
@@ -247,7 +247,7 @@ def test_the_quota_of_a_container_counts(
 
 
 def test_python_threads_share_the_cores() -> None:
-    """Four threads that each ask for all cores get a quarter each, and one at least."""
+    """Four threads that each ask for all cores get a quarter each, but at least one."""
     granted, arrived = [], threading.Barrier(4)
 
     def work() -> None:
@@ -269,14 +269,14 @@ def test_python_threads_share_the_cores() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of its own."""
+    """Use an empty cache folder."""
     monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path))
     return tmp_path / "matmul"
 
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What is measured, by a clock for which scipy is fastest, else numpy."""
+    """Return the sizes measured so far, by a fake clock on which scipy is fastest, then numpy."""
     asked: list[tuple[Any, ...]] = []
 
     def pretend(providers: list[Provider], *size: Any) -> dict[str, float]:
@@ -290,11 +290,11 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 @each(
     "speeds, n_operations, expected",
     [
-        ({"numpy": 100.0, "packed": 91.0}, 10**9, "packed"),  # a tenth of the time is not worth the overhead
-        ({"numpy": 100.0, "packed": 50.0}, 9_999, "packed"),  # nor are 100 ns
+        ({"numpy": 100.0, "packed": 91.0}, 10**9, "packed"),  # saving 10% of the time is not worth the overhead
+        ({"numpy": 100.0, "packed": 50.0}, 9_999, "packed"),  # nor is saving 100 ns
         ({"numpy": 100.0, "packed": 50.0}, 10_001, "numpy"),
         ({"numpy": 100.0, "packed": 120.0}, 10**9, "packed"),
-        ({"numpy": 100.0, "scipy": 110.0}, 1, "scipy"),  # a processor without AVX-512
+        ({"numpy": 100.0, "scipy": 110.0}, 1, "scipy"),  # a CPU without AVX-512
     ],
 )
 def test_a_library_is_chosen_if_it_saves_more_than_it_costs(
@@ -335,7 +335,7 @@ def test_a_damaged_table_is_told_and_replaced(folder: Path, measured: list[tuple
 def test_several_threads_have_a_choice_of_their_own(
     folder: Path, measured: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A library that uses them may win where, on one thread, another does."""
+    """A library that uses several threads may win, although another one wins on one thread."""
     chooser = Chooser()
     for n_threads in (1, 3, 1, 3):
         monkeypatch.setattr(threads, "_number", n_threads)

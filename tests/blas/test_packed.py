@@ -1,4 +1,4 @@
-"""Products with packed matrices against float64, with every remainder of rows, columns and pairs."""
+"""Test products with packed matrices against float64, for all remainders of rows, columns and pairs."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ KINDS = [
 
 
 def spread(matrix: Array, gap: int) -> Array:
-    """The same numbers in rows that lie `gap` elements apart, with others between them."""
+    """Copy a matrix to rows with `gap` other numbers between them."""
     wide = np.full((len(matrix), matrix.shape[1] + gap), UNTOUCHED, np.float32)
     wide[:, : matrix.shape[1]] = matrix
     return wide
 
 
 def multiply(x: Array, w: Array, out: Array, is_bf16: bool, adds: bool, is_flipped: bool) -> None:
-    """out = x @ w by packing; rows of `x` and `out` lie apart, and `w` may be the transpose of what lies in memory."""
+    """Compute out = x @ w by packing; rows of `x` and `out` are strided, and `w` may be stored transposed."""
     words = np.empty(packed.panel_words(len(w), w.shape[1], is_bf16), np.uint32)
     _native.pack(np.ascontiguousarray(w.T).T if is_flipped else w, words, is_bf16)
     _native.multiply_packed(spread(x, 3)[None, :, : x.shape[1]], words, out, is_bf16, adds, 1)
 
 
 def assert_close(found: Array, x: Array, w: Array, before: Array, is_bf16: bool) -> None:
-    """Within what float32 sums may lose: one rounding per product and sum."""
+    """Check errors against the bound for float32: one rounding per product and sum."""
     if is_bf16:
         x, w = rounded(x), rounded(w)
     x, w = x.astype(np.float64), w.astype(np.float64)
@@ -68,7 +68,7 @@ def test_products(size: tuple[int, int, int], is_bf16: bool) -> None:
 
 @pytest.mark.parametrize("is_bf16", KINDS)
 def test_a_row_does_not_depend_on_its_neighbours(is_bf16: bool) -> None:
-    """The same bits however many rows are multiplied at once."""
+    """A row is bit-identical however many rows are multiplied at once."""
     rng = np.random.default_rng(1)
     x, w = rng.standard_normal((60, 300)).astype(np.float32), rng.standard_normal((300, 100)).astype(np.float32)
     whole, alone = np.empty((60, 100), np.float32), np.empty((60, 100), np.float32)
@@ -119,7 +119,7 @@ def test_sets_of_rows_are_multiplied_in_turn(is_bf16: bool) -> None:
 
 
 def nearest_bf16(x: Any) -> Any:
-    """By distance, from both neighbours: what is cut off, and the next; infinity is a neighbour as 2**128 would be."""
+    """Round to the nearer of both neighbours; infinity counts as 2**128."""
     low = x.view(np.uint32) >> 16
     distances = []
     for bits in (low, low + 1):
@@ -132,7 +132,7 @@ def nearest_bf16(x: Any) -> Any:
 
 
 def round_by_packing(x: Array, is_flipped: bool) -> Array:
-    """The bits of rows that are rounded while they are packed, in pairs of rows or of columns."""
+    """Return the bits of rows that are rounded while packing, in pairs of rows or of columns."""
     matrix = x.T if is_flipped else x
     words = np.empty(packed.panel_words(len(matrix), matrix.shape[1], True), np.uint32)
     _native.pack(matrix, words, True)
@@ -168,7 +168,7 @@ def test_rounding_to_bf16_keeps_nan_and_infinity(is_flipped: bool) -> None:
 @each("is_flipped", (False, True))
 @each("size", SIZES)
 def test_matrices_are_packed_in_pairs_of_rounded_rows(size: tuple[int, int, int], is_flipped: bool) -> None:
-    """Word (k, j) of a panel holds rows 2k and 2k + 1 of its column j; there are zeros where there is nothing."""
+    """Word (k, j) of a panel holds rows 2k and 2k + 1 of its column j; padding is zero."""
     _, n, inner = size
     w = np.random.default_rng(3).standard_normal((inner, n)).astype(np.float32)
     apart = spread(w.T if is_flipped else w, 2)[:, : inner if is_flipped else n]

@@ -1,4 +1,4 @@
-"""The checker of columns finds what went wrong once, planted again: values in columns of others, sums begun early."""
+"""Test that the checker of columns finds past defects: values in columns of others, and sums that start too early."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("_checked")
 
 
 class Model(ab.Module):
-    """The two cells, in float64, of which one was wrong forward and the other backward."""
+    """The two cells, in float64, of which one was wrong in forward and the other in backward."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
@@ -64,7 +64,7 @@ def test_right_cells_pass() -> None:
 
 
 def test_a_part_that_is_not_all_of_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of a product is joined; the product, made in place, would write its other half over what is behind."""
+    """Half of a product is joined. Computed in place, its other half would overwrite the values behind it."""
 
     def lies_in(self: Lowering, part: int, view: View) -> bool:
         own = self.views[part]
@@ -89,7 +89,7 @@ def test_a_sum_that_begins_where_another_loop_still_reads(monkeypatch: pytest.Mo
 
 
 def test_memory_of_a_row_that_another_step_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What several steps use does not lie in memory that each row uses again."""
+    """Values that several steps use must not be in memory that each row reuses."""
     right = assignment.assign_buffers
 
     def wrong(lowered: Lowered, steps: list[Step], n_before: int) -> Storage:
@@ -123,7 +123,7 @@ def test_loops_of_a_nest_in_the_wrong_order(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_values_without_elements_write_over_nothing() -> None:
-    """The gradient of one lies, on paper, where saved values leave their columns to gradients."""
+    """The empty gradient nominally lies where saved values give up their columns to gradients."""
 
     class Beside(ab.Module):
         def __init__(self) -> None:

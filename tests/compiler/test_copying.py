@@ -1,4 +1,4 @@
-"""What a compiled stage only moves, for cells by hand."""
+"""Test what a compiled stage only copies, for simple cells."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CELLS: dict[str, tuple[Callable[..., Any], list[str], list[str]]] = {
 
 @pytest.mark.parametrize("name", CELLS)
 def test_cells_by_hand(name: str) -> None:
-    """Outputs that are in memory before they are written, and gradients that go on as they came."""
+    """Outputs that are already in memory, and gradients that pass through unchanged."""
     body, *expected = CELLS[name]
     keys = {arg: Key("value", (3,)) for arg in body.__code__.co_varnames[: body.__code__.co_argcount]}
     program = Tracer("hand", {}).trace(lambda given: body(**given), keys)[0]

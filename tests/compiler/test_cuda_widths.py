@@ -1,4 +1,4 @@
-"""CUDA kernels of a model are the same at all widths, because their compilers take seconds."""
+"""Test that CUDA kernels of a model are the same at all widths, because their compilation takes seconds."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from helpers.zoo import machines, transformer
 from helpers.zoo.case import Case
 
 WIDTHS = (11, 16, 32, 5, 4, 2)
-"""Also 2 tags and 5 classes, of which some models have as many."""
+"""These include 2 and 5, the numbers of tags and classes in some models."""
 NARROWEST = {"tree-transformer": 8}
-"""Below these widths models are another case: a head of one element."""
+"""Below these widths models differ, because a head has one element."""
 MACHINE_WIDTHS = (11, 16, machines.SLOTS, machines.SHIFTS)
 
 
 def sources(model: Any, instances: list[Any]) -> set[str]:
-    """The sources of all kernels of a step with gradients."""
+    """Return the sources of all kernels of a step with gradients."""
     return {
         text
         for cell in place_batch(model.loss, instances).used
@@ -33,7 +33,7 @@ def sources(model: Any, instances: list[Any]) -> set[str]:
 
 
 def draw(case: Case, module: Any, width: int, monkeypatch: pytest.MonkeyPatch, n: int = 8) -> tuple[Any, list[Any]]:
-    """A model of the zoo of another width, and instances."""
+    """Draw a model of the zoo with another width, and instances."""
     monkeypatch.setattr(module, "DIM", width)
     rng = np.random.default_rng(0)
     return case.make(rng), [case.draw(rng) for _ in range(n)]
@@ -42,7 +42,7 @@ def draw(case: Case, module: Any, width: int, monkeypatch: pytest.MonkeyPatch, n
 @pytest.mark.cases(0, 8)
 @pytest.mark.parametrize("name", MODELS)
 def test_models_of_all_widths_share_their_sources(name: str) -> None:
-    """Widths that are powers of two, and as many as the data have classes, are no other case."""
+    """Powers of two, and the numbers of classes in the data, must not be special."""
     widths = [max(width, NARROWEST.get(name, 0)) for width in WIDTHS]
     workload = load_workload(name, None, widths[0], seed=0)
     models = [workload.spec.build(workload.dataset, width, np.random.default_rng(0)) for width in widths]
@@ -53,13 +53,13 @@ def test_models_of_all_widths_share_their_sources(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", machines.CASES, ids=lambda case: case.name)
 def test_machines_of_all_widths_share_their_sources(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A memory may have as many rows as vectors have elements."""
+    """A memory may have as many rows as a vector has elements."""
     first, *others = [sources(*draw(case, machines, width, monkeypatch)) for width in MACHINE_WIDTHS]
     assert others == [first] * len(others)
 
 
 def test_transformers_of_all_widths_share_their_sources(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Means over the width divide by a power of two, and by another number."""
+    """Means over the width divide by a power of two and by another number."""
     case = next(case for case in transformer.CASES if case.name == "transformer")
     first, *others = [sources(*draw(case, transformer, width, monkeypatch)) for width in (12, 16, 6)]
     assert others == [first] * len(others)

@@ -1,4 +1,4 @@
-"""Small cells that people write first, each wrong or refused once: eagerly, batched, alone and together."""
+"""Test small first programs that were once wrong or refused: eagerly, batched, alone and together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Body = Callable[[Any, Any, int], Any]
 N = 3
 
 BODIES: dict[str, Body] = {
-    # Gradients that are the same for all elements, or for all rows, and reach a product.
+    # Gradients that are equal for all elements or rows, and reach a product.
     "sum of a layer": lambda m, x, i: ab.sum(m.layer(x)),
     "mean of a layer": lambda m, x, i: ab.mean(m.layer(x)),
     "minus the sum of a product": lambda m, x, i: -ab.sum(m.W @ x),
@@ -25,7 +25,7 @@ BODIES: dict[str, Body] = {
     "a product of ones": lambda m, x, i: ab.sum(m.W @ (x * 0.0 + 1.0)),
     "a product of one number": lambda m, x, i: ab.sum(m.W @ (ab.sum(x) + np.zeros(N))),
     "a product of a constant": lambda m, x, i: ab.sum(m.W @ np.ones(N) * x[0]),
-    # Reductions of products, with parameters that are broadcast along each axis.
+    # Reductions of products, with parameters broadcast along each axis.
     "a column": lambda m, x, i: ab.sum((m.S @ x) * m.column),
     "a row": lambda m, x, i: ab.sum(ab.tanh(m.S @ x) * m.row),
     "a column and a row": lambda m, x, i: ab.sum(ab.tanh(m.S @ x) * m.column * m.row + m.column),
@@ -36,11 +36,11 @@ BODIES: dict[str, Body] = {
     "every other row": lambda m, x, i: ab.sum(ab.tanh(m.tall[::2] @ x)),
     "columns backwards": lambda m, x, i: ab.sum(ab.tanh(x @ m.S[:, ::-1])),
     "a transpose backwards": lambda m, x, i: ab.sum(ab.tanh(ab.transpose(m.W)[::-1] @ (m.W @ x))),
-    # Products by one vector, side by side, of which one passes no gradient on.
+    # Two products of one vector, of which one passes no gradient on.
     "half a gradient": lambda m, x, i: ab.sum(
         ab.where(m.W @ -x + m.W @ (x * 1.3) > -9.0, ab.tanh(m.U @ (x * 1.3) + m.E @ x), 0.0)
     ),
-    # A table that is multiplied too, beside another matrix.
+    # A table that is also multiplied, next to another matrix.
     "a tied table": lambda m, x, i: ab.cross_entropy(m.E @ ab.tanh(x + ab.lookup(m.E, i)) + m.U @ x, i),
     "a tied vector": lambda m, x, i: ab.lookup(m.bias, i) * ab.sum(ab.tanh(m.W @ x + m.U @ x + m.bias)),
 }  # fmt: skip
@@ -79,7 +79,7 @@ def draw(n: int) -> list[Any]:
 
 
 def compare(body: Body, backend: Any, n: int) -> None:
-    """Batched losses are eager ones; gradients are those of the reference backend, and central differences."""
+    """Compare batched with eager losses, and gradients with the reference backend and central differences."""
     model, instances = Model(body), draw(n)
     ours, theirs = ab.batched(model.loss, backend=backend), ab.batched(model.loss, backend=Reference(poison=True))
     np.testing.assert_allclose(ours(instances), [model.loss(x) for x in instances], rtol=1e-10)

@@ -1,4 +1,4 @@
-"""Compiled cells: what the passes make of cells by hand, what LLVM makes of a kernel, and where kernels are kept."""
+"""Test compiled cells: the results of passes for simple cells, LLVM's code for a kernel, and stored kernels."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ FLOAT32 = np.dtype("float32")
 
 
 def plan_cells(case: int, dim: int = 6) -> dict[str, PlannedCell]:
-    """The cells of a model, planned for training, by name."""
+    """Plan a model's cells for training; return them by name."""
     model, instances = CASES[case].draw(seed=0, n_instances=6, dim=dim)
     return cells_of(ab.batched(model.loss, backend="reference"), instances)
 
 
 def cells_of(batched: Any, instances: list[Any]) -> dict[str, PlannedCell]:
-    """The cells of a function."""
+    """Return the cells of a function."""
     return {cell.program.name: cell for cell in batched.prepare(instances, training=True).cells.cells}
 
 
 def kinds(stage: StageProgram) -> list[str]:
-    """What kind each step is."""
+    """Return the kind of each step."""
     return [{Kernel: "kernel", Product: "product", Interpreted: "alone"}[type(step)] for step in stage.steps]
 
 
 def test_a_tree_lstm_is_products_and_one_loop_each_way() -> None:
-    """The gates are cut apart, so that one loop over H elements holds all that is no product."""
+    """The gates are split, so that one loop over H elements holds everything except products."""
     merge = plan_cells(0)["merge"]
     forward, backward = compile_forward(merge), compile_backward(merge)
     assert kinds(forward) == ["product", "kernel"]
@@ -92,7 +92,7 @@ SLOW = ("haswell", "skylake-avx512", "sapphirerapids", "znver5")
 
 @ab.cell
 def normalised(x: Any, gain: Any, bias: Any) -> Any:
-    """Sums and largest elements between other loops."""
+    """Combine sums and maxima with other loops."""
     return ab.layer_norm(x, gain, bias) * ab.softmax(x) + ab.gelu(ab.log_softmax(x))
 
 
@@ -117,7 +117,7 @@ end:
 
 @pytest.mark.parametrize("processor", ["host", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_loops_are_vectorised(processor: str) -> None:
-    """No loop over elements does arithmetic on one at a time, but for those that whole vectors leave over."""
+    """No loop over elements does scalar arithmetic, except on the remainder after whole vectors."""
     vectors = [tuple(np.ones(75) for _ in range(3))]
     cells = plan_cells(0, 75) | cells_of(ab.batched(lambda one: ab.sum(normalised(*one)), backend="reference"), vectors)
     for name in ("merge", "normalised"):
@@ -163,7 +163,7 @@ print([one.what for one in compiled])
 
 
 def run_script(cache: str) -> list[str]:
-    """Run a small model in a process of its own."""
+    """Run a small model in a subprocess."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", SCRIPT],
         env={**os.environ, "AUTOBATCH_CACHE": cache},
@@ -211,7 +211,7 @@ SUM = """define void @sum(i64 %address, i64 %x, i64 %y) {
 
 
 def test_a_full_disk_is_no_hindrance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A function that stores the sum of two numbers, whose code cannot be written."""
+    """The function that stores a sum of two numbers cannot be cached."""
 
     def save(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -1,4 +1,4 @@
-"""Why neighbours are not fused: the reasons for cells by hand, and each reason of other cells true, by enumeration."""
+"""Test the reasons why neighbours are not fused: those of simple cells, and by enumeration that each is true."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ V = ab.Parameter(np.arange(9.0).reshape(3, 3) / 5)
 
 
 def plan(body: Callable[..., Any], planner: MemoryPlanner | None = None, **shapes: Any) -> PlannedCell:
-    """A cell of arguments named by their shapes, planned for training."""
+    """Plan a cell for training; its arguments are named by their shapes."""
     keys = {name: Key("value", s) if isinstance(s, tuple) else Key(s, ()) for name, s in shapes.items()}
     program = Tracer("hand", {}).trace(lambda given: body(**given), keys)[0]
     planner = planner or MemoryPlanner()
@@ -44,12 +44,12 @@ def plan(body: Callable[..., Any], planner: MemoryPlanner | None = None, **shape
 
 
 def neighbours_of(stage: StageProgram, fused: bool = True) -> Neighbours:
-    """The statements of a stage, and who reads whom."""
+    """Return a stage's statements and who reads whom."""
     return Neighbours(stage.lowered, stage.steps, stage.n_before, stage.n_after, fused)
 
 
 def reasons(body: Callable[..., Any], **shapes: Any) -> set[str]:
-    """Why neighbours of a cell's forward stage are apart, without the numbers of values."""
+    """Return why neighbours in a cell's forward stage are separate, without the numbers of values."""
     text = show_apart(neighbours_of(compile_forward(plan(body, **shapes))))
     return {re.sub(r"%\d+", "%", line.partition(": ")[2]) for line in text.splitlines()} - {""}
 
@@ -117,11 +117,11 @@ def test_switched_off_is_said() -> None:
     assert {apart.reason for apart in neighbours_of(stage, fused=False).apart()} == {Reason.OFF}
 
 
-# Reasons of models and of random cells, checked by enumerating indices.
+# Reasons in models and random cells, checked by enumerating indices.
 
 
 def model_cells() -> Iterator[PlannedCell]:
-    """The cells of the models."""
+    """Yield the cells of the models."""
     for model in MODELS:
         workload = load_workload(model, None, dim=6, seed=0)
         graph = workload.batched("loss", "depth", "reference").merged(workload.first(4))
@@ -130,7 +130,7 @@ def model_cells() -> Iterator[PlannedCell]:
 
 
 def random_cells(seed: int) -> Iterator[PlannedCell]:
-    """The cells of a random model."""
+    """Yield the cells of a random model."""
     rng = np.random.default_rng(seed)
     model = draw_model(rng, smooth=seed % 2 == 0)
     loss = ab.batched(model.everything)
@@ -139,13 +139,13 @@ def random_cells(seed: int) -> Iterator[PlannedCell]:
 
 
 def elements(view: View, shape: tuple[int, ...], at: tuple[int, ...]) -> int:
-    """The number of the element at an index of a view."""
+    """Return the element number at an index of a view."""
     assert len(view.strides) == len(shape)
     return view.offset + sum(stride * k for stride, k in zip(view.strides, at, strict=True))
 
 
 def written(loop: Loop) -> dict[int, list[int]]:
-    """For each element that a loop makes, the numbers of the indices at which it does."""
+    """Return, for each element that a loop computes, the numbers of its indices."""
     found: dict[int, list[int]] = {}
     for number, at in enumerate(np.ndindex(*loop.shape)):
         found.setdefault(elements(loop.target, loop.shape, at), []).append(number)
@@ -153,7 +153,7 @@ def written(loop: Loop) -> dict[int, list[int]]:
 
 
 def assert_true(neighbours: Neighbours, apart: Apart) -> None:
-    """Check that a reason holds."""
+    """Check that a reason is true."""
     made, reads = (neighbours.statements[k] for k in apart[:2])
     here, there = neighbours.place[apart.maker], neighbours.place[apart.reader]
     reason, others = apart.reason, [neighbours.statements[k] for k in apart.others]
@@ -173,7 +173,7 @@ def assert_true(neighbours: Neighbours, apart: Apart) -> None:
 
 
 def assert_true_of_nests(neighbours: Neighbours, apart: Apart, made: Loop, reads: Loop) -> None:
-    """Check a reason for two loops of a kernel in different loop nests, by what they do at each index."""
+    """Check a reason for two loops in different nests of a kernel, by what they do at each index."""
     value, size = made.target.value, neighbours.lowered.sizes[made.target.value]
     match apart.reason:
         case Reason.ROWS:
@@ -243,14 +243,14 @@ def assert_true_of_kernels(neighbours: Neighbours, apart: Apart) -> None:
 
 
 def assert_names(neighbours: Neighbours, apart: Apart) -> None:
-    """Check that the sentence of a reason names the statements that it is about beside the two, and no others."""
+    """Check that a reason names exactly the statements that it depends on, besides the two."""
     said = set(re.findall(r"%\d+|output \d+|gradient of port \d+", neighbours.sentence(apart)))
     pair, others = ({name_of(neighbours.statements[k]) for k in found} for found in (apart[:2], apart.others))
     assert others <= said <= pair | others
 
 
 def count_reasons(cells: Iterator[PlannedCell]) -> Counter[Reason]:
-    """Check all reasons, and what passes made; count the reasons."""
+    """Check all reasons and the results of passes; count the reasons."""
     seen: Counter[Reason] = Counter()
     for cell in cells:
         for compile_stage in (compile_forward, compile_backward):
@@ -287,7 +287,7 @@ def test_reasons_of_random_cells(seed: int) -> None:
 )
 @pytest.mark.parametrize("seed", range(3))
 def test_passes_can_be_switched_off(seed: int, passes: dict[str, Any]) -> None:
-    """Every result of every pass is right without the others, and so is what is computed."""
+    """Each pass, and the computation, is right without the other passes."""
     from autobatch.backends.cpu.backend import Cpu
 
     rng = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""Values made as parts of others: who makes and reads them, and cells that were wrong where a pass forgot it."""
+"""Test values computed as parts of others: their writers and readers, and cells that passes once got wrong."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WHOLE, PART, PIECE, OTHER, RESULT = range(5)
 
 
 class Cells(ab.Module):
-    """Cells in float64, each of which one pass made wrong."""
+    """Cells in float64, each of which a pass once got wrong."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
@@ -54,7 +54,7 @@ class Cells(ab.Module):
 
     @ab.cell
     def piece_read_later_backward(self, h: Any, x: Any) -> Any:
-        """A gradient is made in pieces, read whole through strides, and in pieces again after a product."""
+        """A gradient is computed in parts, read whole through strides, and read in parts again after a product."""
         grouped = self.every_other(x, h)
         turned = ab.concat((x[2:], x[:2])) * h
         mixed = self.square @ h + 0.3 * grouped + 0.3 * ab.tanh(h) + 0.3 * turned
@@ -62,39 +62,39 @@ class Cells(ab.Module):
 
     @ab.cell
     def piece_read_later_forward(self, h: Any, x: Any) -> Any:
-        """So is a value of forward."""
+        """The same happens to a value of forward."""
         mixed = 0.5 * (x + h)
         product = self.square @ (mixed * self.every_other(x, h))
         return ab.sum(ab.tanh(product) * ab.concat((mixed[2:], mixed[:2])))
 
     @ab.cell
     def whole_read_beside_its_part(self, h: Any, x: Any) -> Any:
-        """A value is a part of a join in the inputs; one loop reads both, at different elements."""
+        """A value is part of a join in the inputs, and one loop reads both, at different elements."""
         part = self.one * h
         whole = ab.concat((part[2:], x[:2]))
         return ab.sum(ab.tanh(part * whole + 0.3 * whole))
 
     @ab.cell
     def product_seen_in_its_whole(self, _: Any, x: Any) -> Any:
-        """A view of a product is part of a residual, over one that is read after the product."""
+        """A view of a product is part of a residual, and overwrites one that is read after the product."""
         first, second, third = self.square @ x, self.first @ x, ab.tanh(x)
         mixed = self.turn @ ab.sum(ab.stack([first, 0.3 * x]), axis=0)
         return ab.sum(0.3 * second + 0.6 * mixed + 0.3 * third)
 
     def every_other(self, x: Any, h: Any) -> Any:
-        """Every other element of two vectors."""
+        """Return every other element of two joined vectors."""
         return ab.reshape(ab.transpose(ab.reshape(ab.concat((x, h)), (2, 2, 2)), (2, 0, 1)), (2, 4))[1]
 
     @ab.cell
     def zeros_between(self, _: Any, x: Any) -> Any:
-        """A gradient has a part that a product makes in place, two gaps of zeros, and parts copied over the second."""
+        """A gradient has a part that a product computes in place, two gaps of zeros, and parts copied over one gap."""
         x = self.long @ x
         near, far, last = ab.tanh(x[0:4]), ab.tanh(x[7:10]), x[11:]
         return ab.sum(ab.tanh(ab.concat((far, last)) * near)) + ab.sum(ab.tanh(self.other @ x[4:6]))
 
     @ab.cell
     def product_read_in_its_whole(self, _: Any, x: Any) -> Any:
-        """A product of backward is a residual inside of another, which a further product reads in each batch."""
+        """A product in backward is a residual inside another, which a further product reads in each batch."""
         y = self.square @ x
         moved = y[:2] + self.other @ ab.stop_gradient(x[:2])
         return ab.sum(ab.tanh(self.small @ moved) + ab.tanh(y[2:]))
@@ -112,7 +112,7 @@ BACKENDS: dict[str, Callable[[], Backend]] = {
 
 @cache
 def results(name: str, backend: str) -> tuple[Any, dict[str, Any]]:
-    """The losses of four instances, and the gradients of their sum."""
+    """Return the losses of four instances, and the gradients of their sum."""
     model, instances = Cells(), list(np.random.default_rng(1).standard_normal((4, 2, 4)))
     cell = getattr(model, name)
     made = Reference(poison=True) if backend == "reference" else BACKENDS[backend]()
@@ -133,7 +133,7 @@ def test_cells_are_right(name: str, backend: str) -> None:
 
 
 def planned(name: str) -> PlannedCell:
-    """A cell, planned for training."""
+    """Return a cell, planned for training."""
     model = Cells()
     cell = getattr(model, name)
     batched = ab.batched(lambda pair: cell(model.leaf(pair[0]), model.leaf(pair[1])), module=model, backend="reference")
@@ -144,13 +144,13 @@ def planned(name: str) -> PlannedCell:
 @pytest.mark.parametrize("name", CELLS)
 @pytest.mark.usefixtures("_checked")
 def test_checkers_pass(name: str) -> None:
-    """They raise an error otherwise."""
+    """Checkers raise an error otherwise."""
     for compiled in (compile_forward(planned(name)), compile_backward(planned(name))):
         assert compiled.steps
 
 
 def loop(target: int, *read: int) -> Loop:
-    """A sum of values, all of two elements."""
+    """Return a loop that sums values of two elements."""
     total: Expression = Number(1.0)
     for value in read:
         total += Operand(View(value, 0, (2,), (1,)))
@@ -158,7 +158,7 @@ def loop(target: int, *read: int) -> Loop:
 
 
 def parted(*statements: Loop) -> Lowered:
-    """A stage in which a whole has a part, which has a piece."""
+    """Return a stage in which a whole has a part, which has a piece."""
     lowered = Lowered("cell", "forward", (), [], [2] * 5, [NODE] * 5, [*statements], {}, {}, [])
     lowered.parts = defaultdict(list, {WHOLE: [PART], PART: [PIECE]})
     return lowered
@@ -175,7 +175,7 @@ def test_parts_are_made_and_read_with_their_wholes() -> None:
 
 
 def test_elements_that_are_read_before_they_are_made() -> None:
-    """One part of the whole is made in time, another one is not."""
+    """One part of the whole is computed in time, and another one is not."""
     early, reader, late = loop(PART, RESULT), loop(OTHER, WHOLE), loop(PIECE, RESULT)
     lowered = parted(early, late, reader)
     lowered.parts = defaultdict(list, {WHOLE: [PART, PIECE]})
@@ -190,7 +190,7 @@ def backward_of(name: str) -> StageProgram:
 
 
 def test_row_memory_holds_what_no_other_step_reads() -> None:
-    """The defect that was found, planted again: the whole of a piece lies where each row of a kernel lies."""
+    """This restores a past defect: the whole of a piece lies where each row of a kernel lies."""
     stage = backward_of("piece_read_later_backward")
     storage = assign_buffers(stage.lowered, stage.steps)
     check_storage(stage.lowered, stage.steps, storage)
@@ -204,7 +204,7 @@ def test_row_memory_holds_what_no_other_step_reads() -> None:
 
 
 def test_a_nest_reads_what_it_makes_at_its_own_index() -> None:
-    """A loop that reads a value and a whole around it is in a later nest than the loop that makes the value."""
+    """A loop that reads a value and a whole around it must be in a later nest than the value's loop."""
     loops = [loop(PART, OTHER), loop(RESULT, PART, WHOLE)]
     lowered = parted(*loops)
     lowered.locations[OTHER] = Location(Area.INTS, NODE, 0)

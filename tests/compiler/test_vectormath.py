@@ -1,4 +1,4 @@
-"""Transcendental functions in vector instructions: error in ulp, special values, and what was compiled."""
+"""Test vectorised transcendental functions: error in ulp, special values, and the compiled code."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ OF_THE_SYSTEM = ("cos", "sin")
 NAMES = sorted({*FUNCTIONS["float"]} - {*OF_THE_SYSTEM})
 MAX_ULP = {name: 6.0 if name in ("gelu", "ndtr") else 4.0 for name in NAMES}
 INSTRUCTIONS = {"max", "sqrt"}
-STRIDE, SLOW_STRIDE = 1409, 31  # of the bit patterns of all float32: 3 and 139 million
+STRIDE, SLOW_STRIDE = 1409, 31  # out of all float32 bit patterns: 3 and 139 million
 CHUNK = 2**22
 
 FloatArray = NDArray[Any]
 
 
 def loop_over(name: str, dtype: str, flags: str = "contract") -> str:
-    """A loop over an array, as a generated kernel has one; `flags` are those of a sum of the results."""
+    """Return a loop over an array, as in generated kernels; `flags` apply to a sum of the results."""
     module, type = Module(), TYPES[dtype]
     code = Code(module)
     x, out, n = (Scalar(code, "i64", f"%{name}") for name in ("x", "out", "n"))
@@ -50,20 +50,20 @@ def loop_over(name: str, dtype: str, flags: str = "contract") -> str:
 
 @cache
 def compiled(name: str, dtype: str, flags: str) -> tuple[Loaded, Callable[..., None]]:
-    """A loop as a function of addresses, and its code, which has to be kept."""
+    """Compile a loop to a function of addresses; return it with its code, which must be kept alive."""
     processor = find_processor()
     code = Loaded(compile_module(loop_over(name, dtype, flags), processor), processor)
     return code, CFUNCTYPE(None, c_int64, c_int64, c_int64)(code.address("loop"))
 
 
 def apply(name: str, x: FloatArray, flags: str = "contract") -> FloatArray:
-    out = np.full_like(x, -0.0)  # a number plus this is the number
+    out = np.full_like(x, -0.0)  # adding this to a number returns the number
     compiled(name, x.dtype.name, flags)[1](address_of(x), address_of(out), x.size)
     return out
 
 
 def exact(name: str, x: FloatArray) -> FloatArray:
-    """In float64, from the definition; forms that overflow in one half of the line are used in the other."""
+    """Compute the definition in float64, with another form where one overflows."""
     with np.errstate(all="ignore"):
         x = x.astype(np.float64)
         match name:
@@ -86,7 +86,7 @@ def exact(name: str, x: FloatArray) -> FloatArray:
 
 
 def ulps(found: FloatArray, expected: FloatArray) -> FloatArray:
-    """Distance in units of the last place of float32 at the expected value; infinite where NaN is missed or made."""
+    """Return errors in float32 units of the last place of the expected value; infinite for missing or wrong NaN."""
     with np.errstate(all="ignore"):
         rounded = expected.astype(np.float32)
         unit = np.spacing(np.minimum(np.abs(expected), np.finfo(np.float32).max).astype(np.float32))
@@ -96,7 +96,7 @@ def ulps(found: FloatArray, expected: FloatArray) -> FloatArray:
 
 
 def worst(name: str, stride: int) -> tuple[float, float]:
-    """The greatest error in ulp among every `stride`-th float32, and where it is."""
+    """Return the largest error in ulp over every `stride`-th float32, and its position."""
     greatest, place = 0.0, 0.0
     for start in range(0, 2**32, CHUNK * stride):
         x = np.arange(start, min(2**32, start + CHUNK * stride), stride).astype(np.uint32).view(np.float32)
@@ -121,7 +121,7 @@ def test_functions_of_the_system_are_rounded_once(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_a_kernel_allows_itself_does_not_reach_a_function_inlined_in_it(name: str) -> None:
-    """The sums that round on purpose stay, NaN too, in a loop that may reorder its own."""
+    """Sums that round on purpose, and NaN, survive in a loop that may reorder its own sums."""
     x = np.arange(0, 2**32, 4099, dtype=np.uint64).astype(np.uint32).view(np.float32)
     assert ulps(apply(name, x, REORDERED), exact(name, x)).max() < MAX_ULP[name]
 
@@ -149,7 +149,7 @@ SPECIAL = {
 @pytest.mark.parametrize("copies", [1, 64])
 @pytest.mark.parametrize("name", NAMES)
 def test_limits_signs_and_nan_are_exact(name: str, copies: int) -> None:
-    """In rows long enough for vector instructions, and in such that only the loop after them sees."""
+    """In rows long enough for vector instructions, and in rows that only the remainder loop handles."""
     given, expected = (np.array(values, np.float32) for values in SPECIAL[name])
     for value, wanted in zip([*given, np.float32(np.nan)], [*expected, np.float32(np.nan)], strict=True):
         found = apply(name, np.full(copies, value))
@@ -179,7 +179,7 @@ def test_loops_are_vector_instructions_without_calls(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["erf", "ndtr", "gelu"])
 def test_the_error_function_is_vector_instructions_in_float64_too(name: str) -> None:
-    """And so is what is made of it: the system has a call for one element only."""
+    """Functions based on it are too. The system's function handles one element only."""
     loops = list(inner_loops(str(optimise(loop_over(name, "float64"), find_processor()))))
     assert any(loop.is_packed for loop in loops)
     assert all(loop.is_vectorised for loop in loops)
@@ -194,6 +194,6 @@ def test_float64_is_as_exact_as_the_system(name: str) -> None:
 
 
 def test_every_function_of_expressions_is_known() -> None:
-    """Those that are neither operators nor instructions of a processor, by type."""
+    """By type, except operators and functions that are processor instructions."""
     for known in FUNCTIONS.values():
         assert set(known) == set(MATHEMATICS) - INSTRUCTIONS - {"power"}

@@ -1,4 +1,4 @@
-"""Gradients of cells and of what they are put together to: equal to torch's, central differences, and eager values."""
+"""Test gradients of cells and their combinations against torch, central differences and eager values."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Weights(ab.Module):
 
 
 class Torch:
-    """The same as tensors, with torch's functions under the names that autobatch gives them."""
+    """The same parameters as tensors, and torch's functions under autobatch's names."""
 
     def __init__(self, weights: Weights) -> None:
         for name, parameter in weights.parameters().items():
@@ -62,7 +62,7 @@ class Torch:
 
 
 class Lib:
-    """Parameters and ops in one namespace, as `Torch` is."""
+    """Parameters and ops in one namespace, as in `Torch`."""
 
     def __init__(self, weights: Weights) -> None:
         self.weights = weights
@@ -72,7 +72,7 @@ class Lib:
 
 
 def check(weights: Weights, loss: Callable[[Any, Any], Any], instances: list[Any], **options: Any) -> ab.Batched:
-    """Compare `loss(lib, instance)`: batched, eager and in torch; its gradients too, and with central differences."""
+    """Compare `loss(lib, instance)` batched, eagerly and in torch, and gradients also with central differences."""
     lib, twin = Lib(weights), Torch(weights)
 
     def ours(instance: Any) -> Any:
@@ -92,7 +92,7 @@ def check(weights: Weights, loss: Callable[[Any, Any], Any], instances: list[Any
     return run
 
 
-# Bodies of one cell, of a value x (3,) that another node made and an int, for autobatch and torch alike.
+# Bodies of a cell, for a value x (3,) from another node and an int, that run in autobatch and torch.
 
 BODIES: tuple[tuple[str, Callable[..., Any]], ...] = (
     ("shared expression of a parameter", lambda m, x, i: m.tanh(m.W) @ x),
@@ -140,7 +140,7 @@ BODIES: tuple[tuple[str, Callable[..., Any]], ...] = (
 @each("rewrites", [PASSES, ()])
 @each("name, body", BODIES)
 def test_one_cell(name: str, body: Any, rewrites: Any) -> None:
-    """Chains of the cell, so that it runs in several batches, each value read twice."""
+    """The cell is chained, so that it runs in several batches, and each value is read twice."""
     weights = Weights()
     inner = ab.cell(lambda x, i: ab.tanh(body(Lib(weights), x, i)))
 
@@ -168,7 +168,7 @@ class State:
     tag: str = "plain"
 
 
-# What a cell of (m, x, i) may return, and how its caller reads it; values of shape (3,).
+# What a cell of (m, x, i) may return, and how its caller reads it. Values have shape (3,).
 STRUCTURES: tuple[tuple[str, Callable[..., Any], Callable[..., Any]], ...] = (
     ("value", lambda m, x, i: x * m.v, lambda r: r),
     ("input unchanged", lambda m, x, i: x, lambda r: r),
@@ -210,7 +210,7 @@ def test_what_cells_return(name: str, body: Any, read: Any, rewrites: Any) -> No
 
 
 def tensors_in(result: Any) -> Any:
-    """A structure with NumPy's arrays as tensors."""
+    """Convert the NumPy arrays of a structure to tensors."""
     if isinstance(result, tuple) and type(result) is tuple:
         return tuple(map(tensors_in, result))
     return torch.tensor(result) if isinstance(result, np.ndarray) else result
@@ -272,7 +272,7 @@ def test_parameters_may_be_frozen_and_thawed_between_steps() -> None:
 
 
 def test_what_the_loss_does_not_need_has_no_gradient() -> None:
-    """Nodes of one type, of which some are read by the loss, some by the other result, some by nothing.
+    """The loss reads some nodes of a type, the other result reads some, and nothing reads the rest.
 
     x ── cell ── loss          the second's logarithm is NaN, which must stay out of every gradient
     y ── cell ── aux
@@ -300,7 +300,7 @@ def test_what_the_loss_does_not_need_has_no_gradient() -> None:
         np.testing.assert_allclose(grads["v"], grad_v, rtol=TOLERANCE)
         assert not grads["W"].any()
         assert isinstance(grads["E"], ab.Rows)
-        assert grads["E"].ids.tolist() == [1]  # the node is needed, this output of it is not
+        assert grads["E"].ids.tolist() == [1]  # the node is needed, but not this output
         assert not grads["E"].values.any()
 
 
@@ -315,7 +315,7 @@ def test_instances_without_a_path_to_a_parameter() -> None:
 
 
 def test_a_gradient_that_is_nan_does_not_pass_the_check() -> None:
-    """sqrt(x) at zero, times zero: the loss is 0 there, and its gradient is not a number."""
+    """sqrt(x) at zero, times zero: the loss is 0, and its gradient is NaN."""
     model = Weights()
     model.v.data = np.zeros(3)
     run = ab.batched(lambda _: ab.sum(ab.sqrt(model.v * model.v) * 0.0), module=model)
@@ -327,7 +327,7 @@ def test_a_gradient_that_is_nan_does_not_pass_the_check() -> None:
 
 
 def stages(body: Callable[..., Any], *arguments: Any) -> Derivative:
-    """The derivative of a cell that was called once with these arguments."""
+    """Return the derivative of a cell that was called once with these arguments."""
     run = ab.batched(lambda _: ab.cell(body)(*arguments), module=WEIGHTS)
     run([None])
     (program,) = [t.program for t in types_of(run) if t.name == "<lambda>"]
@@ -354,7 +354,7 @@ def ops_in(derivative: Derivative, stage: tuple[int, ...]) -> list[str]:
     ],
 )
 def test_weight_gradients_are_sums_over_all_rows(body: Any, weights: list[str], n_saved: int) -> None:
-    """One product per weight and step, of operands that are kept: not one per batch."""
+    """There is one product per weight and step, of saved operands, and not one per batch."""
     derivative = stages(body, *(X, 1)[: body.__code__.co_argcount])
     assert [name for name in ops_in(derivative, derivative.weights) if name.startswith("row_sum")] == weights
     assert not any(name.startswith("row_sum") for name in ops_in(derivative, derivative.backward))
@@ -363,7 +363,7 @@ def test_weight_gradients_are_sums_over_all_rows(body: Any, weights: list[str], 
 
 
 def test_what_is_computed_of_parameters_over_and_over_is_divided_into_stages_once() -> None:
-    """Through a hundred values that are each read twice, there are 2 ** 100 ways."""
+    """Through a hundred values that are each read twice, there are 2 ** 100 paths."""
 
     def deepen(weight: Any, times: int) -> Any:
         return deepen(ab.sin(weight) + weight, times - 1) if times else weight

@@ -1,4 +1,4 @@
-"""Programs: what tracing makes of a cell, how it prints, and what the checker accepts and refuses."""
+"""Test programs: the result of tracing a cell, its printed form, and what the checker accepts and refuses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VECTOR, INT, FLOAT = Key("value", (4,)), Key("int", ()), Key("float", ())
 
 
 def list_of(*elements: Key) -> Key:
-    """A list of any length, of values or of tuples of values."""
+    """Return the key of a list of any length, of values or tuples of values."""
     return Key("each", None, elements if len(elements) == 1 else (Key("tuple", None, elements),))
 
 
@@ -39,7 +39,7 @@ def trace(body: Callable[..., Any], *keys: Key, **named: Key) -> CellProgram:
 
 
 def merge(state: Any, word: Any, others: Any, keys: Any, rate: Any, ids: Any) -> Any:
-    """A bit of everything."""
+    """Combine many kinds of arguments and ops."""
     h, _ = state
     x = ab.lookup(E, word) * rate + ab.sum_n(others)
     seen = ab.attend(h, keys, keys)
@@ -159,11 +159,11 @@ def test_two_lists_are_tied() -> None:
         check_cell(replace(program, ties=()))
 
 
-# The checker, on a program with one thing broken.
+# The checker, on a program with one defect.
 
 
 def find(program: CellProgram, name: str) -> int:
-    """The first instruction of an op of this name."""
+    """Return the first instruction with an op of this name."""
     for i in program.instructions:
         source = program.vars[i].source
         if isinstance(source, Instruction) and source.op.name == name:
@@ -267,7 +267,7 @@ def source(program: CellProgram, index: int) -> Any:
 
 
 def columns(program: CellProgram) -> list[int]:
-    """The int attributes."""
+    """Return the int attributes."""
     return [i for i, v in enumerate(program.vars) if getattr(v.source, "is_float", None) is False]
 
 
@@ -296,7 +296,7 @@ def test_finished_programs_are_checked_on_demand(monkeypatch: pytest.MonkeyPatch
         assert seen == expected
 
 
-# What tracing refuses.
+# Refusals of tracing.
 
 LEAKED: list[Any] = []
 

@@ -1,4 +1,4 @@
-"""Simplified cells: fewer instructions, the same bits, and nothing left out that only looks superfluous."""
+"""Test simplified cells: fewer instructions, bit-identical results, and nothing necessary is removed."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ SPECIAL = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 5e-324, -2.5e-308, 1.5
 
 
 def trace(body: Callable[..., Any], **shapes: Any) -> CellProgram:
-    """A cell of arguments named by their shapes; an argument that is "int" or "float" is data."""
+    """Trace a cell whose arguments are named by their shapes; an argument "int" or "float" is data."""
     keys = {name: Key("value", shape) if isinstance(shape, tuple) else Key(shape, ()) for name, shape in shapes.items()}
     return Tracer("hand", {}).trace(lambda given: body(**given), keys)[0]
 
 
 def ops(program: CellProgram) -> list[str]:
-    """The names of the ops, in order."""
+    """Return the names of the ops, in order."""
     sources = [program.vars[index].source for index in program.instructions]
     return [source.op.name for source in sources if isinstance(source, Instruction)]
 
 
 def known(x: Any) -> Any:
-    """A number or array as a value of the cell that is traced."""
+    """Return a number or array as a value of the traced cell."""
     return STAGE.current.wrap(x)
 
 
@@ -129,13 +129,13 @@ def test_a_random_op_is_never_computed_once() -> None:
 
 
 def test_data_that_is_int_stays_an_op() -> None:
-    """n * 1 is a float, and n an int; x * 1 is x where x is one."""
+    """For an int n, n * 1 is a float. For a float x, x * 1 is x."""
     program = trace(lambda n, x: (n * 1, x * 1), n="int", x="float")
     assert ops(simplify(program)) == ["mul"]
 
 
 def test_ports_and_attributes_stay() -> None:
-    """The second branch is never taken, but its port stays; that of a value computed twice goes to the other."""
+    """The second branch is never taken, but its port stays. A value computed twice is computed once."""
     program = trace(lambda x, y, n: ab.where(1.0, x, y) + (n * 2.0 + n * 2.0), x=(2,), y=(2,), n="int")
     simple = simplify(program)
     assert ops(simple) == ["where", "mul", "add", "add"]
@@ -180,7 +180,7 @@ def test_a_derivative_that_reads_what_is_not_there_is_refused() -> None:
 
 
 def test_numbers_of_a_float32_model_are_rounded_once() -> None:
-    """0.1 * 3 / 7, computed in float64 and rounded, is nearer than when each step is rounded."""
+    """0.1 * 3 / 7, computed in float64 and rounded, is closer than with rounding after each step."""
 
     @ab.cell
     def scaled(x: Any) -> Any:
@@ -192,7 +192,7 @@ def test_numbers_of_a_float32_model_are_rounded_once() -> None:
 
 
 def draw_programs(seed: int) -> list[CellProgram]:
-    """The programs of the cells that random instances call."""
+    """Return the programs of the cells that random instances call."""
     rng = np.random.default_rng(seed)
     model = draw_model(rng, smooth=seed % 2 == 0)
     loss = ab.batched(model.everything, policy="depth", rewrites=())
@@ -203,7 +203,7 @@ def draw_programs(seed: int) -> list[CellProgram]:
 @pytest.mark.slow
 @each("seed", range(12))
 def test_random_cells_keep_their_bits(seed: int) -> None:
-    """As drawn, and with superfluous instructions, which all go again."""
+    """As drawn, and with superfluous instructions, which must all be removed."""
     rng = np.random.default_rng(seed)
     n_written = n_left = 0
     for program in draw_programs(seed):
@@ -249,7 +249,7 @@ def test_derivatives_keep_their_bits(seed: int) -> None:
 @each("backend", [Reference, lambda poison: Cpu(poison)])
 @each("seed", range(8))
 def test_mini_batches_agree(seed: int, backend: Any) -> None:
-    """Losses, other results and gradients, with and without simplification."""
+    """Compare losses, other results and gradients with and without simplification."""
     rng = np.random.default_rng(100 + seed)
     model = draw_model(rng, smooth=True)
     instances = draw_instances(rng, model, n=4)
@@ -300,7 +300,7 @@ def test_a_gate_written_twice_is_one_product() -> None:
 
 
 def flat(tree: Any) -> list[Any]:
-    """The values in a structure."""
+    """Return the values in a structure."""
     if isinstance(tree, State):
         tree = (tree.h, tree.c)
     if isinstance(tree, dict):
@@ -309,7 +309,7 @@ def flat(tree: Any) -> list[Any]:
 
 
 def assert_close(found: Results, expected: Results, relative: float = 1e-12) -> None:
-    """Equal gradients, within `relative` of the largest."""
+    """Check that gradients are equal, within `relative` of the largest."""
     assert found.parameters.keys() == expected.parameters.keys()
     pairs = [(found.parameters[key], expected.parameters[key]) for key in expected.parameters]
     for x, y in (*pairs, *zip(found.ports, expected.ports, strict=True)):
@@ -320,7 +320,7 @@ def assert_close(found: Results, expected: Results, relative: float = 1e-12) -> 
 
 
 def compare_bits(program: CellProgram, simple: CellProgram) -> None:
-    """Equal to the bit on special numbers, in float64; any NaN is one."""
+    """Check that results are bit-identical on special numbers in float64; all NaN count as equal."""
     rng = np.random.default_rng(0)
     for parameter in program.parameters:
         parameter.astype("float64")

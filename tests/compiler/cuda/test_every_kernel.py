@@ -1,4 +1,4 @@
-"""The kernels of all models compile for GPUs, and those of the literature's cells need no memory for registers."""
+"""Test that all models' kernels compile for GPUs, and that those of the literature's cells do not spill registers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from helpers.runs.gpu_compiler import compile_for_gpus, needs_compiler
 from helpers.runs.ways import each
 
 PLACE = "int32"
-NEVER_READ = 550  # warns of variables that are set and never read, such as results of loops that are not used
+NEVER_READ = 550  # warning about variables that are set but never read, such as unused results of loops
 
 
 def kernels_of(name: str) -> dict[str, str]:
-    """The kernels of a model by name."""
+    """Return the kernels of a model by name."""
     return {kernel: text for stage in stages_of(name) for kernel, text in print_stage(stage).texts.items()}
 
 

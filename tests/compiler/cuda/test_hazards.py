@@ -1,4 +1,4 @@
-"""Barriers between the loops of a kernel: wherever one is needed, and seldom elsewhere."""
+"""Test barriers between the loops of a kernel: present wherever needed, and rarely elsewhere."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from helpers.checkers.touches import TEAMS, meet, touches, touches_of
 from helpers.models.every_model import MODELS, models, stages_of
 
 N_PAIRS = 4000
-MOST_NEEDLESS = 0.18  # of the barriers between loops drawn at random; it is 0.16
+MOST_NEEDLESS = 0.18  # share of needless barriers between random loops; 0.16 was measured
 
 
 class Drawn:
-    """A loop of a kernel that accesses an array: which thread touches what, and what `access` says."""
+    """A random loop of a kernel that accesses an array: which thread touches what, and its `access`."""
 
     def __init__(self, rng: np.random.Generator, like: Drawn | None = None) -> None:
         n_axes = int(rng.integers(0, 4))
@@ -34,11 +34,11 @@ class Drawn:
         self.access = access("array", self.start, self.mapping, self.strides, self.is_write)
 
     def touches(self, team: int) -> set[tuple[int, int]]:
-        """Thread and element."""
+        """Return pairs of thread and element."""
         return touches(self.mapping, self.start, self.strides, self.is_write, team)
 
     def _draw_strides(self, rng: np.random.Generator, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        """Mostly those of an array of these sizes; sometimes an axis is repeated, reversed or widened."""
+        """Draw strides of an array of these sizes; sometimes an axis is repeated, reversed or widened."""
         found, step = [], 1
         for size in reversed(sizes):
             found.append(step * int(rng.choice((1, 1, 1, 1, 0, -1, 2))))
@@ -47,7 +47,7 @@ class Drawn:
 
 
 def test_a_barrier_is_wherever_two_threads_meet() -> None:
-    """At an element that one of them writes, in a team of some size."""
+    """Two threads meet at an element that one of them writes, in a team of some size."""
     rng = np.random.default_rng(0)
     needed = needless = 0
     for _ in range(N_PAIRS):
@@ -86,7 +86,7 @@ def test_adjacent_elements_and_any_element() -> None:
 
 
 def test_accesses_before_a_barrier_are_forgotten() -> None:
-    """And those of several loops without one are all remembered."""
+    """Those of several loops without a barrier in between are all remembered."""
     write, read = whole("array", 0, 8, is_write=True), anywhere("array", 0, 8)
     other = whole("other", 0, 8, is_write=True)
     hazards = Hazards()
@@ -102,7 +102,7 @@ def test_accesses_before_a_barrier_are_forgotten() -> None:
 @pytest.mark.cases(3, 24)
 @models(MODELS, quick=("tree-lstm", "lattice-lstm", "neural turing machine"))
 def test_the_barriers_of_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between loop nests; within a nest, what one thread writes is touched by no other."""
+    """Between loop nests. Within a nest, an element written by one thread is touched by no other thread."""
     asked: list[tuple[Access, Access]] = []
     nests: list[list[Access]] = []
     need_barrier, write = Hazards.need_barrier, CudaNest.write

@@ -1,4 +1,4 @@
-"""How loops are divided among threads: every index is run, and every element is made by one thread."""
+"""Test how loops are divided among threads: every index runs, and one thread computes each element."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from helpers.runs.ways import each
 
 
 class Divided(NamedTuple):
-    """A block as it is printed."""
+    """A block as printed."""
 
     stage: StageProgram
     spot: Spot
@@ -39,7 +39,7 @@ class Divided(NamedTuple):
 
 
 def divided(stages: Sequence[StageProgram]) -> list[Divided]:
-    """The blocks of the kernels of some stages, divided."""
+    """Return the divided blocks of the kernels of some stages."""
     found: list[Divided] = []
     with pytest.MonkeyPatch.context() as patch:
         make = CudaNest.__init__
@@ -57,7 +57,7 @@ def divided(stages: Sequence[StageProgram]) -> list[Divided]:
 
 
 def test_every_index_is_run_once() -> None:
-    """By one thread; of no axis, by each; threads take turns along the axes that are dealt out."""
+    """Each index runs on one thread, and loops without axes run on all. Threads alternate along divided axes."""
     rng = np.random.default_rng(0)
     for _ in range(300):
         axes = tuple(int(n) for n in rng.integers(1, 5, int(rng.integers(0, 4))))
@@ -79,7 +79,7 @@ def test_every_index_is_run_once() -> None:
 
 
 def test_sums_along_different_axes_are_made_in_passes() -> None:
-    """Each computes again what it reads from variables."""
+    """Each pass recomputes the variables that it reads."""
     blocks = [found for found in divided(stages_of("hyper rnn")) if len(found.passes) > 1]
     assert blocks
     for found in blocks:
@@ -90,7 +90,7 @@ def test_sums_along_different_axes_are_made_in_passes() -> None:
 
 
 def test_a_wrong_division_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sums whose terms are divided among threads."""
+    """The terms of sums are divided among threads."""
 
     def divide_all(lowered: Lowered, block: Block) -> list[Pass]:
         return [Pass(Mapping(block.axes, tuple(range(len(block.axes)))), tuple(block.loops))]
@@ -121,7 +121,7 @@ def check_all(stages: Sequence[StageProgram]) -> None:
 
 
 def check(found: Divided) -> None:
-    """Check a divided block from what threads must do."""
+    """Check a divided block by what threads must do."""
     lowered, loops, passes = found.stage.lowered, found.block.loops, found.passes
     runs_of = Counter(id(loop) for part in passes for loop in part.loops if id(loop) not in part.again)
     assert runs_of == Counter(map(id, loops)), "a loop runs with its stores in one pass"
@@ -140,7 +140,7 @@ def check(found: Divided) -> None:
 
 
 def makers_of(found: Divided, loop: Loop) -> set[int]:
-    """The loops of the block that make what a loop reads from variables."""
+    """Return the loops of the block that compute the variables a loop reads."""
     variables = {operand.view.value for operand in loop.operands if operand.moved is None}
     in_registers = {value for value in variables if found.stage.storage.registers.get(value) == found.spot}
     makers = [other for other in found.block.loops if other.stored is None and other.target.value in in_registers]
@@ -148,7 +148,7 @@ def makers_of(found: Divided, loop: Loop) -> set[int]:
 
 
 def assert_one_thread_makes_each(mapping: Mapping, loop: Loop, team: int) -> None:
-    """Each element of a loop's target is made by one thread; without a reduction, at one index."""
+    """Check that one thread computes each element of a loop's target; without a reduction, at one index."""
     made: dict[int, list[int]] = {}
     for lane, index in runs(mapping, team):
         made.setdefault(sum(i * stride for i, stride in zip(index, loop.nest[1][0], strict=True)), []).append(lane)
@@ -158,7 +158,7 @@ def assert_one_thread_makes_each(mapping: Mapping, loop: Loop, team: int) -> Non
 
 
 def check_order(found: Divided) -> None:
-    """No pass reads what an earlier one has overwritten, or what a later one makes."""
+    """Check that no pass reads what an earlier one overwrites or a later one computes."""
     loops = found.block.loops
     seen = [(nest, loops.index(loop), set(elements(nest, loop))) for nest in found.nests for loop in nest.part.loops]
     for number, (nest, place, touched) in enumerate(seen):
@@ -169,13 +169,13 @@ def check_order(found: Divided) -> None:
                 ({at for at, is_write in found if not is_write}, {at for at, is_write in found if is_write})
                 for found in (touched, others)
             )
-            if other_place < place:  # their order is changed
+            if other_place < place:  # their order has changed
                 assert not written & (other_read | other_written)
                 assert not read & other_written
 
 
 def elements(nest: CudaNest, loop: Loop) -> Iterator[tuple[Any, bool]]:
-    """The elements of memory that a loop reads and writes."""
+    """Yield the memory elements that a loop accesses, and whether it writes them."""
     alone = CudaNest(nest.writer, nest.spot, nest.block, Pass(nest.mapping, (loop,), nest.part.again))
     accesses: list[Access] = [*alone.accesses(is_store=False), *alone.accesses(is_store=True)]
     for found in accesses:

@@ -1,4 +1,4 @@
-"""What NVIDIA's compiler says that kernels need of GPUs is read right."""
+"""Test that the resources reported by NVIDIA's compiler are parsed correctly."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ needs_compiler = pytest.mark.skipif(not has_compiler(), reason="needs nvcc")
 
 
 def kernel(name: str, *body: str) -> dict[str, str]:
-    """A kernel with this body."""
+    """Return a kernel with this body."""
     return {name: "\n".join([f"__device__ __noinline__ void {name}({PARAMETERS}) {{", *body, "}", ""])}
 
 
@@ -55,7 +55,7 @@ def test_what_the_compiler_says_is_read() -> None:
 
 @needs_compiler
 def test_each_kernel_has_figures_of_its_own() -> None:
-    """One needs no more than a few registers; the other keeps more numbers at a time than there are registers."""
+    """One needs only a few registers, and the other keeps more numbers than there are registers."""
     many = [f"v{k}" for k in range(300)]
     narrow = kernel("narrow", "((int64 *)memory_)[k] = descriptor_;")
     wide = kernel(
