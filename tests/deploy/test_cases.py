@@ -1,4 +1,4 @@
-"""Cases: a mini-batch in a file, which runs without the code that it comes from, to the same bits."""
+"""Test cases: files with a mini-batch that run without the code they come from, with bit-identical results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from helpers.twins.cases import CASES
 
 
 class Noisy(ab.Module):
-    """Dropout, a number that lives in the model, a static argument, a list, and rows of any length."""
+    """Dropout, a number in the model, a static argument, a list, and ragged rows."""
 
     def __init__(self) -> None:
         self.weight = ab.Parameter(np.random.default_rng(0).standard_normal((3, 3)))
@@ -40,7 +40,7 @@ class Noisy(ab.Module):
 
 
 def flat(x: Any) -> list[Any]:
-    """The numbers in a structure, in order."""
+    """Return the numbers in a structure, in order."""
     if isinstance(x, dict):
         x = [*x.values()]
     return [n for part in x for n in flat(part)] if isinstance(x, (list, tuple)) else [*np.ravel(x)]
@@ -69,7 +69,7 @@ def test_cases_of_all_models_do(name: str, tmp_path: Path) -> None:
 
 
 def test_a_case_draws_what_was_drawn_and_keeps_how_it_ran(tmp_path: Path) -> None:
-    """The results are a loss and all else in a list, whatever they were."""
+    """The results are a loss, and everything else as a list, whatever the structure was."""
     model = Noisy().train()
     loss = ab.batched(
         model.loss, policy="score+both+compact", backend="reference", seed=7, rewrites=("fold",), max_bytes=10**6

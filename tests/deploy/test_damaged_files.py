@@ -1,4 +1,4 @@
-"""Damaged files: none loads with another content than it had, and none crashes."""
+"""Test damaged files: none loads with other content, and none crashes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STATE = {"epoch": 3, "best": 0.5, "names": ["a", "b"]}
 
 
 def damage(rng: np.random.Generator, content: bytes) -> bytes:
-    """Change a file: a bit, a byte, some bytes lost, doubled, zeroed or in another place, or the end cut off."""
+    """Damage a file: flip a bit, change a byte, lose, repeat, zero or move some bytes, or cut off the end."""
     first, second = sorted(rng.integers(0, len(content), 2).tolist())
     n = int(rng.integers(1, 64))
     match rng.integers(7):
@@ -133,7 +133,7 @@ def test_ten_thousand_damaged_files_are_refused(name: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("path", sorted(VERSIONS.iterdir()), ids=lambda path: path.name)
 def test_files_of_earlier_versions_load(path: Path) -> None:
-    """Each file was written by the first autobatch that wrote its version."""
+    """Each file was written by the first version of autobatch with its format version."""
     read = FORMATS[path.name.partition("-")[0]][1]
     assert read(path)
     if path.name.startswith("checkpoint"):

@@ -1,4 +1,4 @@
-"""A trained model in a file: what it computes without the classes that it was of, and what is refused."""
+"""Test exported models: a file computes the same without the model's classes, and what is refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from autobatch.ops.operators import OPS
 
 
 def graft(loaded: Any, model: ab.Module) -> None:
-    """Give the parts of a loaded model all that those of the model have and no file holds: functions and numbers."""
+    """Give the parts of a loaded model the functions and numbers of the original that no file holds."""
     parts = dict(loaded._named_parts())
     for name, part in model._named_parts():
         if not isinstance(part, ab.Module):
@@ -65,21 +65,21 @@ def test_models_of_files_compute_what_the_models_do(name: str, tmp_path: Path) -
 
 
 class Kind(enum.Enum):
-    """Of nodes."""
+    """The kind of a node."""
 
     PLAIN, BENT = 1, 2
 
 
 @dataclass
 class State:
-    """Of a node."""
+    """The state of a node."""
 
     h: Any
     c: Any
 
 
 class Pair(NamedTuple):
-    """Two values."""
+    """A pair of values."""
 
     first: Any
     second: Any
@@ -91,7 +91,7 @@ def double(x: Any) -> Any:
 
 
 class Part(ab.Module):
-    """One of several modules of a class, which cells get as arguments."""
+    """One of several modules of a class, which cells take as arguments."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.weight = ab.Parameter(rng.standard_normal((3, 3)))
@@ -159,7 +159,7 @@ def loaded(path: Path) -> Any:
 
 
 def predict(net: Any, words: list[int], function: Callable[[Any], Any]) -> Any:
-    """The recursion of `Net.predict`, written for a model of a file."""
+    """Run the recursion of `Net.predict`, written for a loaded model."""
     state = State
     states = [net.leaf(word, 0.25) for word in words] + [net.leaf(word=1)]
     assert all(type(x).__name__ == state.__name__ for x in states)
@@ -231,7 +231,7 @@ def test_lists_are_as_long_as_the_file_was_written_for(path: Path) -> None:
 
 
 class Walking(ab.Module):
-    """Walks through rows, alone and beside a list, a walk through another one, or ops of all rows."""
+    """Walks through rows: alone, with a list, with another walk, or with ops on all rows."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
@@ -395,7 +395,7 @@ class Doubling(ab.Module):
 
 
 class Scaled(ab.Module):
-    """A part."""
+    """A module that shares its weight."""
 
     def __init__(self, weight: ab.Parameter) -> None:
         self.shared = weight
@@ -437,7 +437,7 @@ def test_an_unknown_op_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("word", ["fixed", "list"])
 def test_texts_are_no_kinds_of_arguments(word: str, tmp_path: Path) -> None:
-    """A static text that is called as a kind is asks for no numbers and no lengths."""
+    """A static text that equals the name of a kind must not ask for numbers or lengths."""
 
     class Named(ab.Module):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Whatever a trace can hold: `ab.load` reads what `ab.export` writes, or `ab.export` refuses it in a sentence."""
+"""Test all values that a trace can hold: `ab.load` reads what `ab.export` writes, or `ab.export` refuses it."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ DTYPES = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8",
 
 
 class Colour(enum.Enum):
-    """Neither an int nor a text."""
+    """An enum that is neither an int nor a str."""
 
     RED, BLÅ = 1, (2, "b")
 
 
 class Size(enum.IntEnum):
-    """An int as well."""
+    """An enum that is also an int."""
 
     SMALL, LARGE = 1, 2
 
 
 class Word(enum.StrEnum):
-    """A text as well."""
+    """An enum that is also a str."""
 
     YES = "ja"
 
@@ -56,7 +56,7 @@ STATIC = st.recursive(
 
 
 class Holding(ab.Module):
-    """A model whose trace holds a number, as a factor or as a constant array, and is called with a static argument."""
+    """A model whose trace holds a number, as a factor or a constant array, with a cell that has a static argument."""
 
     def __init__(self, factor: Any) -> None:
         self.w = ab.Parameter(np.ones(3))
@@ -73,7 +73,7 @@ class Holding(ab.Module):
 
 
 def is_same(x: Any, y: Any) -> bool:
-    """Compare numbers with their signs; that of a NaN means nothing, and files do not keep it."""
+    """Compare numbers including signs, except the sign of NaN, which files do not keep."""
     return bool(np.array_equal(x, y, equal_nan=True) and np.all((np.signbit(x) == np.signbit(y)) | np.isnan(x)))
 
 
@@ -86,14 +86,14 @@ def test_what_export_writes_load_reads(tmp_path: Path, factor: Any, how: Any) ->
         expected = ab.batched(model.one, module=model, backend="reference")([(x, how)])
         ab.export(model.one, path, examples=[(x, how)], module=model)
     except ab.AutobatchError:
-        return  # a sentence before anything is written
+        return  # refused with a sentence before anything is written
     loaded = ab.load(path)
     again = ab.batched(lambda one: loaded.run(*one), module=loaded, backend="reference")
     assert is_same(again([(x, how)]), expected)
 
 
 def arrays() -> st.SearchStrategy[Any]:
-    """Arrays of one cell's constant: of any dtype, byte order and layout, that broadcast with three numbers."""
+    """Draw arrays for a cell's constant, of any dtype, byte order and layout, that broadcast with three numbers."""
 
     def array(kind: str, shape: tuple[int, ...], layout: str, seed: int) -> Any:
         made = np.random.default_rng(seed).integers(0, 3, (*shape, 2)).astype(kind)[..., 0]

@@ -1,4 +1,4 @@
-"""Folds travel in exported files: a loaded model runs them without its classes."""
+"""Test folds in exported files: a loaded model runs them without its classes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DIM = 3
 
 
 class Encoder(ab.Module):
-    """A child-sum network, with a fold of its own."""
+    """A child-sum network with its own fold."""
 
     encode = ab.fold("children", "node", root="pool")
 
@@ -86,7 +86,7 @@ class Net(ab.Module):
 
 
 def draw(rng: np.random.Generator, depth: int) -> dict[str, Any]:
-    """A tree with children in both forms."""
+    """Draw a tree with children in both forms."""
     found: dict[str, Any] = {"word": int(rng.integers(9)), "wanted": int(rng.integers(2))}
     if rng.random() < 0.7:
         found["weight"] = float(rng.random())
@@ -97,7 +97,7 @@ def draw(rng: np.random.Generator, depth: int) -> dict[str, Any]:
 
 
 def to_arrays(tree: dict[str, Any]) -> dict[str, Any]:
-    """The tree as lists, with its root first."""
+    """Convert a tree to lists, with its root first."""
     found: dict[str, Any] = {"parent": [], "word": [], "weight": []}
 
     def visit(t: dict[str, Any], parent: int) -> None:
@@ -113,7 +113,7 @@ def to_arrays(tree: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def made(tmp_path: Path) -> tuple[Net, list[dict[str, Any]], Path]:
-    """A model in float64, trees, and an exported file."""
+    """Return a model in float64, trees, and the path of the exported model."""
     rng = np.random.default_rng(0)
     model = Net(rng).astype("float64").eval()
     trees = [draw(rng, 4) for _ in range(20)]
@@ -148,7 +148,7 @@ def test_folds_that_are_no_data_are_left_out(made: tuple[Net, list[dict[str, Any
 
 
 def test_the_file_needs_no_code(made: tuple[Net, list[dict[str, Any]], Path], tmp_path: Path) -> None:
-    """A process that knows nothing of the model answers JSON."""
+    """A process without the model's code answers JSON requests."""
     model, trees, path = made
     data, out = tmp_path / "trees.json", tmp_path / "out.json"
     data.write_text(json.dumps(trees))

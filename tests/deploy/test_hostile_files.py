@@ -1,4 +1,4 @@
-"""Files of which somebody changed the content, with a checksum that is right: refused in a sentence, or harmless."""
+"""Test files with manipulated content and a valid checksum: they are refused with a sentence, or harmless."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def nested(depth: int) -> Any:
 
 
 class Net(ab.Module):
-    """A cell of each kind of argument."""
+    """A cell for each kind of argument."""
 
     def __init__(self) -> None:
         self.layers = [ab.Linear(3, 3, rng=np.random.default_rng(0))]
@@ -52,14 +52,14 @@ class Net(ab.Module):
 
 
 def first(x: Any) -> Any:
-    """Find the first value of a result; a file may say that it is of another structure."""
+    """Return the first value of a result; a file may claim another structure."""
     while isinstance(x, dict | list | tuple) and len(x):
         x = next(iter(x.values() if isinstance(x, dict) else x))
     return x
 
 
 def takes_one(model: Any, cell: str) -> bool:
-    """Check that a model has a cell of one argument; a file may say that it has others."""
+    """Return whether a cell takes one argument; a file may claim others."""
     try:
         vars(type(model))[cell].signature.bind(model, 0)
     except (KeyError, TypeError):
@@ -68,7 +68,7 @@ def takes_one(model: Any, cell: str) -> bool:
 
 
 def use(path: Path) -> None:
-    """Load a file, and call its cells."""
+    """Load a file and call its cells."""
     model = ab.load(path)
     if takes_one(model, "leaf") and takes_one(model, "join"):
         run = ab.batched(
@@ -78,14 +78,14 @@ def use(path: Path) -> None:
 
 
 def places(x: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where each value below is."""
+    """Yield the path of each nested value."""
     for key, part in x.items() if isinstance(x, dict) else enumerate(x) if isinstance(x, list) else ():
         yield (*path, key)
         yield from places(part, (*path, key))
 
 
 def mutated(content: Any, rng: np.random.Generator) -> Any:
-    """A copy with one or two values changed, dropped, renamed or doubled."""
+    """Copy content with one or two values changed, dropped, renamed or duplicated."""
     content = json.loads(json.dumps(content))
     for _ in range(int(rng.integers(1, 3))):
         found = list(places(content))

@@ -1,4 +1,4 @@
-"""A device runs kernels, multiplies and copies: the same checks of a GPU and of the processor in its place."""
+"""Test that a device runs kernels, multiplies and copies: the same checks on a GPU and on the CPU in its place."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from autobatch.errors import BackendError
 from autobatch.ops import error_function
 from helpers.runs.device_kernels import MODULES, apply
 
-THREADS = 256  # of a block, see `support.cuh`
+THREADS = 256  # per block, see `support.cuh`
 TEAMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-"""Threads of a team."""
+"""Numbers of threads per team."""
 UNIT = {np.dtype(np.float32): 2.0**-24, np.dtype(np.float64): 2.0**-53}
-"""How far rounding moves a number, relative to it."""
+"""Relative rounding error."""
 
 
 def reduce_rows(device: Device, rows: list[NDArray[Any]], team: int) -> tuple[Any, Any]:
-    """The sum and the largest of each row, by the teams of two blocks."""
+    """Return the sum and maximum of each row, computed by the teams of two blocks."""
     kernel = MODULES["reductions"].load(device, rows[0].dtype)
     starts = np.cumsum([0, *map(len, rows)])
     x, starts = device.put(np.concatenate(rows)), device.put(starts)
@@ -36,7 +36,7 @@ def reduce_rows(device: Device, rows: list[NDArray[Any]], team: int) -> tuple[An
 
 
 def test_teams_reduce_rows(device: Device) -> None:
-    """Teams of all sizes, several in a block, that take different numbers of rows of different lengths."""
+    """Teams of all sizes, several per block, with different numbers of rows of different lengths."""
     for team, dtype in product(TEAMS, (np.float32, np.float64)):
         rng = np.random.default_rng(team)
         sizes = rng.integers(1, 200, min(5 * THREADS // team // 2 + 4, 200))
@@ -121,17 +121,17 @@ EXACT: Mapping[str, Callable[[Any], Any]] = {
     "gelu_tanh": lambda x: x / (1 + np.exp(-2 * np.sqrt(2 / np.longdouble(np.pi)) * (x + 0.044715 * x**3))),
     "power": lambda x: x**1.5,
 }
-"""Functions of numbers of many digits; in the float64 of `ops` where NumPy has none."""
+"""Functions of numbers with many digits, in the float64 of `ops` where NumPy lacks them."""
 
 
 def smallest_kept(device: Device, dtype: Any) -> float:
-    """The smallest number above 0 of a dtype there; a GPU takes a float32 below the normal ones for 0."""
+    """Return the smallest positive number of a dtype on the device; GPUs flush float32 denormals to 0."""
     limits = np.finfo(dtype)
     return float(limits.smallest_normal if (device.kind, dtype) == ("cuda", np.float32) else limits.smallest_subnormal)
 
 
 def test_functions_are_accurate(device: Device) -> None:
-    """Within 12 units in the last place; gelu's tanh form multiplies the rounding of its exponent by that exponent."""
+    """Within 12 units in the last place. In gelu's tanh form, the exponent multiplies its own rounding error."""
     for dtype in (np.float32, np.float64):
         kernel = MODULES["functions"].load(device, dtype)
         rng = np.random.default_rng(0)
@@ -172,7 +172,7 @@ def test_functions_at_their_limits(device: Device) -> None:
 
 
 def test_products(device: Device) -> None:
-    """Products of all kinds, of matrices that are parts of others, against float64."""
+    """Products of all kinds, of matrices that are parts of larger ones, against float64."""
     rng = np.random.default_rng(0)
     sizes = [(3, 5, 4), (1, 1, 1), (17, 33, 9), (0, 4, 3), (4, 0, 3), (4, 3, 0), (130, 64, 70)]
     kinds = [(np.float32, "float32"), (np.float64, "float32"), (np.float32, "tf32"), (np.float32, "bf16")]

@@ -1,4 +1,4 @@
-"""The device that is asked for is found, or one sentence says what to install or to set."""
+"""Test that the requested device is found, or that one sentence says what to install or set."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from host_device import HostDevice
 
 
 class CUDARuntimeError(RuntimeError):
-    """CuPy's error."""
+    """Stands in for CuPy's error."""
 
 
 def fake_cupy(built: int = 12, driver: int = 12, capability: str = "90", error: str = "", devices: int = 1) -> Any:
-    """CuPy of some CUDA, beside a driver and a GPU."""
+    """Return a fake CuPy for a CUDA version, with a driver and GPUs."""
 
     def count() -> int:
         if error:

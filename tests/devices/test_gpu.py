@@ -1,6 +1,6 @@
-"""What a GPU is told, without one: CuPy and cuBLAS are stood in for by NumPy, from their documentation.
+"""Test the calls to a GPU without one: NumPy stands in for CuPy and cuBLAS, following their documentation.
 
-The checks of a GPU itself are those of `test_devices`, run with `-m gpu`.
+The tests on a GPU itself are in `test_devices`; run them with `-m gpu`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from host_device import HostDevice
 KINDS: dict[int, Any] = {0: np.float32, 1: np.float64, 14: np.uint16}  # `cudaDataType`
 COMPUTES = {"CUBLAS_COMPUTE_32F": 68, "CUBLAS_COMPUTE_64F": 70, "CUBLAS_COMPUTE_32F_FAST_TF32": 77}
 SCALARS: dict[int, Any] = {68: np.float32, 70: np.float64, 77: np.float32}
-ALLOWED = {(0, 0, 68), (0, 0, 77), (1, 1, 70), (14, 0, 68)}  # kinds of A and B, of C, and of the sum
+ALLOWED = {(0, 0, 68), (0, 0, 77), (1, 1, 70), (14, 0, 68)}  # types of A and B, of C, and of the sum
 
 
 def at(address: int, shape: tuple[int, int], step: int, dtype: Any) -> NDArray[Any]:
-    """The matrix of columns `step` apart at an address."""
+    """Return the matrix at an address, with columns `step` apart."""
     if not all(shape):
         return np.zeros(shape, dtype)
     size = np.dtype(dtype).itemsize
@@ -41,7 +41,7 @@ def at(address: int, shape: tuple[int, int], step: int, dtype: Any) -> NDArray[A
 
 
 def widened(x: NDArray[Any]) -> NDArray[Any]:
-    """The numbers that bits of bf16 stand for."""
+    """Return the numbers that bf16 bits stand for."""
     return (x.astype(np.uint32) << 16).view(np.float32) if x.dtype == np.uint16 else x
 
 
@@ -49,7 +49,7 @@ def gemm_ex(
     handle: int, op_a: int, op_b: int, m: int, n: int, k: int, alpha: int, a: int, a_kind: int, a_step: int, b: int,
     b_kind: int, b_step: int, beta: int, c: int, c_kind: int, c_step: int, compute: int, algo: int,
 ) -> None:  # fmt: skip
-    """C = alpha * op(A) op(B) + beta * C, of columns: https://docs.nvidia.com/cuda/cublas/#cublasgemmex."""
+    """Compute C = alpha * op(A) op(B) + beta * C, by columns: https://docs.nvidia.com/cuda/cublas/#cublasgemmex."""
     assert handle == 7
     assert a_kind == b_kind
     assert (a_kind, c_kind, compute) in ALLOWED
@@ -64,7 +64,7 @@ def gemm_ex(
 
 
 class FakeArray:
-    """CuPy's array."""
+    """Stands in for CuPy's array."""
 
     def __init__(self, array: NDArray[Any]) -> None:
         self.array, self.nbytes, self.size = array, array.nbytes, array.size
@@ -76,7 +76,7 @@ class FakeArray:
 
 
 class FakeStream:
-    """CuPy's stream: notes what it is asked for."""
+    """Stands in for CuPy's stream; notes requests."""
 
     asked: ClassVar[list[tuple[Any, ...]]] = []
 
@@ -88,7 +88,7 @@ class FakeStream:
 
 
 class FakeEvent:
-    """CuPy's event."""
+    """Stands in for CuPy's event."""
 
     done = False
 
@@ -104,7 +104,7 @@ class FakeEvent:
 
 
 class FakeKernel:
-    """CuPy's kernel: notes its launches, and rounds as `TO_BF16` does."""
+    """Stands in for CuPy's kernel; notes launches, and rounds as `TO_BF16` does."""
 
     def __init__(self, code: str, name: str, options: tuple[str, ...]) -> None:
         self.name, self.launches, self.shared_size_bytes = name, [], 0  # type: ignore[var-annotated]
@@ -124,14 +124,14 @@ class FakeKernel:
 
 
 class CompileException(Exception):
-    """CuPy's error."""
+    """Stands in for CuPy's error."""
 
     def get_message(self) -> str:
         return "In file\nkernels.cu(3): error: what is this\n1 error detected"
 
 
 class FakeModule:
-    """CuPy's module of kernels."""
+    """Stands in for CuPy's module of kernels."""
 
     def __init__(self, code: str, options: tuple[str, ...], backend: str) -> None:
         assert (options, backend) == (("--std=c++17",), "nvrtc")
@@ -145,7 +145,7 @@ class FakeModule:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> GpuDevice:
-    """A GPU that NumPy stands in for."""
+    """Return a GPU backed by NumPy."""
     blas = SimpleNamespace(CUBLAS_OP_N=0, CUBLAS_OP_T=1, CUBLAS_GEMM_DEFAULT=-1, gemmEx=gemm_ex, **COMPUTES)
     attributes = {"MultiProcessorCount": 132, "MaxSharedMemoryPerBlockOptin": 232448}
     cupy: Any = ModuleType("cupy")
@@ -201,7 +201,7 @@ def test_a_gpu_that_is_too_old_for_a_precision_is_told(gpu: GpuDevice) -> None:
 
 
 def test_uploads_run_beside_kernels(gpu: GpuDevice) -> None:
-    """They come after what they are told, and before what is asked for later."""
+    """They wait for the given event, and later work waits for them."""
     host, array = gpu.pinned(8), FakeArray(np.zeros(8, np.uint8))
     array.data.copy_from_host_async = lambda address, n_bytes, stream: stream.asked.append(
         (stream.name, "copies", address, n_bytes)
@@ -247,7 +247,7 @@ def test_launches_and_limits(gpu: GpuDevice) -> None:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 def test_matrices_are_rounded_to_bf16_as_everywhere() -> None:
-    """Ties, NaN, infinities and denormals among them; behind the rows nothing is written."""
+    """Including ties, NaN, infinities and denormals. Nothing is written behind the rows."""
     device = HostDevice()
     text = (
         TO_BF16

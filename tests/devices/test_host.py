@@ -1,4 +1,4 @@
-"""The processor in place of a GPU finds what a GPU would not: races, barriers that are missed, memory never written."""
+"""Test that the CPU in place of a GPU finds more than a GPU: races, missed barriers, and unwritten memory."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ extern "C" __global__ void come_by(int64 counter, int64 out, int64) {
 
 
 def turn_rows(seed: int, name: str) -> Any:
-    """Rows of 64 numbers, turned by teams of 64 threads: the four of one block, three times."""
+    """Rotate rows of 64 numbers by teams of 64 threads: the four teams of one block, three times."""
     device = HostDevice(seed)
     x = device.put(np.arange(12 * 64, dtype=np.float32))
     out = device.empty(x.size, x.dtype)
@@ -99,7 +99,7 @@ def turn_rows(seed: int, name: str) -> Any:
 
 
 def test_a_missing_barrier_shows_in_some_orders() -> None:
-    """Nearly every order of 64 threads shows it: as NaN, where a thread reads what was not written yet."""
+    """Almost every order of 64 threads reveals it as NaN, where a thread reads unwritten memory."""
     expected = np.roll(np.arange(12 * 64.0).reshape(12, 64), -1, axis=1)
     for seed in SEEDS:
         np.testing.assert_array_equal(turn_rows(seed, "turn_rows"), expected)
@@ -111,7 +111,7 @@ def test_a_missing_barrier_shows_in_some_orders() -> None:
 
 
 def test_a_barrier_after_reading_is_missed_too() -> None:
-    """Reduce without the barrier that frees its memory: a fast warp's next numbers come into a slow one's sum."""
+    """Without the barrier that frees a reduction's memory, a fast warp's next numbers end up in a slow one's sum."""
     module = Module(
         r"""
 extern "C" __global__ void totals(int64 out, int64 waits, int64) {
@@ -154,7 +154,7 @@ def test_orders_of_threads_repeat_and_differ_between_launches_and_seeds() -> Non
 
 
 def test_what_never_ends_is_told() -> None:
-    """In all orders; the next launch runs as if nothing had been."""
+    """In all orders. The next launch is unaffected."""
     told = {
         "leaves": "block . never ends: thread .* waits at __syncthreads, and thread 3 is done",
         "leaves_a_warp": "block . never ends: thread .* waits at __syncwarp or a shuffle, and thread 3 is done",
@@ -190,7 +190,7 @@ def test_shared_memory_begins_as_nan_in_each_block() -> None:
 
 
 def test_blocks_that_wait_for_the_grid_keep_their_memory() -> None:
-    """More of them than ever before, so that their stacks are new."""
+    """More blocks than ever before, so that their stacks are new."""
     for seed, blocks in ((0, 6), (1, 6), (2, 200)):
         device = HostDevice(seed)
         out, arrived = device.empty(blocks * 16, np.dtype(np.int32)), device.put(np.zeros(1, np.int64))
@@ -223,7 +223,7 @@ def test_new_arrays_hold_no_numbers_and_are_no_arrays_of_the_host() -> None:
 
 
 def test_arrays_of_the_host_and_of_the_device_do_not_mix() -> None:
-    """What would fail on a GPU alone fails here."""
+    """Mixtures that would fail only on a GPU fail here."""
     device = HostDevice()
     array, held = np.arange(3.0), device.put(np.arange(3.0))
     mixed: list[Callable[[], Any]] = [
@@ -259,7 +259,7 @@ def test_functions_give_arrays_of_the_device() -> None:
 
 
 def test_memory_that_is_still_copied_must_not_change() -> None:
-    """Until the copy, or anything after it, is waited for."""
+    """Until someone waits for the copy or for anything after it."""
     ends: dict[str, Callable[[HostDevice, Any, Any], Any]] = {
         "wait": lambda device, wait, target: wait(),
         "another": lambda device, wait, target: device.copy_in(device.pinned(8), target, None)(),
@@ -279,7 +279,7 @@ def test_memory_that_is_still_copied_must_not_change() -> None:
 
 
 def test_rounding_to_tf32() -> None:
-    """The nearest number with 10 bits behind the leading one, of two neighbours the even one; what is none stays."""
+    """The nearest number with 10 bits after the leading one; ties go to even, and non-finite numbers stay."""
     x = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
     mantissa, exponent = np.frexp(x.astype(np.float64))
     np.testing.assert_array_equal(rounded_to_tf32(x), np.ldexp(np.rint(mantissa * 2**11) / 2**11, exponent))
@@ -289,7 +289,7 @@ def test_rounding_to_tf32() -> None:
 
 
 def test_built_modules_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Another process finds what one built; a folder that cannot be written is told, and does without."""
+    """Another process finds what one built. A folder that cannot be written is reported, and the cache is not used."""
     monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path))
     text = Module('extern "C" __global__ void kept(int64, int64, int64) {}', ("kept",)).source()
     HostDevice().load(text, ["kept"], "cell")

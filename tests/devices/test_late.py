@@ -1,4 +1,4 @@
-"""Numbers that are read late behave as the scalars that they turn out to be."""
+"""Test that numbers which are read late behave like their scalars."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OF_ONE: tuple[Callable[[Any], Any], ...] = (
 
 
 class Read:
-    """Gives a scalar, and counts how often it was asked for it."""
+    """Returns a scalar and counts how often it was asked."""
 
     def __init__(self, scalar: Any) -> None:
         self.scalar, self.n = scalar, 0
@@ -44,7 +44,7 @@ class Read:
 
 
 def check_equal(found: Any, expected: Any) -> None:
-    """Two results are of one type, and equal; NaN is."""
+    """Check that two results have the same type and are equal; NaN equals NaN."""
     assert type(found) is type(expected)
     assert getattr(found, "dtype", None) == getattr(expected, "dtype", None)
     np.testing.assert_equal(found, expected)
@@ -53,7 +53,7 @@ def check_equal(found: Any, expected: Any) -> None:
 @each("scalar", SCALARS)
 @pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")
 def test_a_late_number_behaves_as_its_scalar(scalar: Any) -> None:
-    """In every function of one number, and of two with it on either side."""
+    """In every function of one number, and of two with the late number on either side."""
     for function in OF_ONE:
         check_equal(function(Late(Read(scalar))), function(scalar))
     for combine in OF_TWO:

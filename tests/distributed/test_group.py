@@ -1,4 +1,4 @@
-"""Groups of processes compute what one process computes, and all raise what one raises."""
+"""Test that groups of processes compute what one process computes, and all raise what one raises."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, w
 
 
 class Net(ab.Module):
-    """A tree network with dropout, whose table is `Rows` but where a tree holds a negative word, which reads all."""
+    """A tree network with dropout; its table has a gradient of `Rows` unless a negative word reads the whole table."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
@@ -75,7 +75,7 @@ def draw_trees(n: int, with_rare: bool = False) -> list[Any]:
 
 
 def train(trees: Sequence[Any], size: int, recorded: bool = True, name: str = "loss", **options: Any) -> Any:
-    """The losses, the gradients' norms and the parameters of two epochs."""
+    """Return the losses, gradient norms and parameters of two epochs."""
     model = Net().to("cuda" if options.get("backend") == "cuda" else "cpu")
     loss = ab.batched(getattr(model, name), **options)
     optimizer = ab.optim.Adam(model, lr=0.05)
@@ -143,7 +143,7 @@ def test_on_a_device_losses_are_read_late(n: int, monkeypatch: pytest.MonkeyPatc
 
 
 def lose_late(rank: int) -> list[Any]:
-    """What three steps on a device change and raise, of which in the second a loss of process 1 is not finite."""
+    """Return the changes and errors of three steps on a device; in the second, a loss of process 1 is not finite."""
     model = Net().to("cuda")
     loss, optimizer, found = ab.batched(model.loss, backend="cuda"), ab.optim.SGD(model, lr=0.1), list[Any]()
     trees = draw_trees(4)
@@ -180,7 +180,7 @@ def test_a_late_loss_that_is_not_finite_changes_nothing_anywhere(
 
 
 def read_later(rank: int) -> list[str]:
-    """What four calls on a device raise, of which in the second a loss of process 1 is lost, and process 0 reads it."""
+    """Return the errors of four calls on a device; in the second, process 1 loses a loss, which process 0 reads."""
     model, found = Net().to("cuda"), list[str]()
     loss, optimizer = ab.batched(model.loss, backend="cuda"), ab.optim.SGD(model, lr=0.1)
     with ab.distributed.group():
@@ -218,7 +218,7 @@ def test_a_late_loss_that_one_process_did_not_read_is_raised_in_all(
 
 
 class WithAux(Net):
-    """Its instances hold an array of floats, and it returns more than the loss."""
+    """Instances with a float array, and a function that returns more than the loss."""
 
     def loss(self, given: Any) -> Any:
         tree, scale = given
@@ -227,7 +227,7 @@ class WithAux(Net):
 
 
 def differentiate_all(instances: Sequence[Any], weights: Sequence[float], reduce: str) -> Any:
-    """A call with everything that `value_and_grad` takes, after one that made gradients to add to."""
+    """Call `value_and_grad` with all its arguments, after a call that made gradients to add to."""
     model = WithAux()
     loss = ab.batched(model.loss)
     (_, _), before, _ = loss.value_and_grad(instances, reduce, has_aux=True, inputs=True)
@@ -269,7 +269,7 @@ class OtherNet(Net):
 
 
 def begin_otherwise(rank: int, what: str) -> str:
-    """What the first call raises in a process of which the other one begins otherwise."""
+    """Return the error of the first call if the other process begins differently."""
     is_other = rank == 1
     model = OtherNet() if is_other and what == "code" else Net()
     if is_other and what == "parameters":
@@ -307,7 +307,7 @@ def test_a_process_that_begins_otherwise_is_refused(what: str, text: str, tmp_pa
 
 
 def fail_once(rank: int, what: str) -> list[Any]:
-    """The values of three calls, in the second of which process 1 fails; the text of an error in its place."""
+    """Return the values of three calls, or the error's text for the second one, in which process 1 fails."""
     model, found = Net(), list[Any]()
     loss, before = ab.batched(model.loss), model.output.weight.data.copy()
     with ab.distributed.group():
@@ -343,7 +343,7 @@ def test_what_fails_in_one_process_is_raised_in_all_and_they_go_on(
 
 
 def end_early(rank: int) -> str:
-    """What a process says of the other one, which is killed between two calls."""
+    """Return what a process says of the other one, which is killed between two calls."""
     loss = ab.batched(Net().loss)
     with ab.distributed.group():
         for number in range(2):
@@ -364,7 +364,7 @@ def test_a_process_that_is_killed_is_an_error_of_the_others(tmp_path: Path) -> N
 
 
 def differentiate_twice(rank: int) -> list[Any]:
-    """The gradient of a table, before and after that of another function is computed."""
+    """Return whether the gradient of a table is unchanged by another function's gradient."""
     losses = [ab.batched(Net().loss) for _ in range(2)]
     with ab.distributed.group():
         (share,) = ab.distributed.shares(draw_trees(6), 6)
@@ -404,7 +404,7 @@ def test_batches_are_divided_by_cost() -> None:
         assert sorted(k for part in parts for k in part) == list(range(costs.size))
         assert all(part == sorted(part) for part in parts)
         sums = [costs[part].sum() for part in parts]
-        least = max(costs.max(initial=0.0), costs.sum() / n)  # no division is better
+        least = max(costs.max(initial=0.0), costs.sum() / n)  # no division can be better
         assert max(sums) <= 2.0 * least
         assert max(sums) - min(sums) <= costs.max(initial=0.0) + 1e-9
 

@@ -1,4 +1,4 @@
-"""Groups on a GPU: over NCCL where each process has one of its own, over the host where two share it."""
+"""Test groups on a GPU: over NCCL if each process has its own, over the host if two share it."""
 
 from __future__ import annotations
 

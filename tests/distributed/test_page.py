@@ -1,4 +1,4 @@
-"""The script of the page on several processes, as a reader runs it."""
+"""Test the page's script on several processes, as a reader runs it."""
 
 from __future__ import annotations
 

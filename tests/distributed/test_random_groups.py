@@ -1,4 +1,4 @@
-"""Random programs over random DAGs, divided among processes as it comes: the values and gradients of one process."""
+"""Test random programs over random DAGs, divided arbitrarily among processes: values and gradients of one process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PER_TEST, N_PROGRAMS = 10, 200
 
 
 def differentiate(rank: int, n: int, start: int) -> list[str]:
-    """What is wrong with the gradients of a group, for some random models."""
+    """Describe what is wrong with a group's gradients, for some random models."""
     wrong = []
     with ab.distributed.group():
         for seed in range(start, start + PER_TEST):

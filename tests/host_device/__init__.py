@@ -1,4 +1,4 @@
-"""The cuda backend without a GPU: the processor as its device, which `AUTOBATCH_CUDA=host` chooses in a checkout."""
+"""Run the cuda backend without a GPU: `AUTOBATCH_CUDA=host` selects the CPU as its device in a checkout."""
 
 from host_device.device import HostArray, HostDevice
 

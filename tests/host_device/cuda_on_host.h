@@ -1,8 +1,8 @@
-// CUDA C++ on a processor: what comes before kernels so that `g++ -std=c++17` builds the source that NVRTC builds for a
-// GPU. It includes no system header and little code, so a module of kernels builds in a fraction of a second; what runs
-// the threads is `threads.cpp`, which is built once.
+// CUDA C++ on a CPU: prepended to kernels, so that `g++ -std=c++17` builds the source that NVRTC builds for a GPU. It
+// includes no system header and little code, so a module of kernels builds in a fraction of a second. The threads run
+// in `threads.cpp`, which is built once.
 //
-// Shared memory begins as 0xff bytes, which are NaN.
+// Shared memory starts as 0xff bytes, which are NaN.
 
 #define AUTOBATCH_ON_HOST
 
@@ -16,7 +16,7 @@
 #define __shared__ static __attribute__((section("block_statics")))
 #define BLOCK_MEMORY(name) unsigned char *name = on_host::block_memory
 
-// Functions of numbers, with an overload per float type, as CUDA C++ has them.
+// Mathematical functions, with an overload per float type, as in CUDA C++.
 
 #define FUNCTION(name)                          \
     extern "C" double name(double) noexcept;    \
@@ -43,7 +43,7 @@ struct Index { unsigned x, y, z; };
 typedef void (*Kernel)(long long, long long, long long);
 typedef unsigned long long Bits;
 
-// Of the thread that runs, and its block.
+// Of the running thread, and its block.
 extern Index thread_index, block_index, block_size, grid_size;
 extern unsigned lane;
 extern unsigned char *block_memory;
@@ -53,8 +53,8 @@ void wait_for_warp(unsigned mask);
 void wait_for_team(unsigned number, unsigned size);
 void wait_for_block();
 void wait_for_grid(Bits *arrived);
-Bits exchange(unsigned mask, Bits value, unsigned source);  // gives a value, and gets that of the lane `source`
-unsigned vote(unsigned mask, bool vote);                    // the lanes that vote for it
+Bits exchange(unsigned mask, Bits value, unsigned source);  // sends a value, and returns that of the lane `source`
+unsigned vote(unsigned mask, bool vote);                    // returns the lanes that vote for it
 Bits nanoseconds();
 int launch(Kernel kernel, unsigned grid, unsigned x, unsigned y, unsigned n_bytes, Bits seed, const long long *args,
            unsigned char *statics, unsigned long n_statics, char *message, unsigned long message_size);
@@ -89,7 +89,7 @@ inline void grid_wait(unsigned long long *arrived) { on_host::wait_for_grid(arri
 inline void __threadfence() {}
 inline unsigned long long nanoseconds() { return on_host::nanoseconds(); }
 
-// Lanes of `width` neighbours exchange among themselves: who would read from beyond them reads its own value.
+// Groups of `width` lanes exchange values. A lane that would read outside its group reads its own value.
 template <class T> inline T __shfl_sync(unsigned mask, T value, int source, int width = 32) {
     return on_host::exchange_numbers(mask, value, (on_host::lane & -width) | (source & (width - 1)));
 }
@@ -117,7 +117,7 @@ inline unsigned long long atomicMax(unsigned long long *address, unsigned long l
     return before;
 }
 
-// Static shared memory of a module is a section, which holds that of the block that runs.
+// The static shared memory of a module is a section with the values of the running block.
 extern "C" unsigned char __start_block_statics[] __attribute__((weak, visibility("hidden")));
 extern "C" unsigned char __stop_block_statics[] __attribute__((weak, visibility("hidden")));
 

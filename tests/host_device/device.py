@@ -1,8 +1,8 @@
-"""The cuda backend without a GPU: kernels are built by `g++` and run on the processor, a thread after the other.
+"""Run the cuda backend without a GPU: `g++` builds the kernels, and their threads run on the CPU one at a time.
 
-`cuda_on_host.h` comes before the source of kernels, and `threads.cpp` runs them. That is slow, and finds more mistakes
-than a GPU: threads run in random orders, shared memory and new arrays begin as NaN, what never ends is an error, and
-arrays of the device are no arrays of the host, so that nothing works because both are in one memory.
+`cuda_on_host.h` is prepended to the kernels' source, and `threads.cpp` runs them. That is slow, but finds more mistakes
+than a GPU: threads run in random orders, shared memory and new arrays start as NaN, endless waiting is an error, and
+device arrays are not host arrays, so that nothing works merely because both are in one memory.
 """
 
 from __future__ import annotations
@@ -31,38 +31,36 @@ from autobatch.system.files import write_whole
 
 FLAGS = (
     "-std=c++17", "-fPIC", "-shared", "-pipe",
-    "-ffp-contract=off",                  # the bits are the same on every processor
-    "-U_FORTIFY_SOURCE",                  # it takes a change of stacks for a mistake
+    "-ffp-contract=off",                  # bit-identical on every processor
+    "-U_FORTIFY_SOURCE",                  # it would report switched stacks as errors
     "-Werror=frame-larger-than=65536",    # half a thread's stack in `threads.cpp`
 )  # fmt: skip
 QUICK_TO_BUILD, QUICK_TO_RUN = "-Og", "-O2"  # kernels take longer to build than to run; their threads are built once
 FOLDER = Path(__file__).parent
-N_PROCESSORS = 4  # of the GPU that it stands for: a grid that fills it is small
-MOST_SHARED_BYTES = 64 << 10  # the least of the GPUs that the cuda backend runs on (compute capability 7.5)
-MOST_THREADS = 1024  # of a block
+N_PROCESSORS = 4  # of the simulated GPU; small, so that a small grid fills it
+MOST_SHARED_BYTES = 64 << 10  # the minimum of the GPUs that the cuda backend supports (compute capability 7.5)
+MOST_THREADS = 1024  # per block
 MESSAGE_BYTES = 512
-TF32_DROPPED = 13  # bits of a float32's 23 that tf32 does not have
+TF32_DROPPED = 13  # number of a float32's 23 bits that tf32 lacks
 
 _one_at_a_time = threading.Lock()  # launches of a process share their threads
 _libraries: dict[str, ctypes.CDLL] = {}  # by name, for the life of the process
 
 
 class HostArray(np.ndarray[Any, Any]):
-    """An array of the host device: memory of its own, that no array of the host shares.
+    """An array of the host device, in memory that no host array shares.
 
-    It is computed with others of its kind and with numbers, as arrays of a GPU are; an array of NumPy beside it is a
+    Like GPU arrays, it can be combined with others of its kind and with numbers. With a NumPy array it raises a
     TypeError.
     """
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = (), **options: Any) -> Any:
-        """Apply a function of numbers."""
         _refuse_numpy((*inputs, *out, *options.values()))
         given = {**options, "out": out} if out else options
         found = _held(getattr(ufunc, method)(*_plain(inputs), **_plain(given)))
         return out[0] if len(out) == 1 else found
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Apply any other function of NumPy."""
         _refuse_numpy((args, kwargs))
         return _held(function(*_plain(args), **_plain(kwargs)))
 
@@ -76,7 +74,7 @@ class HostArray(np.ndarray[Any, Any]):
 
 
 class HostFunctions:
-    """The functions of NumPy, on and for arrays of the host device alone."""
+    """The functions of NumPy, restricted to arrays of the host device."""
 
     __name__ = "numpy"
 
@@ -101,8 +99,8 @@ class HostKernel(NamedTuple):
     """A compiled kernel.
 
     Attributes:
-        name: of the kernel, and `about` its module: for messages.
-        address: of the function.
+        name: the kernel's name, and `about` its module's, both for messages.
+        address: address of the function.
         run: `autobatch_launch` of `cuda_on_host.h`.
     """
 
@@ -113,11 +111,11 @@ class HostKernel(NamedTuple):
 
 
 class HostDevice:
-    """The processor as a device of the cuda backend; see `Device`.
+    """The CPU as a device of the cuda backend; see `Device`.
 
     Args:
-        seed: of the orders in which threads run; each launch draws others.
-        most_bytes: that an array may have.
+        seed: seed for the orders in which threads run, which differ between launches.
+        most_bytes: maximum size of an array.
     """
 
     kind = "cuda"
@@ -219,7 +217,7 @@ class HostDevice:
         """See `Device`.
 
         Raises:
-            BackendError: the GPU could not launch it, or it would never end there.
+            BackendError: a GPU could not launch the kernel, or would never finish it.
         """
         grid, threads, shared_bytes, args = launch
         if not (grid > 0 and 0 < threads <= MOST_THREADS and 0 <= shared_bytes <= MOST_SHARED_BYTES):
@@ -262,7 +260,7 @@ class HostDevice:
             self._finish(self._copies[-1])
 
     def _finish(self, copy: tuple[NDArray[np.uint8], NDArray[np.uint8]]) -> None:
-        """End a copy, and all before it."""
+        """Finish a copy and all earlier ones."""
         end = next((number for number, other in enumerate(self._copies, 1) if other is copy), 0)
         finished, self._copies = self._copies[:end], self._copies[end:]
         for host, held in finished:
@@ -283,7 +281,7 @@ def _check_unchanged(host: NDArray[np.uint8], held: NDArray[np.uint8]) -> None:
 
 
 def rounded_to_tf32(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Round numbers to tf32, which has 10 bits behind the leading one, as float32; ties to even."""
+    """Round numbers to tf32, with 10 bits after the leading one, as float32; ties to even."""
     bits = np.ascontiguousarray(x).view(np.uint32)
     half, last = np.uint32((1 << TF32_DROPPED - 1) - 1), bits >> np.uint32(TF32_DROPPED) & np.uint32(1)
     nearest = (bits + (half + last)) >> np.uint32(TF32_DROPPED) << np.uint32(TF32_DROPPED)
@@ -291,7 +289,7 @@ def rounded_to_tf32(x: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _matrix(address: int, n_rows: int, width: int, step: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """The matrix at an address, with rows `step` elements apart."""
+    """Return the matrix at an address, with rows `step` elements apart."""
     if not n_rows or not width:
         return np.empty((n_rows, width), dtype)
     n_bytes = ((n_rows - 1) * step + width) * dtype.itemsize
@@ -301,7 +299,7 @@ def _matrix(address: int, n_rows: int, width: int, step: int, dtype: np.dtype[An
 
 @cache
 def _find_compiler() -> str:
-    """Which g++ this is, for digests."""
+    """Identify the g++ version, for digests."""
     if shutil.which("g++") is None:
         raise BackendError(
             "AUTOBATCH_CUDA=host builds kernels with g++, which is not on the PATH: install it (on Debian: apt install "
@@ -312,13 +310,13 @@ def _find_compiler() -> str:
 
 @cache
 def _load_threads() -> None:
-    """Load what runs the threads of kernels, for all modules of this process."""
+    """Load the code that runs the threads of kernels, for all modules of this process."""
     text = (FOLDER / "threads.cpp").read_text()
     _load(text, "the threads of AUTOBATCH_CUDA=host", QUICK_TO_RUN, ctypes.RTLD_GLOBAL)
 
 
 def _load(text: str, about: str, level: str, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
-    """Load a library, and build it unless it is kept; its name is a digest of everything that it depends on."""
+    """Load a library, building it if it is not cached; its name is a digest of everything that it depends on."""
     parts = (text, (FOLDER / "cuda_on_host.h").read_text(), _find_compiler(), level, *FLAGS)
     name = f"h{sha256(chr(0).join(parts).encode()).hexdigest()[:24]}.so"
     if name not in _libraries:
@@ -329,7 +327,7 @@ def _load(text: str, about: str, level: str, mode: int = ctypes.DEFAULT_MODE) ->
 
 
 def _find_or_build(library: Path, text: str, about: str, level: str) -> Path:
-    """The library of this name in the user's cache; else build it, and keep it there."""
+    """Return the library with this name from the user's cache, or build and cache it."""
     folder = cache_folder()
     kept = None if folder is None else folder / "kernels" / library.name
     if kept is not None and kept.is_file():
@@ -358,7 +356,7 @@ def _compile(library: Path, text: str, about: str, level: str) -> None:
 
 
 def _plain(x: Any) -> Any:
-    """Arrays as those of NumPy's own class, over the same memory; anything else as it is."""
+    """Convert host device arrays to plain NumPy arrays over the same memory; return anything else unchanged."""
     if isinstance(x, tuple | list):
         return type(x)(map(_plain, x))
     if isinstance(x, dict):
@@ -367,14 +365,14 @@ def _plain(x: Any) -> Any:
 
 
 def _held(found: Any) -> Any:
-    """The results of a function as arrays of the host device; numbers as they are."""
+    """Convert results of a function to arrays of the host device; numbers stay as they are."""
     if isinstance(found, tuple | list):
         return tuple(map(_held, found))
     return found.view(HostArray) if isinstance(found, np.ndarray) else found
 
 
 def _refuse_numpy(values: Any) -> None:
-    """Raise a TypeError if there is an array of NumPy among some values, as CuPy does."""
+    """Raise a TypeError if the values include a NumPy array, as CuPy does."""
     if isinstance(values, np.ndarray) and not isinstance(values, HostArray):
         raise TypeError(f"an array of NumPy, of shape {values.shape}, is used as one of the device; put it there first")
     if isinstance(values, tuple | list):

@@ -1,14 +1,14 @@
-// The threads of kernels on a processor: what `cuda_on_host.h` declares.
+// Runs the threads of kernels on a CPU, as declared in `cuda_on_host.h`.
 //
-// Each thread of a block is a fiber. One runs at a time, until it waits at a barrier or a shuffle, or is done; then one
-// of those that can go on is drawn, by a generator that is seeded for each launch. A block draws how: either any of
-// them, or the last that was released, so that some threads run far ahead of the others. Blocks run in a random order.
+// Each thread of a block is a fiber. One runs at a time, until it waits at a barrier or a shuffle, or is done. Then one
+// of the ready threads is drawn, by a generator that is seeded for each launch. Each block draws how: either any of
+// them, or the last one released, so that some threads run far ahead of the others. Blocks run in a random order.
 // So a missing barrier shows as a result that depends on the seed.
 //
 // Barriers are stricter than a GPU's: all threads of a mask (`__syncwarp` and shuffles), of a team of several warps
-// (`team_barrier`), of a block (`__syncthreads`) or of a grid (`grid_wait`) have to come, also those that are done.
-// Where that cannot be, the launch ends with a message instead of waiting for ever. Neither may a thread wait for
-// another in a loop of its own.
+// (`team_barrier`), of a block (`__syncthreads`) or of a grid (`grid_wait`) must arrive, including those that are done.
+// If they cannot, the launch ends with a message instead of waiting forever. A thread must not wait for another in its
+// own loop either.
 
 #include "cuda_on_host.h"
 
@@ -31,26 +31,26 @@ namespace {
 
 struct Block;
 
-const size_t STACK_BYTES = 128 << 10;      // of a thread; `host.py` refuses kernels that need half of it
-const size_t STRIDE = STACK_BYTES + 4160;  // between stacks: their ends lie in different sets of the caches
-const size_t GUARD_BYTES = 64;             // behind shared memory: nobody may write there
+const size_t STACK_BYTES = 128 << 10;      // per thread; `device.py` refuses kernels that need half of it
+const size_t STRIDE = STACK_BYTES + 4160;  // between stacks, so that their ends map to different cache sets
+const size_t GUARD_BYTES = 64;             // behind shared memory; must stay unwritten
 const unsigned char GUARD = 0xa5;
 
 enum State { READY, AT_WARP, AT_TEAM, AT_BLOCK, AT_GRID, DONE };
 enum Meeting { BARRIER, SHUFFLE, VOTE };
 
-// A thread; it lies at the start of the memory of its stack.
+// A thread, stored at the start of its stack's memory.
 struct Thread {
     jmp_buf context;
     bool started;
     State state;
-    unsigned number, source;  // in its block; the lane that a shuffle reads
-    Bits brought, received;   // at a shuffle or a vote
+    unsigned number, source;  // number in its block; the lane that a shuffle reads
+    Bits brought, received;   // values of a shuffle or a vote
     Index index;
     Block *block;
 };
 
-// Threads of a warp that wait for the others of a mask.
+// Threads of a warp that wait for the others in a mask.
 struct Gathering {
     unsigned mask, arrived;
     Meeting meeting;
@@ -59,34 +59,34 @@ struct Gathering {
 struct Block {
     Index index;
     Thread **threads;       // in order
-    Thread **ready;         // those that can go on
-    Gathering *gatherings;  // one per thread: the first of a mask has that of the mask
-    unsigned *n_at_team;    // likewise: how many of a team wait
+    Thread **ready;         // ready threads
+    Gathering *gatherings;  // one per thread; the first thread of a mask holds the mask's
+    unsigned *n_at_team;    // likewise: number of waiting threads of a team
     unsigned n_ready, n_at_barrier, n_at_grid, n_done;
-    bool eager;             // the last thread that was released goes on first
+    bool eager;             // the last released thread continues first
     unsigned char *memory;  // shared memory
     unsigned char *statics;
 };
 
-// What all launches share.
+// State shared by all launches.
 struct Machine {
     Thread **stacks;  // kept for later launches
     size_t n_stacks;
-    Block *blocks;    // that run now: one, or all if they wait for the grid
+    Block *blocks;    // running blocks: one, or all if they wait for the grid
     unsigned n_blocks;
-    Thread *thread;   // that runs now
+    Thread *thread;   // the running thread
     jmp_buf scheduler, error;
     Kernel kernel;
     const long long *args;
     unsigned n_threads, n_bytes;  // per block
-    unsigned char *statics;       // static shared memory of the block that runs
+    unsigned char *statics;       // static shared memory of the running block
     size_t n_statics;
     Bits random;
-    char *message;  // where errors are told
+    char *message;  // receives the error message
     size_t message_size;
 } machine;
 
-// A number below n (xorshift64*: Vigna 2016).
+// Draw a number below n (xorshift64*: Vigna 2016).
 unsigned draw(unsigned n) {
     Bits &x = machine.random;
     x ^= x >> 12, x ^= x << 25, x ^= x >> 27;
@@ -111,7 +111,7 @@ template <class T> void shuffle(T *items, unsigned n) {
 
 void begin();
 
-// Leave the stack of the caller for that of a thread.
+// Switch from the caller's stack to a thread's.
 [[noreturn]] void run(Thread *thread) {
     machine.thread = thread;
     thread_index = thread->index;
@@ -135,7 +135,7 @@ Thread *take_ready(Block &block) {
     return taken;
 }
 
-// Let other threads of the block run, until this one is ready and drawn.
+// Run other threads of the block until this one is ready and drawn.
 void yield() {
     Thread *thread = machine.thread;
     Block &block = *thread->block;
@@ -145,7 +145,7 @@ void yield() {
     _longjmp(machine.scheduler, 1);
 }
 
-// What each thread runs: the kernel, once for every block that the thread is part of.
+// Run the kernel, once for every block that the thread is part of.
 void begin() {
     for (;;) {
         machine.kernel(machine.args[0], machine.args[1], machine.args[2]);
@@ -155,7 +155,7 @@ void begin() {
     }
 }
 
-// Let the threads of a mask go on: those numbered from `first` on.
+// Make the threads of a mask ready, numbered from `first` on.
 void release(Block &block, unsigned first, unsigned n, unsigned mask) {
     unsigned before = block.n_ready;
     for (unsigned i = 0; i < n; ++i) {
@@ -166,7 +166,7 @@ void release(Block &block, unsigned first, unsigned n, unsigned mask) {
     shuffle(block.ready + before, block.n_ready - before);
 }
 
-// Hand over what the threads of a mask brought.
+// Exchange the values that the threads of a mask brought.
 void hand_over(Block &block, unsigned first, const Gathering &here) {
     Thread **warp = block.threads + first;
     unsigned votes = 0;
@@ -206,7 +206,7 @@ void meet(unsigned mask, Meeting meeting) {
     yield();
 }
 
-// Have stacks for n threads.
+// Allocate stacks for n threads.
 void grow(size_t n) {
     if (n <= machine.n_stacks) return;
     size_t size = (n - machine.n_stacks) * STRIDE;
@@ -219,7 +219,7 @@ void grow(size_t n) {
         machine.blocks[i].threads = machine.stacks + (size_t)i * machine.n_threads;
 }
 
-// Begin a block.
+// Start a block.
 void open(unsigned number) {
     unsigned n = machine.n_threads, place = machine.n_blocks;
     grow((size_t)(place + 1) * n);
@@ -256,7 +256,7 @@ const char *activity(const Thread *thread) {
     return names[thread->state];
 }
 
-// Tell why no thread of a block can go on.
+// Report why no thread of a block can continue.
 [[noreturn]] void tell_deadlock(const Block &block) {
     const Thread *one = nullptr, *other = nullptr;
     for (unsigned i = 0; i < machine.n_threads; ++i)
@@ -281,7 +281,7 @@ void advance(Block &block) {
     if (block.n_done < machine.n_threads && block.n_at_grid < machine.n_threads) tell_deadlock(block);
 }
 
-// Run all blocks: one after the other, or from one barrier of the grid to the next.
+// Run all blocks, one after the other, or from one grid barrier to the next.
 void run_blocks(unsigned *order) {
     unsigned n = grid_size.x;
     for (unsigned i = 0; i < n; ++i) order[i] = i;
