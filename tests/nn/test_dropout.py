@@ -1,4 +1,4 @@
-"""Dropout draws the same masks eager and batched, in any composition of mini-batches, and keeps the right share."""
+"""Test that dropout draws the same masks eagerly and batched, in any mini-batch, and keeps the right share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ POLICIES = ("unbatched", "depth", "agenda")
 
 
 class Chain(ab.Module):
-    """Reads a chain of ints; drops twice in a step, once outside cells, and in one cell never."""
+    """Reads a chain of ints; applies dropout twice in a step and once outside cells, and never in one cell."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.embedding = ab.Parameter(rng.standard_normal((10, 6)))

@@ -1,4 +1,4 @@
-"""Layers name, shape and draw their parameters as torch does, and compute and differentiate the same."""
+"""Test that layers name, shape and draw parameters like torch, and compute and differentiate the same."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MAKERS: dict[str, tuple[Callable[[np.random.Generator], Module], Callable[[Any],
 
 
 class Chain(Module):
-    """A layer applied along a sequence of inputs that are parameters too; its loss weighs all outputs differently."""
+    """A layer along a sequence of inputs, which are also parameters; outputs have different weights in the loss."""
 
     def __init__(self, layer: Any, inputs: list[ab.Parameter]) -> None:
         self.layer = layer
@@ -69,7 +69,7 @@ def weigh(place: int, part: int, shape: tuple[int, ...]) -> FloatArray:
 
 
 def twin_loss(torch: Any, twin: Any, inputs: list[Any], ids: Any) -> Any:
-    """`Chain.loss` in torch."""
+    """Compute `Chain.loss` in torch."""
     total, state = 0.0, None
     for place, i in enumerate(ids):
         if isinstance(twin, torch.nn.Embedding):
@@ -85,11 +85,11 @@ def twin_loss(torch: Any, twin: Any, inputs: list[Any], ids: Any) -> Any:
 
 
 def make_pair(torch: Any, name: str) -> tuple[Chain, Any, list[Any]]:
-    """A layer in float64 with the parameters that its twin drew, and seven inputs of each."""
+    """Return a float64 layer with its twin's parameters, the twin, and seven inputs for each."""
     make, make_twin = MAKERS[name]
     torch.manual_seed(0)
     twin = make_twin(torch.nn).double()
-    for parameter in twin.parameters():  # those of LayerNorm are ones and zeros at first
+    for parameter in twin.parameters():  # those of LayerNorm start as ones and zeros
         parameter.data += 0.1 * torch.randn_like(parameter)
     layer = make(np.random.default_rng(0)).astype("float64")
     layer.load_state_dict(twin.state_dict())

@@ -1,4 +1,4 @@
-"""Mini-batches hold every instance once, and in buckets those of similar size; the draws of the plain ones stay."""
+"""Test that mini-batches hold every instance once, buckets hold similar sizes, and draws of plain ones are stable."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_every_instance_comes_once_in_full_mini_batches_but_one(
 def test_mini_batches_of_a_window_are_sorted_and_windows_are_the_shuffled_order(
     sizes: list[int], size: int, window: int
 ) -> None:
-    """The definition: plain mini-batches, `window` at a time, sorted and cut again; then all in some order."""
+    """By definition: `window` plain mini-batches at a time are sorted and cut again, and all are shuffled."""
     plain = [i for batch in ab.minibatches(range(len(sizes)), size, np.random.default_rng(1)) for i in batch]
     expected = []
     for start in range(0, len(plain), size * window):
@@ -55,7 +55,7 @@ def test_mini_batches_of_a_window_are_sorted_and_windows_are_the_shuffled_order(
 
 
 def test_plain_mini_batches_draw_one_permutation() -> None:
-    """Checkpoints store the generator before an epoch; its draws must stay what they were."""
+    """Checkpoints store the generator before an epoch, so its draws must not change."""
     rng, again = np.random.default_rng(7), np.random.default_rng(7)
     found = [i for batch in ab.minibatches(range(50), 8, rng) for i in batch]
     assert found == again.permutation(50).tolist()

@@ -1,4 +1,4 @@
-"""Clipping shortens all gradients by one factor, or limits each number, in place, and refuses what is not finite."""
+"""Test clipping, which scales all gradients or limits each number in place, and refuses non-finite ones."""
 
 from __future__ import annotations
 

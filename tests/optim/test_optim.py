@@ -1,4 +1,4 @@
-"""Optimizers equal torch's step by step, check before they change anything, and go on from stored state."""
+"""Test that optimizers equal torch's step by step, check before they change anything, and resume from stored state."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ KINDS = [SGD, Adam, AdamW]
 
 
 class Model(Module):
-    """A parameter of each of SHAPES, drawn from `rng`; `again` is `vector` under a second name."""
+    """A parameter of each of SHAPES, drawn from `rng`; `again` is a second name of `vector`."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.matrix = Parameter(rng.standard_normal(SHAPES["matrix"]))
@@ -52,7 +52,7 @@ def make_model(dtype: str = "float64") -> Model:
 
 
 def draw_grads(n_steps: int, dtype: str = "float64") -> Iterator[dict[str, FloatArray]]:
-    """Gradients of very different sizes, some of them zero."""
+    """Yield gradients of very different sizes, some of them zero."""
     rng = np.random.default_rng(1)
     for _ in range(n_steps):
         scale = 10.0 ** rng.uniform(-4, 2) * (rng.random() > 0.1)
@@ -167,7 +167,7 @@ def test_parameters_that_are_views_are_changed_in_place() -> None:
 
 
 def as_field(numbers: FloatArray, before: str) -> FloatArray:
-    """The same numbers as the field of a structured array, whose records begin with another field."""
+    """Return the numbers as a field of a structured array whose records start with another field."""
     fields: FloatArray = np.zeros(numbers.shape, [("before", before), ("number", numbers.dtype)])["number"]
     fields[...] = numbers
     return fields

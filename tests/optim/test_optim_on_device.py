@@ -1,4 +1,4 @@
-"""Optimizers and clipping on a device: to the bit those of the host, in one launch, without waiting."""
+"""Test optimizers and clipping on a device: bit-identical to the host, in one launch, without waiting."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Model(ab.Module):
 
 
 def lay_apart(model: Model, device: Device) -> None:
-    """Move parameters to rectangles of larger arrays, as those of stacks are; one to where it has no rows."""
+    """Move parameters to rectangles of larger arrays, as in stacks, and one to non-contiguous rows."""
     for name, parameter in model.parameters().items():
         shape = parameter.shape
         if name in ("matrix", "vector", "table"):
@@ -64,7 +64,7 @@ def lay_apart(model: Model, device: Device) -> None:
 
 
 def draw_grads(n_steps: int, dtype: str, sparse: bool) -> Iterator[dict[str, Any]]:
-    """Gradients of very different sizes; those of the table are rows, some, all or none, if they are sparse."""
+    """Yield gradients of very different sizes; if sparse, the table's are some, all or no rows."""
     rng = np.random.default_rng(1)
     for step in range(n_steps):
         scale = 10.0 ** rng.uniform(-4, 2)
@@ -76,7 +76,7 @@ def draw_grads(n_steps: int, dtype: str, sparse: bool) -> Iterator[dict[str, Any
 
 
 def put(grads: dict[str, Any], device: Device, apart: bool = False) -> dict[str, Any]:
-    """The same gradients on the device; some as parts of larger arrays if they are to lie apart."""
+    """Copy gradients to the device; if `apart`, some become parts of larger arrays."""
     found: dict[str, Any] = {}
     for name, grad in grads.items():
         if isinstance(grad, Rows):
@@ -89,12 +89,12 @@ def put(grads: dict[str, Any], device: Device, apart: bool = False) -> dict[str,
 
 
 def without_sign_of_nan(array: Any) -> Any:
-    """The array, with one NaN for all."""
+    """Replace all NaN by the same one."""
     return np.where(np.isnan(array), np.nan, array).astype(array.dtype)
 
 
 def assert_same_bits(model: ab.Module, optimizer: Any, other: ab.Module, other_optimizer: Any, about: Any) -> None:
-    """The parameters and the stored state of two are equal to the bit; of NaN, no processor defines the sign."""
+    """Check that parameters and stored states are bit-identical, except for the sign of NaN."""
     for one, two in (
         (model.state_dict(), other.state_dict()),
         (optimizer.state_dict()["arrays"], other_optimizer.state_dict()["arrays"]),
@@ -113,7 +113,7 @@ def test_steps_equal_those_of_the_host_to_the_bit(
     device: Device, kind: type[Any], options: dict[str, Any], dtype: str, apart: bool, groups: Any, sparse: bool,
     lazy: bool,
 ) -> None:  # fmt: skip
-    """Whatever the optimizer, its groups, sparse gradients, and where parameters and gradients lie."""
+    """For all optimizers, groups, sparse gradients, and layouts of parameters and gradients."""
     host, model = Model().astype(dtype), Model().astype(dtype).to(device)
     if apart:
         lay_apart(model, device)
@@ -140,7 +140,7 @@ def test_numbers_around_the_rectangles_stay(device: Device) -> None:
 def test_a_step_is_one_launch_and_one_upload_and_waits_for_nothing(
     device: Device, kind: type[Any], options: dict[str, Any]
 ) -> None:
-    """With dense and with sparse gradients; clipping is two launches, an upload and the download of what is read."""
+    """With dense and sparse gradients. Clipping takes two launches, an upload and a download."""
     model = Model().to(device)
     optimizer = kind(model, **options)
     for step, grads in enumerate(draw_grads(5, "float32", True)):
@@ -159,14 +159,14 @@ def test_a_step_is_one_launch_and_one_upload_and_waits_for_nothing(
 
 
 def assert_traffic(before: Any, device: Device, **expected: int) -> None:
-    """What the device was asked to do since."""
+    """Check what the device was asked to do since `before`."""
     counted = {name: getattr(device.traffic, name) - getattr(before, name) for name in vars(before)}
     counted = {name: n for name, n in counted.items() if n and not name.endswith("bytes")}
     assert counted == expected
 
 
 def test_training_goes_to_a_device_and_back_bit_by_bit(device: Device) -> None:
-    """State moves with the model at the next step; the model may also be cast on the way."""
+    """State moves with the model at the next step. The model may also be cast on the way."""
     host, model = Model(), Model()
     wanted, optimizer = Adam(host), Adam(model)
     for step, grads in enumerate(draw_grads(12, "float64", True)):
@@ -187,7 +187,7 @@ def test_training_goes_to_a_device_and_back_bit_by_bit(device: Device) -> None:
 def test_training_goes_on_from_stored_state_on_the_other_backend(
     device: Device, tmp_path: Path, kind: type[Any], options: dict[str, Any], saved_on: str, resumed_on: str
 ) -> None:
-    """Parameters through a file; as a pickle of both; and as a deep copy."""
+    """Parameters through a file, both as a pickle, and both as a deep copy."""
     host, model = Model(), Model().to(saved_on)
     wanted, optimizer = kind(host, **options), kind(model, **options)
 
@@ -227,7 +227,7 @@ def test_parameters_on_both_sides_are_stepped_where_they_are(device: Device) -> 
 
 
 def test_gradients_that_are_not_finite_change_nothing(device: Device) -> None:
-    """Neither parameters nor state, if the device says so; the next step changes them again."""
+    """The device finds them and changes neither parameters nor state. The next step works again."""
     model = Model().to(device)
     optimizer = AdamW(model)
     for finite in (True, False, True):
@@ -243,7 +243,7 @@ def test_gradients_that_are_not_finite_change_nothing(device: Device) -> None:
 
 
 def test_training_of_a_tree_lstm_gives_the_losses_of_the_cpu(device: Device) -> None:
-    """Clipped, with weight decay, and a table whose gradients are rows; twice over the same mini-batches."""
+    """With clipping, weight decay, and a table with row gradients, twice over the same mini-batches."""
     model, instances = CASES[0].draw(seed=3, n_instances=6, dim=5)
     model.astype("float64")
     twin = copy.deepcopy(model).to(device)
@@ -266,7 +266,7 @@ def test_training_of_a_tree_lstm_gives_the_losses_of_the_cpu(device: Device) -> 
 
 
 def refused_step(device: Device, name: str, grad: Any, on_device: bool) -> str:
-    """What a step says of a gradient; nothing has changed."""
+    """Return a step's error for a gradient, after checking that nothing has changed."""
     model = Model()
     optimizer = Adam(model)
     grads = next(draw_grads(1, "float32", False))
@@ -362,7 +362,7 @@ def test_the_same_gradients_have_the_same_norm_to_the_bit(device: Device) -> Non
 
 @each("wrong", [math.nan, math.inf])
 def test_a_norm_that_is_not_finite_is_told_when_it_is_read(device: Device, wrong: float) -> None:
-    """Or else by the next step of the optimizer. Until then nothing has changed."""
+    """Or by the optimizer's next step. Until then nothing has changed."""
     model = Model().to(device)
     optimizer = SGD(model, lr=0.1)
     for is_read in (True, False):

@@ -1,4 +1,4 @@
-"""Optimizers take `Rows`: as the dense gradient by default, and as a step of these rows alone with `lazy`."""
+"""Test that optimizers accept `Rows`: as a dense gradient by default, and row by row with `lazy`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OPTIONS: list[tuple[type[Any], dict[str, Any]]] = [
 
 
 class Table(Module):
-    """A table and a bias, whose gradient is always dense."""
+    """A table, and a bias whose gradient is always dense."""
 
     def __init__(self, dtype: str = "float64") -> None:
         rng = np.random.default_rng(0)
@@ -43,7 +43,7 @@ class Table(Module):
 
 
 def draw_rows(n_steps: int, seed: int = 1) -> Iterator[Rows]:
-    """Gradients of some rows, of all and of none, and of very different sizes."""
+    """Yield gradients of some, all and no rows, of very different sizes."""
     rng = np.random.default_rng(seed)
     for step in range(n_steps):
         share = (0.3, 1.0, 0.0, 0.6)[step % 4]
@@ -56,7 +56,7 @@ def with_bias(grad: Any) -> dict[str, Any]:
 
 
 class Definition:
-    """What `lazy=True` means: the optimizer's rule for each row of the gradient, and nothing for the others."""
+    """The definition of `lazy=True`: the optimizer's rule for each row of the gradient, and nothing for the others."""
 
     def __init__(self, kind: type[Any], rows: Any, options: dict[str, Any]) -> None:
         self.kind = kind.__name__
@@ -108,7 +108,7 @@ def test_a_hundred_lazy_steps_are_those_of_the_definition(kind: type[Any], optio
 
 @pytest.mark.parametrize("eps", [1e-8, 1e-3])
 def test_lazy_adam_is_the_sparse_adam_of_torch(eps: float) -> None:
-    """But for the place of eps: torch adds it before the root is divided, so it is divided for the comparison."""
+    """torch adds eps before dividing the root, so eps is divided here for the comparison."""
     torch = pytest.importorskip("torch", reason="compares with torch")
     model = Table()
     twin = torch.nn.Parameter(torch.from_numpy(model.table.data.copy()))
@@ -136,7 +136,7 @@ def test_rows_are_the_dense_gradient_bit_by_bit(kind: type[Any], options: dict[s
 
 
 class Passes:
-    """A dense step in passes of NumPy, each operation rounded: what compiled passes must equal."""
+    """A dense step as NumPy passes that round each operation, which compiled passes must equal."""
 
     def __init__(self, kind: type[Any], data: Any, options: dict[str, Any]) -> None:
         self.kind, self.data, self.n_steps = kind.__name__, data.copy(), 0
@@ -173,7 +173,7 @@ class Passes:
 def test_dense_steps_are_passes_of_numpy_bit_by_bit(
     kind: type[Any], options: dict[str, Any], shape: tuple[int, ...], dtype: str
 ) -> None:
-    """Also where parameter or gradient are columns of a wider array, transposed, or may not be written."""
+    """Also where a parameter or gradient is part of a wider array, transposed, or read-only."""
     rng = np.random.default_rng(0)
     models = [Module() for _ in range(4)]
     start = np.asarray(rng.standard_normal(shape), dtype)
@@ -205,7 +205,7 @@ RARE = [*OPTIONS, (Adam, {"eps": 0.0}), (Adam, {"betas": (0.0, 0.0)}), (AdamW, {
 def test_rows_that_never_had_a_gradient_are_left_out_and_no_bit_changes(
     kind: type[Any], options: dict[str, Any], dtype: str
 ) -> None:
-    """Random rows, arrays in between, and states that are loaded; half of the rows never have a gradient until then."""
+    """Random rows, with arrays and loaded states in between. Until then, half of the rows never have a gradient."""
     rng, shape = np.random.default_rng(0), (40, 3)
     models = []
     for _ in range(2):
@@ -216,7 +216,7 @@ def test_rows_that_never_had_a_gradient_are_left_out_and_no_bit_changes(
     for step in range(60):
         ids = np.flatnonzero(rng.random(40 if step >= 40 else 20) < rng.choice([0.0, 0.1, 0.4]))
         grad = Rows(ids, rng.standard_normal((ids.size, 3)).astype(dtype), shape)
-        if step in (20, 30):  # before any row of the second half was touched, by another optimizer and by the same
+        if step in (20, 30):  # before the second half has gradients: loaded by another optimizer and by the same one
             state = rows.state_dict()
             rows = kind(models[0], **options) if step == 20 else rows
             rows.load_state_dict(state)
@@ -232,7 +232,7 @@ def test_rows_that_never_had_a_gradient_are_left_out_and_no_bit_changes(
 
 
 def test_copies_of_an_optimizer_change_their_own_model() -> None:
-    """Of a parameter that lies among others, as those of stacks do."""
+    """For a parameter inside a larger array, as in stacks."""
     model = Table()
     model.table.move_to(np.empty((SHAPE[0], 2 * SHAPE[1]))[:, : SHAPE[1]])
     optimizer = Adam(model)
@@ -248,7 +248,7 @@ def test_copies_of_an_optimizer_change_their_own_model() -> None:
 @each("lazy", [False, True])
 @each("kind, options", OPTIONS)
 def test_all_rows_are_a_dense_step(kind: type[Any], options: dict[str, Any], lazy: bool) -> None:
-    """And so is an array, for a lazy optimizer too."""
+    """The same holds for arrays, also with a lazy optimizer."""
     rng = np.random.default_rng(0)
     models = Table(), Table(), Table()
     dense, rows, array = kind(models[0], **options), *(kind(model, **options, lazy=lazy) for model in models[1:])

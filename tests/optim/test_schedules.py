@@ -1,4 +1,4 @@
-"""Learning-rate schedules equal torch's step by step, and go on from stored state."""
+"""Test that learning-rate schedules equal torch's step by step, and resume from stored state."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TO_TORCH = 1e-12
 
 
 def warm_up(scheduler: Any, twin: Any, warmup: int, first: float, last: float) -> Any:
-    """What torch has for a line up to step `warmup` and a cosine down to N_STEPS."""
+    """Return torch's version of a linear warm-up until step `warmup` and a cosine decay until N_STEPS."""
     line = scheduler.LinearLR(twin, start_factor=first, total_iters=warmup)
     cosine = scheduler.CosineAnnealingLR(twin, T_max=N_STEPS - warmup, eta_min=last * LR)
     return scheduler.SequentialLR(twin, [line, cosine], milestones=[warmup])
@@ -77,7 +77,7 @@ def make_optimizer(lr: float = LR) -> Optimizer:
 
 
 def make_pair(torch: Any) -> tuple[Model, Optimizer, dict[str, Any], Any]:
-    """A model and its twin; `second` is a group with a third of the learning rate."""
+    """Return a model and its twin; `second` is a group with 30% of the learning rate."""
     model = Model()
     tensors = {name: torch.from_numpy(p.data.copy()) for name, p in model.parameters().items()}
     optimizer = Adam(model, lr=LR, groups=[Group("second", lr_factor=0.3)])
@@ -113,7 +113,7 @@ def train_both(
 
 @each("name", PAIRS)
 def test_a_hundred_steps_equal_those_of_torch(name: str) -> None:
-    """The floor of torch's cosine is an absolute rate, the same for all groups: there only the first is compared."""
+    """The floor of torch's cosine is one absolute rate for all groups, so only the first group is compared there."""
     torch = pytest.importorskip("torch", reason="compares with torch")
     make, make_twin = PAIRS[name]
     pair = make_pair(torch)
@@ -122,7 +122,7 @@ def test_a_hundred_steps_equal_those_of_torch(name: str) -> None:
     def step(_: int) -> None:
         rate.step()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # SequentialLR calls what torch deprecates
+            warnings.simplefilter("ignore")  # SequentialLR calls deprecated parts of torch
             theirs.step()
 
     rates = train_both(pair, step, ("first",) if "tenth" in name else ("first", "second"))
@@ -131,7 +131,7 @@ def test_a_hundred_steps_equal_those_of_torch(name: str) -> None:
 
 @pytest.mark.parametrize("options", PLATEAUS)
 def test_a_hundred_steps_on_plateaus_equal_those_of_torch(options: dict[str, Any]) -> None:
-    """torch applies its floors to each group's own rate: the second is compared where no floor is met."""
+    """torch applies its floor to each group's rate, so the second group is compared where no floor is reached."""
     torch = pytest.importorskip("torch", reason="compares with torch")
     pair = make_pair(torch)
     rate = PlateauRate(pair[1], **options)

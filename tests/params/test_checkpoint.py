@@ -1,4 +1,4 @@
-"""Checkpoint files, and runs that end in the same parameters wherever they were stopped."""
+"""Test checkpoint files, and that interrupted runs end with the same parameters."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def train(checkpoint: str, *more: str, model: str = "my_dropping:Dropping") -> i
 
 
 def contents(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Arrays and state, without the seconds that the run took."""
+    """Return arrays and state without the duration of the run."""
     arrays, state = load_checkpoint(path)
     state["position"].pop("seconds")
     return {name: (array.dtype, array.tolist()) for name, array in arrays.items()}, state
@@ -196,7 +196,7 @@ def test_a_run_may_be_lengthened() -> None:
 
 
 def kill_and_resume(folder: Path, n_kills: int, n_epochs: int) -> int:
-    """Start and kill a run again and again, at random moments; give how often it was not yet done."""
+    """Start and kill a run repeatedly at random moments; return how often it was unfinished."""
     command = [sys.executable, "-m", "autobatch.cli.main", "train", "my_dropping:Dropping", "--data", "trees.txt"]
     command += [*RUN, "--checkpoint", "killed", "--resume", "--epochs", str(n_epochs)]
     rng, n_killed = random.Random(n_kills), 0
@@ -212,7 +212,7 @@ def kill_and_resume(folder: Path, n_kills: int, n_epochs: int) -> int:
             except subprocess.TimeoutExpired:
                 child.send_signal(signal.SIGKILL)
                 n_killed += 1
-        assert len(os.listdir(folder / "killed")) <= 3  # two checkpoints, and what was being written
+        assert len(os.listdir(folder / "killed")) <= 3  # two checkpoints, and one being written
         if Path(folder, "killed", LAST).exists():
             load_checkpoint(folder / "killed" / LAST)
     return n_killed

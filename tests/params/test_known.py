@@ -1,4 +1,4 @@
-"""Known modules: the walk of a module is repeated exactly where another one would find something else."""
+"""Test the cached walk of modules: it is repeated exactly where a new one would find something else."""
 
 from __future__ import annotations
 

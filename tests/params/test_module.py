@@ -1,4 +1,4 @@
-"""Parameters, how modules name them, and state that is read back entirely or not at all."""
+"""Test parameters, their names in modules, and state that is loaded completely or not at all."""
 
 from __future__ import annotations
 
@@ -276,7 +276,7 @@ def test_a_torch_state_dict_loads() -> None:
 
 @each("kind", ["bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "int32", "bool"])
 def test_tensors_of_torch_are_numbers_like_any_other(kind: str) -> None:
-    """Of any type, with a history, and strided; without a look at whether they are torch's."""
+    """Of any type, with autograd history, and strided. Nothing checks for torch explicitly."""
     torch = pytest.importorskip("torch", reason="compares with torch")
     numbers = torch.tensor([[0.5, -2.0], [1.0, 0.0], [3.0, 1.5]]).to(getattr(torch, kind)).T[1]
     wanted = numbers.double().numpy()
@@ -301,7 +301,7 @@ def test_tensors_without_real_numbers_are_refused() -> None:
 
 
 def test_what_does_not_fit_may_be_left_out() -> None:
-    """Names that are missing or unexpected are told, as torch tells them; other shapes are refused all the same."""
+    """As in torch, missing and unexpected names are returned, and other shapes are refused anyway."""
     torch = pytest.importorskip("torch", reason="compares with torch")
     model, twin = Model(), torch.nn.ParameterDict({"frozen": torch.zeros(2), "scale": torch.ones(2)})
     before = values_of(model)
@@ -337,7 +337,7 @@ def test_parameters_that_change_places_after_they_were_traced() -> None:
 
 
 def test_a_module_without_parameters_computes_in_the_type_of_what_it_is_given() -> None:
-    """Eagerly, dropout in a float64 model once rounded to float32."""
+    """In eager mode, dropout in a float64 model once rounded to float32."""
     x = np.array([0.1, 0.3])
     assert np.asarray(ab.Dropout(0.0)(x)).dtype == np.float64
     assert np.asarray(ab.Dropout(0.0)(x.astype(np.float32))).dtype == np.float32
@@ -429,7 +429,7 @@ def test_a_method_may_replace_a_method() -> None:
 
 
 class Shared(ab.Module):
-    """Modules in containers, shared ones, and itself."""
+    """A module with modules in containers, shared modules, and itself."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Parameters in files: stored and read back entirely or not at all, whatever the file or the disk."""
+"""Test parameter files: written and read completely or not at all, whatever happens to the file or disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows are arrays that are zero but for some rows: they read, add and scale as the dense array does."""
+"""Test rows, arrays that are zero except for some rows: they read, add and scale like the dense array."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def draw_values(ids: list[int], shape: tuple[int, ...], seed: int = 0) -> Any:
 
 
 def dense_sum(ids: list[int], values: Any, shape: tuple[int, ...]) -> Any:
-    """From the definition: zeros, and one addition per id."""
+    """Compute by definition: zeros, and one addition per id."""
     dense = np.zeros(shape)
     for i, value in zip(ids, values, strict=True):
         dense[i] += value
@@ -64,7 +64,7 @@ def test_adding_rows_adds_the_arrays(shape: tuple[int, ...], ids: list[int], mor
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_values_of_one_id_are_added_in_the_order_given(dtype: str) -> None:
-    """1, then 1e20, then -1e20 are 0; in any other order of the first and the last they are 1."""
+    """1, then 1e20, then -1e20 give 0; with the first and last swapped, the sum is 1."""
     values = np.array([[1.0], [1e20], [1.0], [-1e20], [-1e20], [1e20], [1.0]], dtype)
     rows = Rows.summed(np.array([3, 3, 2, 3, 1, 1, 1], np.int32), values, (4, 1))
     assert rows.ids.tolist() == [1, 2, 3]
@@ -73,7 +73,7 @@ def test_values_of_one_id_are_added_in_the_order_given(dtype: str) -> None:
 
 
 def test_rows_of_views_are_summed() -> None:
-    """Values that are columns of a wider array, as those that a backend keeps are."""
+    """Values may be columns of a wider array, like those that a backend keeps."""
     wide = np.random.default_rng(0).standard_normal((50, 9))
     ids = np.random.default_rng(1).integers(0, 6, 50)
     np.testing.assert_array_equal(
@@ -84,7 +84,7 @@ def test_rows_of_views_are_summed() -> None:
 @each("width", [1, 3, 300, 0])
 @each("dtype", ["float32", "float64"])
 def test_rows_on_a_device_are_summed_as_on_the_host(device: Device, dtype: str, width: int) -> None:
-    """To the bit: in the order given, after those that are there already; rows of views too."""
+    """Bit-identical: in the given order, after rows that exist already, and also for rows of views."""
     rng = np.random.default_rng(width)
     on_host, there = (Rows.zeros((50, width), dtype, store) for store in (HOST, device))
     for n, first, step in ((40, 0, width), (0, 0, width), (7, 3, width + 2), (600, 1, 2 * width)):

@@ -1,4 +1,4 @@
-"""Stacks: parameters lie side by side, and everything that knows them by name goes on as before."""
+"""Test stacks: parameters are adjacent, and everything that knows them by name works as before."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OPTIMIZERS: dict[str, Callable[[ab.Module], ab.optim.Optimizer]] = {
 
 
 class Gates(ab.Module):
-    """A recurrent cell with a parameter per gate, a table that is read both ways, and a head of two parameters."""
+    """A recurrent cell with a parameter per gate, a table that is read in two ways, and a head of two parameters."""
 
     def __init__(self, seed: int) -> None:
         rng = np.random.default_rng(seed)
@@ -48,7 +48,7 @@ class Gates(ab.Module):
 
     @ab.cell
     def compare(self, h: Any, word: int) -> Any:
-        """Reads the table as a matrix beside another, and two weights of `read` in the other order."""
+        """Read the table as a matrix next to another, and two weights of `read` in reverse order."""
         scores = ab.tanh(self.table @ h) + self.other @ h
         return ab.cross_entropy(scores, word) + ab.sum(ab.tanh(self.w[1] @ h) * ab.tanh(self.w[0] @ h))
 
@@ -61,7 +61,7 @@ class Gates(ab.Module):
 
 
 class Joined(Gates):
-    """The same with words read in a cell of their own, so that w and u are one product of two vectors."""
+    """The same network, but a separate cell reads words, so that w and u form one product of two vectors."""
 
     @ab.cell
     def embed(self, word: int) -> Any:
@@ -239,7 +239,7 @@ def test_gradients_that_lie_otherwise_are_added_to_afterwards(order: str) -> Non
 
 
 def two_by_two() -> tuple[list[Parameter], Stack]:
-    """[[a, b], [c, d]], as rows of 2 and 1."""
+    """Return [[a, b], [c, d]], with 2 rows and 1 row."""
     a, b, c, d = parts = parameters((2, 3), (2, 1), (1, 3), (1, 1))
     return parts, settled([make_row([a, b]), make_row([c, d])])
 
@@ -274,7 +274,7 @@ def test_a_column_and_a_row_of_a_stack_are_views_of_it_and_others_are_copies() -
 
 @pytest.mark.parametrize("frozen", [(), (1,), (0, 3)])
 def test_gradients_of_rows_are_rectangles_too(frozen: tuple[int, ...]) -> None:
-    """Those of parameters without one are left out; a stack of others is added to in place."""
+    """Parameters without a gradient are left out. A stack of the others is added to in place."""
     parts, stack = two_by_two()
     named = {str(at): part for at, part in enumerate(parts) if at not in frozen}
     made = make_gradients(named, ()).of
@@ -327,7 +327,7 @@ def test_planning_moves_parameters_and_changes_no_number() -> None:
 
 
 def test_a_parameter_that_two_cells_stack_otherwise_is_copied_once_per_run() -> None:
-    """`read` stacks three weights; `compare` stacks two of them with its tables, where they may be copies."""
+    """`read` stacks three weights. `compare` stacks two of them with its tables, possibly as copies."""
     model, loss = make_loss()
     loss.value_and_grad(draw_words(0))
     planned = planned_types(loss, training=True)
@@ -340,7 +340,7 @@ def test_a_parameter_that_two_cells_stack_otherwise_is_copied_once_per_run() -> 
 
 
 def train_all_ways(kind: type[Gates], stacked: bool, optimizer: str, folder: Path) -> list[float]:
-    """Losses of steps, between which the parameters are cast, stored and read back."""
+    """Return the losses of steps between which parameters are cast, stored and loaded."""
     model, loss = make_loss(stacked=stacked, kind=kind)
     optim = OPTIMIZERS[optimizer](model)
     losses: list[float] = []
@@ -378,10 +378,10 @@ def train_all_ways(kind: type[Gates], stacked: bool, optimizer: str, folder: Pat
 @pytest.mark.parametrize("kind", [Gates, Joined])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_training_gives_the_same_losses_as_unstacked(kind: type[Gates], optimizer: str, tmp_path: Path) -> None:
-    """Also with gradients of the user's, after casting there and back, a state dict, a file and a checkpoint."""
+    """Also with given gradients, after a cast and back, a state dict, a file and a checkpoint."""
     losses, expected = (train_all_ways(kind, stacked, optimizer, tmp_path) for stacked in (True, False))
     np.testing.assert_allclose(losses[:5], expected[:5], rtol=1e-12)
-    np.testing.assert_allclose(losses, expected, rtol=1e-6)  # they have been in float32 in between
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)  # they were in float32 in between
     assert len(losses) == 11
 
 

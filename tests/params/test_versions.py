@@ -1,4 +1,4 @@
-"""Versions of parameters: whatever changes the numbers changes them, and runs compute with numbers as they are."""
+"""Test versions of parameters: every change of numbers changes them, and runs use the current numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from autobatch.params.stacks import make_stack
 
 
 class Net(ab.Module):
-    """Two layers, whose products are stacked, and a table."""
+    """Two layers with stacked products, and a table."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
@@ -31,17 +31,15 @@ class Net(ab.Module):
         return ab.sum(ab.tanh(self.first(x) + self.second(ab.tanh(x))) * ab.lookup(self.table, word))
 
     def loss(self, instance: Any) -> Any:
-        """A number."""
         return self.step(np.arange(3.0), instance)
 
 
 def assign(net: Net, path: Path) -> None:
-    """Assign other numbers."""
     net.first.weight.data = net.first.weight.data + 1
 
 
 def write(net: Net, path: Path) -> None:
-    """Write in place, and keep nothing."""
+    """Write in place without keeping a reference."""
     net.second.weight.data[1:] *= 2
 
 
@@ -54,7 +52,7 @@ def load(net: Net, path: Path) -> None:
 
 
 def train(net: Net, path: Path) -> None:
-    """Take steps of an optimizer."""
+    """Take optimizer steps."""
     loss = ab.batched(net.loss, backend=Cpu())
     optimizer = ab.optim.Adam(net, lr=0.1)
     for _ in range(2):
@@ -63,7 +61,7 @@ def train(net: Net, path: Path) -> None:
 
 
 def write_by_torch(net: Net, path: Path) -> None:
-    """Write by a tensor that shares the memory."""
+    """Write through a tensor that shares the memory."""
     torch = pytest.importorskip("torch")
     torch.from_numpy(net.table.data).mul_(3)
 
@@ -74,7 +72,7 @@ def cast(net: Net, path: Path) -> None:
 
 
 def test_runs_read_the_numbers_as_they_are(tmp_path: Path) -> None:
-    """After every way to change them, also through an array, a view or a buffer that was kept."""
+    """After every kind of change, also through an array, view or buffer that was kept."""
     net = Net()
     loss = ab.batched(net.loss, backend=Cpu(poison=True))
     graphs = loss.record_all([0, 1, 2, 3])
@@ -98,19 +96,18 @@ def test_runs_read_the_numbers_as_they_are(tmp_path: Path) -> None:
 
 
 class Turned(ab.Module):
-    """A matrix that is transposed and reshaped, which no view of it is."""
+    """A matrix that is transposed and reshaped, which no view can represent."""
 
     def __init__(self) -> None:
         self.w = ab.Parameter(np.arange(16.0).reshape(4, 4) / 16)
 
     @ab.cell
     def step(self, x: Any) -> Any:
-        """Read a row of a part of it, and multiply by it."""
+        """Look up a row in a part of it, and multiply by it."""
         turned = ab.reshape(ab.transpose(self.w), (16,))
         return ab.sum(ab.tanh(turned[1:5] * x) + ab.reshape(turned, (4, 4)) @ x)
 
     def loss(self, x: float) -> Any:
-        """A number."""
         return self.step(np.full(4, x))
 
 
@@ -144,7 +141,7 @@ def test_a_version_says_whether_numbers_may_have_changed() -> None:
 
 @pytest.mark.slow
 def test_whoever_keeps_an_array_may_write_at_any_time() -> None:
-    """Also by a view of a view; once all are gone, the version settles."""
+    """Also through a view of a view. Once all references are gone, the version settles."""
     parameter = ab.Parameter(np.zeros((2, 3, 2)))
     for keep in (lambda a: a, lambda a: a[0].T[:, 1:], lambda a: memoryview(a[1]), lambda a: a.reshape(-1)[3:]):
         kept: Any = keep(parameter.data)
