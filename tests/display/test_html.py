@@ -1,4 +1,4 @@
-"""What objects show in a notebook: well-formed HTML without scripts that says what they print, and escapes it."""
+"""Test what objects show in a notebook: well-formed HTML without scripts, with escaped content."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ STRANGE = "<b>&\"'</b>"
 
 
 def parse(html: str) -> ET.Element:
-    """The elements of well-formed HTML."""
+    """Parse well-formed HTML."""
     return ET.fromstring(f"<div>{html}</div>")
 
 
 def shown(thing: Any) -> ET.Element:
-    """The elements that a notebook shows of a thing; nothing in them can run, or is fetched."""
+    """Return a thing's elements, after checking that nothing can run or be fetched."""
     root = parse(thing._repr_html_())
     assert {element.tag.removeprefix(SVG) for element in root.iter()}.isdisjoint({"script", "style", "img", "link"})
     return root
 
 
 def words(root: ET.Element) -> set[str]:
-    """All words of the text of elements."""
+    """Return all words in the text of elements."""
     return set(" ".join(root.itertext()).split())
 
 
 def in_picture(root: ET.Element, tag: str) -> list[ET.Element]:
-    """The elements of a kind in the pictures."""
+    """Return the elements with a tag in the pictures."""
     return list(root.iter(SVG + tag))
 
 
 def letters(*sizes: int) -> Schedule:
-    """A schedule of batches of these sizes, of types 0 and 1 in turn."""
+    """Return a schedule of batches with these sizes, of alternating types 0 and 1."""
     types = np.arange(len(sizes), dtype=np.int32) % 2
     return Schedule(types, np.cumsum([0, *sizes]).astype(np.int32), np.arange(sum(sizes), dtype=np.int32))
 
@@ -126,7 +126,7 @@ def test_a_rule_shows_its_weights() -> None:
 
 
 def learned() -> Fsm:
-    """A machine that has learned a few trees."""
+    """Return a machine that has learned a few trees."""
     return learn([merge_graphs([random_tree(seed) for seed in range(6)])], episodes=60)
 
 

@@ -1,4 +1,4 @@
-"""Progress in a notebook: one output that is replaced a few times per second, and holds the last line in the end."""
+"""Test progress in a notebook: one output that is replaced a few times per second and keeps the last line."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from helpers.checkers.refusals import Model
 
 
 class Outputs:
-    """A notebook's outputs: for each, what it showed one after the other."""
+    """A notebook's outputs, with everything that each showed over time."""
 
     def __init__(self) -> None:
         self.shown: list[list[dict[str, str]]] = []
 
     def display(self, data: dict[str, str], raw: bool, display_id: bool) -> Any:
-        """Make an output."""
+        """Create an output."""
         assert raw
         assert display_id
         self.shown.append([data])
         return SimpleNamespace(update=lambda data, raw: self.shown[-1].append(data))
 
     def lines(self, number: int = 0) -> list[str]:
-        """What an output showed as text."""
+        """Return what an output showed as text."""
         return [data["text/plain"] for data in self.shown[number]]
 
 
 @pytest.fixture
 def outputs(monkeypatch: pytest.MonkeyPatch) -> Outputs:
-    """Those of a notebook, in whose kernel the test seems to run."""
+    """Pretend that the test runs in a notebook's kernel; return its outputs."""
     found = Outputs()
     interactive, shows = ModuleType("IPython"), ModuleType("IPython.display")
     interactive.get_ipython = lambda: SimpleNamespace(kernel=object())  # type: ignore[attr-defined]
@@ -55,7 +55,7 @@ def test_recording_is_one_output(outputs: Outputs, model: Model, capfd: pytest.C
 
 def test_it_changes_a_few_times_per_second(outputs: Outputs, monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter(range(1000))
-    monkeypatch.setattr(progress, "monotonic", lambda: next(times) / 100)  # 100 items a second
+    monkeypatch.setattr(progress, "monotonic", lambda: next(times) / 100)  # 100 items per second
     assert list(progress.track(range(400), "counting", 400)) == list(range(400))
     assert 10 < len(outputs.lines()) < 30
 

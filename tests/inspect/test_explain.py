@@ -1,4 +1,4 @@
-"""Reports: what ran together, how far from the bound, and which types ran one node at a time, and why."""
+"""Test reports: what ran together, the distance to the bound, and which types ran one node at a time, and why."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_depth_pays_for_sums_at_different_depths() -> None:
 
 
 def test_a_report_says_what_compaction_would_leave() -> None:
-    """depth runs the two sums apart; one batch of sums, after the last step, would do."""
+    """depth runs the two sums separately; one batch of sums after the last step would be enough."""
     report = explain("chain", [2, 1], policy="depth")
     assert (report.batches, report.compacted, report.lower_bound, report.gap) == (5, 4, 4, 0.25)
     assert not report.optimal
@@ -103,7 +103,7 @@ def test_a_report_says_what_compaction_would_leave() -> None:
 
 @pytest.mark.parametrize(("bound", "fewest"), [("chain", 3), pytest.param("pairs", 4, marks=pytest.mark.slow)])
 def test_the_better_bound_proves_what_that_of_chains_cannot(bound: str, fewest: int) -> None:
-    """one -> double -> halve and one -> halve -> double: a type has to run twice, though no path has one twice."""
+    """one -> double -> halve and one -> halve -> double: one type must run twice, though no path contains it twice."""
     report = ab.batched(two_ways).explain([0, 1], bound=bound)
     assert (report.batches, report.lower_bound, report.bound_kind) == (4, fewest, bound)
     assert report.optimal == (fewest == 4)
@@ -211,7 +211,7 @@ def test_the_last_call_has_the_counts_of_the_report() -> None:
 
 @ab.cell
 def plain(x: Any, **more: Any) -> Any:
-    """Takes anything, and returns its first argument."""
+    """Return the first argument."""
     return 2.0 * x
 
 

@@ -1,4 +1,4 @@
-"""The source lines that record single ops outside of cells, as `explain` names them."""
+"""Test the source lines that record single ops outside cells, as named by `explain`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def of_rounds(x: Any) -> Any:
 
 
 def lines_of(function: Callable[[Any], Any], n: int) -> dict[int, tuple[int, tuple[str, ...]]]:
-    """By line, counted from that of the function, the nodes and ops of a mini-batch of n instances."""
+    """Return nodes and ops by line, relative to the function, for a mini-batch of n instances."""
     report = ab.batched(function, backend="reference").explain([np.ones(3) + k for k in range(n)])
     first = function.__code__.co_firstlineno
     assert {found.line.file for found in report.lines} <= {__file__}

@@ -1,4 +1,4 @@
-"""What functions over mini-batches and their reports print."""
+"""Test what batched functions and their reports print."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def own_loss(model: Model, x: int) -> Any:
 
 
 class Callable:
-    """An object that is called."""
+    """A callable object."""
 
     def __call__(self, x: int) -> int:
         return x

@@ -1,4 +1,4 @@
-"""Profiles: every batch has its time, rows and bytes, spans nest, and nothing is noted outside of profiles."""
+"""Test profiles: every batch has its time, rows and bytes, spans nest, and nothing is noted outside profiles."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SLACK_US = 1e-3  # times in a trace are rounded to this
 
 
 class Sums(ab.Module):
-    """A word's vector, its share in a sum of all words, and a loss."""
+    """Word vectors, their part of a sum over all words, and a loss."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
@@ -177,7 +177,7 @@ def test_types_that_differ_only_in_shape_have_one_row() -> None:
 
 
 def test_profiles_of_functions_that_share_a_backend() -> None:
-    """One inside the other, with the backend of the outer one swapped meanwhile: each notes its own batches."""
+    """One inside the other, while the outer one's backend is swapped: each notes its own batches."""
     backend, other = Reference(), Reference()
     one, two = (ab.batched(Sums().loss, backend=backend) for _ in range(2))
     with one.profile() as outer:

@@ -81,9 +81,8 @@ def spread_bytes(plan: Plan, cells: PlannedTypes, itemsize: int) -> int:
 def test_nothing_is_copied_inside_the_seven_cells() -> None:
     """The bytes that the backend moves, forward and backward, are exactly those between cells.
 
-    Besides, `sum`, which adds up the squares, spreads its gradient to a port: a copy outside these cells. And the
-    kernel
-    of an MV-RNN computes products in its row of scratch memory and copies them into their join.
+    There are two exceptions. `sum`, which adds up the squares, spreads its gradient to a port, outside these cells. And
+    the kernel of an MV-RNN computes products in its row of scratch memory and copies them into their join.
     """
     for name in SEVEN:
         model = OneCell(SEVEN[name].body).astype("float64")

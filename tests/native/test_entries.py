@@ -106,8 +106,7 @@ def test_nothing_is_kept_of_what_is_given(name: str, is_wrong: bool) -> None:
     """Makes valid calls, and calls that fail late because the last argument, or its last part, is invalid.
 
     NumPy keeps some freed blocks of up to 1,024 bytes, so traced memory may grow by a few of them. One leaked object
-    per
-    call would be at least 16 bytes.
+    per call would be at least 16 bytes.
     """
     args = copied(examples(0)[name][0])
     if is_wrong:

@@ -1,4 +1,4 @@
-"""Mini-batches that need more bytes than they may run in parts, with the results of the whole; buffers grow seldom."""
+"""Test that mini-batches above the memory limit run in parts with equal results, and that buffers rarely grow."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ class Chains(ab.Module):
 
 
 def watched(extra_bytes: Callable[[Plan, Options], int] = lambda plan, options: 0) -> NotingBackend:
-    """The reference backend on a buffer of NaN, noting what it runs."""
+    """Return the reference backend on a buffer of NaN, noting what it runs."""
     return NotingBackend(Reference(poison=True), extra_bytes=extra_bytes)
 
 
 def ran_bytes(loss: ab.Batched) -> list[int]:
-    """The bytes of the values of each plan that a watched backend has run."""
+    """Return the bytes of the values in each plan that a watched backend has run."""
     return [ran.inner.n_bytes for ran in loss.backend.ran]  # type: ignore[attr-defined]
 
 
@@ -87,7 +87,7 @@ def draw_chains(n: int, seed: int, longest: int = 12) -> list[list[int]]:
 
 
 def pair(function: Callable[[Chains], Any], **options: Any) -> tuple[ab.Batched, ab.Batched]:
-    """A function batched without limit and, on a backend of its own, with one to be set."""
+    """Return a function batched without a limit, and with its own backend and a limit that tests set."""
     model = Chains().astype("float64")
     return tuple(ab.batched(function(model), backend=watched(), **options) for _ in range(2))  # type: ignore[return-value]
 
@@ -102,7 +102,7 @@ def planned(loss: ab.Batched) -> int:
 
 
 def assert_within(loss: ab.Batched, whole: ab.Batched) -> None:
-    """The last call ran in parts, each planned and held within the budget, and ran the same nodes."""
+    """Check that the last call ran in parts within the budget, with the same nodes."""
     assert loss.last is not None
     assert whole.last is not None
     assert loss.max_bytes is not None
@@ -149,7 +149,7 @@ def test_losses_and_gradients_are_those_of_the_whole(share: float) -> None:
 
 
 def check_gradients(reduce: str, share: float) -> None:
-    """Twice, so that the masks of the second step are compared too; the table's gradients are rows."""
+    """Compare gradients for two steps, so that the second step's masks count; the table's gradients are rows."""
     whole, parts = pair(lambda m: m.loss_and_aux)
     chains = draw_chains(24, seed=2)
     for step in range(2):
@@ -360,12 +360,12 @@ def test_of_several_that_do_not_fit_the_largest_is_named(training: bool) -> None
 
 
 def row_scratch(plan: Plan, options: Options) -> int:
-    """A hundred elements for each row of the largest batch."""
+    """Return the bytes of a hundred elements for each row of the largest batch."""
     return 100 * int(np.diff(plan.schedule.batch_ptr).max()) * options.dtype.itemsize
 
 
 def test_scratch_memory_counts() -> None:
-    """The norms of all states are one batch; a part has fewer rows in it, and takes less."""
+    """The norms of all states are one batch. It has fewer rows in a part, which therefore needs less."""
     model = Chains().astype("float64")
     whole, parts = (ab.batched(model.loss, backend=backend) for backend in (watched(), watched(row_scratch)))
     chains = [[1, 2, 3]] * 24
@@ -382,7 +382,7 @@ def test_scratch_memory_counts() -> None:
 
 @pytest.mark.parametrize("training", [True, False])
 def test_the_cpu_backend_holds_no_more_than_it_may(training: bool) -> None:
-    """Values and scratch memory, rows of hoisted steps included, under limits that fall and rise again."""
+    """Values and scratch memory, including rows of hoisted steps, under limits that fall and rise again."""
     model, instances = draw_lattices_case(0, 16, 4)
     whole, parts = (ab.batched(model.loss, backend=Cpu(poison=True)) for _ in range(2))
     losses = (whole.value_and_grad if training else whole)(instances)
@@ -428,7 +428,7 @@ def test_graphs_of_several_instances_are_cut_between_these() -> None:
 
 @pytest.mark.slow
 def test_the_buffer_grows_seldom_and_holds_what_is_said() -> None:
-    """One to 100 chains, one more each time: at most a growth per quarter more; then in any order, none."""
+    """From 1 to 100 chains, one more each time, it grows at most once per 25%; then, in any order, never."""
     loss = ab.batched(Chains().loss, backend=Reference())
     graphs = loss.record_all([[1]] * 100)
     sizes, grown = [], 0
@@ -473,7 +473,7 @@ def test_the_buffer_does_not_grow_beyond_the_budget_and_shrinks_to_it() -> None:
 
     sizes = {n: run(n, None) and planned(loss) for n in (40, 30, 10, 20)}
     limit = sizes[40] - 4
-    assert run(20, limit) == (1, 1, limit)  # what is held is more: made anew, as large as may be
+    assert run(20, limit) == (1, 1, limit)  # more is held: replaced, as large as allowed
     assert run(30, limit) == (1, 0, limit)
     assert run(40, limit) == (2, 0, limit)
     assert run(40, None) == (1, 1, max(sizes[40], limit // 4 * 5 // 4 * 4))

@@ -1,4 +1,4 @@
-"""One call of the core rewrites, schedules and places a graph and makes its tables, as its stages do."""
+"""Test that one call of the core rewrites, schedules and places a graph and makes its tables as the stages do."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_it_does_what_the_stages_do(seeds: range) -> None:
 
 
 def test_it_makes_the_tables_of_the_backend() -> None:
-    """Where all types of the plan were met before; the addresses are those of the arrays of the plan."""
+    """If all types of the plan were known before. Addresses are those of the plan's arrays."""
     n_made = 0
     for seed in range(40):
         rng = np.random.default_rng(seed)
@@ -130,12 +130,12 @@ def test_the_core_makes_no_tables_of_a_type_whose_lowering_was_interrupted() -> 
 
 
 def found_at(name: str) -> int:
-    """The position of a part among those that the core makes."""
+    """Return the position of a part among those that the core makes."""
     return [field.name for field in fields(PlanTables)].index(name) - 2
 
 
 def tiles_at(cells: PlannedTypes) -> slice:
-    """The addresses of tiles, which are made anew each time."""
+    """Return the slice of the tiles' addresses, which change each time."""
     return slice(N_DESTINATIONS, N_DESTINATIONS + len(cells.cells))
 
 
@@ -198,7 +198,7 @@ class FirstReady(FrontierPolicy):
 
 
 class OwnPlanner:
-    """A user's planner, which has the built-in one do all."""
+    """A user's planner that delegates everything to the built-in one."""
 
     def __init__(self) -> None:
         self.planner = MemoryPlanner()

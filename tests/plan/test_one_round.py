@@ -1,4 +1,4 @@
-"""One call of the core chooses what a round runs, emits its graph and plans it, as its stages do."""
+"""Test that one call of the core chooses a round's nodes, emits their graph and plans it as the stages do."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def assert_same_parts(found: Any, expected: Any) -> None:
 
 
 class Comparing:
-    """Plans rounds in one call and in stages, and compares what they give and what they change.
+    """Plans rounds in one call and in stages, and compares the results and changes of state.
 
     Attributes:
-        n_planned, n_idle, n_untyped, n_last: the rounds that were planned, had nothing to run, read values that had no
-            type of sources yet, and gave results.
+        n_planned, n_idle, n_untyped, n_last: number of rounds that were planned, had nothing to run, read values for
+            which no type of sources existed yet, and returned results.
     """
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ def test_it_does_what_the_stages_do() -> None:
 
 @pytest.mark.parametrize(("policy", "n_calls", "n_emitted"), [("score", 5, (1, 0)), ("unbatched", 0, (5, 5))])
 def test_a_round_is_one_call_where_python_has_no_part(policy: str, n_calls: int, n_emitted: tuple[int, ...]) -> None:
-    """Python emits the first round that reads a kept value, for which it has to make a type; later calls know it."""
+    """Python emits the first round that reads a kept value, because it must create a type. Later calls know it."""
     run = ab.batched(Model().loop, backend="reference", policy=policy)
     for expected in n_emitted:
         with (

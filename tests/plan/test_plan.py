@@ -1,4 +1,4 @@
-"""Plans: every value where its readers look for it, and a checker that notices when it is not."""
+"""Test plans: every value is where its readers look for it, and a checker notices if it is not."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ EVERY_POLICY = [*policies.names(), "score+backward", "score+both+compact", "crit
 
 @pytest.mark.parametrize("training", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_plans_of_random_programs_pass_the_checker_under_every_policy(training: bool) -> None:
-    """Random cells over random graphs, with sums folded: many ports read sums, some of one value several times."""
+    """Random cells over random graphs with folded sums: many ports read sums, some of one value several times."""
     n_added = dict.fromkeys(EVERY_POLICY, 0)
     for seed in range(8):
         rng = np.random.default_rng(seed)
@@ -111,26 +111,26 @@ def test_inference_has_no_gradients_and_keeps_nothing() -> None:
 
 
 def test_a_port_that_the_body_does_not_use_has_no_place() -> None:
-    """`join` reads one value of each pair, so half of what the pairs hold is never written for it."""
+    """`join` reads one value of each pair, so half of the pairs' values are never written for it."""
     _, planned = make_plan()
     join = next(cell for cell in planned.cells if cell.type.name == "join")
     assert join.layout.input_width == (8,)
 
 
 def other(values: Any, at: int, value: Any) -> Any:
-    """A copy with another number in one place."""
+    """Return a copy with another number at one place."""
     changed = values.copy()
     changed[at] = value
     return changed
 
 
 def reversed_data(plan: Plan) -> Any:
-    """The int attributes of a plan, with the rows of each block in the opposite order."""
+    """Return the int attributes of a plan, with the rows of each block reversed."""
     return np.concatenate([plan.int_data[block][::-1].ravel() for block in range(plan.block_rows.size)])
 
 
 def lengthened(plan: Plan) -> Any:
-    """The segments of a plan with the first one of each group longer."""
+    """Return the segments of a plan, with the first one of each group lengthened."""
     segments = plan.segments.copy()
     for first, end in zip(plan.segment_base[:-1].tolist(), plan.segment_base[1:].tolist(), strict=True):
         segments[first + 1 : end - 1] += 1
@@ -163,7 +163,7 @@ def test_the_checker_refuses_a_corrupted_plan() -> None:
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("start", range(5))
 def test_the_checker_refuses_any_wrong_number(start: int) -> None:
-    """One place, row and pointer of a random plan changed to something else."""
+    """Changes one place, row and pointer of a random plan."""
     for seed in range(start, 20, 5):
         rng = np.random.default_rng(seed)
         model = draw_model(rng, smooth=True)
@@ -177,7 +177,7 @@ def test_the_checker_refuses_any_wrong_number(start: int) -> None:
 
 
 class Foreign:
-    """A user's planner: does anything at all to the plan of the built-in one."""
+    """A user's planner that changes the plan of the built-in one."""
 
     def __init__(self, change: Callable[[Plan], Any]) -> None:
         self.change = change
@@ -223,7 +223,7 @@ def test_runs_take_what_a_users_planner_gets_right() -> None:
 
 
 def test_a_buffer_of_more_than_two_thousand_million_elements_has_long_destinations() -> None:
-    """Only planned: 40 sums of a value of 2**26 elements."""
+    """Only the plan is made, for 40 sums of a value with 2**26 elements."""
 
     @ab.cell
     def large(x: Any) -> Any:

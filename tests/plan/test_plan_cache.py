@@ -1,4 +1,4 @@
-"""Plans that are kept: what a mini-batch that comes again skips, what makes it another one, and that no bit changes."""
+"""Test cached plans: what a repeated mini-batch skips, what counts as repeated, and that results are bit-identical."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ V = 20
 
 
 class Chains(ab.Module):
-    """A chain over words: a state, updated with what is read of each; with dropout where it is asked for."""
+    """A chain over words whose state is updated with each word, with optional dropout."""
 
     def __init__(self, rate: float = 0.0) -> None:
         rng = np.random.default_rng(0)
@@ -98,12 +98,12 @@ def draw_words(n: int, seed: int) -> list[tuple[int, ...]]:
 
 
 def anew(graphs: list[Graph]) -> list[Graph]:
-    """Other objects that hold the same, and nothing remembered."""
+    """Copy graphs without anything remembered about them."""
     return [Graph(g.words.copy(), g.floats.copy(), g.types, g.structures, g.keys.copy()) for g in graphs]
 
 
 def run(loss: ab.Batched, graphs: list[Graph]) -> list[Any]:
-    """Losses, value and gradients."""
+    """Return losses, value and gradients."""
     losses = loss(graphs)
     value, grads = loss.value_and_grad(graphs)
     return [losses, value, *(np.array(g) for g in grads.values())]
@@ -146,7 +146,7 @@ def refuse(*_: Any) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("start", range(4))
 def test_results_are_those_without_a_cache_bit_for_bit(start: int) -> None:
-    """Random programs, mini-batches drawn again and again from a few, a cache that is too small for them."""
+    """Random programs, and mini-batches drawn repeatedly from a few, with a cache that is too small for them."""
     for seed in range(start, 8, 4):
         rng = np.random.default_rng(seed)
         model = draw_model(rng, smooth=True).astype("float64")
@@ -179,7 +179,7 @@ def freeze(loss: ab.Batched) -> None:
 
 
 class Revised:
-    """A user's policy that may say that its schedules have changed."""
+    """A user's policy that may report changed schedules."""
 
     name, revision = "revised", 0
 
@@ -320,7 +320,7 @@ def test_digests_tell_contents_apart() -> None:
 
 
 def test_a_policy_that_learns_in_use_decides_as_without_a_cache() -> None:
-    """The plan of a mini-batch that taught something is not used again; later ones are."""
+    """The plan of a mini-batch that taught something is not reused; later plans are."""
     model = draw_model(np.random.default_rng(5), smooth=True)
     instances = draw_instances(np.random.default_rng(6), model, n=8)
     outcomes = []
@@ -347,7 +347,7 @@ def test_only_numbers_of_plans_are_taken() -> None:
 
 
 def test_a_cache_against_a_list() -> None:
-    """Random keys against the definition: the last N different ones that were asked for."""
+    """Random keys, compared with a list of the last N distinct ones."""
     rng = np.random.default_rng(0)
     cache, recent, n_hits = PlanCache(3), list[int](), 0
     plan, policy = Planned(None, (), 0), policies.get("score")  # type: ignore[arg-type]

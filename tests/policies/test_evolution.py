@@ -45,8 +45,7 @@ SHORT = Evolution(generations=8, population=8)
 def make_trap(n_chain: int = 3, n_tails: int = 9, tail: int = 4) -> Dag:
     """Make one chain a → a → a → b, and nine chains b → c → c → c → c.
 
-    Nine of ten b are ready and have more nodes ahead of them than a. But only a is critical, and b is needed again
-    later.
+    Nine of ten b are ready and have more nodes ahead of them than a. But only a is critical, and b is needed again.
     """
     sketch = Sketch(3)
     last = sketch.add(0)

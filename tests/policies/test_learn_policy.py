@@ -128,7 +128,7 @@ def test_a_saved_policy_does_the_same_in_another_model(setting: Setting, tmp_pat
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_policy_for_another_model_is_refused(case: Case, tmp_path: Path) -> None:
-    """A policy for trees shares only the sum with lattices and sentences; trees get a policy for lattices.
+    """Lattices and sentences get a policy for trees, which shares only the sum; trees get a policy for lattices.
 
     Models of trees share cells, and therefore policies.
     """

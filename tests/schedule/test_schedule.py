@@ -1,3 +1,5 @@
+"""Test schedules, their checker, frontier policies and the lower bound."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -19,7 +21,7 @@ SEEDS = range(20)
 
 
 def by_hand(*batches: tuple[int, list[int]]) -> Schedule:
-    """A schedule of (type, nodes) pairs."""
+    """Make a schedule of (type, nodes) pairs."""
     sizes = [len(nodes) for _, nodes in batches]
     return Schedule(
         np.array([kind for kind, _ in batches], np.int32),
@@ -29,7 +31,7 @@ def by_hand(*batches: tuple[int, list[int]]) -> Schedule:
 
 
 def paths_from(graph: Graph, node: int) -> Iterator[list[int]]:
-    """Every path that starts at a node, as the types along it."""
+    """Yield the types along every path from a node."""
     kind = int(graph.type_id[node])
     yield [kind]
     for reader in range(node + 1, graph.n_nodes):
@@ -39,7 +41,7 @@ def paths_from(graph: Graph, node: int) -> Iterator[list[int]]:
 
 
 def fewest_batches(graph: Graph) -> int:
-    """The optimum, by breadth-first search over all sets of nodes that can have run."""
+    """Return the optimum, by breadth-first search over all sets of executed nodes."""
     inputs = [set(graph.inputs_of(node)) for node in range(graph.n_nodes)]
     reached, n_batches = {frozenset[int]()}, 0
     while frozenset(range(graph.n_nodes)) not in reached:
@@ -53,7 +55,7 @@ def fewest_batches(graph: Graph) -> int:
 
 
 class Alternating(FrontierPolicy):
-    """The ready types in turn."""
+    """Chooses the ready types in turn."""
 
     name = "alternating"
 
@@ -66,7 +68,7 @@ class Alternating(FrontierPolicy):
 
 
 class Stubborn(FrontierPolicy):
-    """Always the same answer."""
+    """Always returns the same answer."""
 
     name = "stubborn"
 
@@ -100,7 +102,7 @@ class TestSchedule:
 
 
 class TestCheckSchedule:
-    """On two instances of a -> b -> a: nodes 0 1 2 and 3 4 5."""
+    """For two instances of a -> b -> a: nodes 0 1 2 and 3 4 5."""
 
     graph = merge_graphs([chain("a", "b", "a")] * 2)
     rule = "a batch holds ready, unrun nodes of one type."

@@ -1,4 +1,4 @@
-"""Dags, and simulations of schedules, against the definitions, after every batch."""
+"""Test DAGs and simulations of schedules against their definitions, after every batch."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ SEEDS = range(20)
 
 
 def edges(dag: Dag) -> list[tuple[int, int]]:
-    """(source, reader), as often as there are such edges."""
+    """Return (source, reader) pairs, with repeated edges."""
     return [(int(s), n) for n in range(dag.type_id.size) for s in dag.edge_src[dag.edge_ptr[n] : dag.edge_ptr[n + 1]]]
 
 
 def paths(dag: Dag, node: int) -> Iterator[list[int]]:
-    """Every path that starts at a node."""
+    """Yield every path from a node."""
     yield [node]
     for reader in {reader for source, reader in edges(dag) if source == node}:
         for path in paths(dag, reader):
@@ -32,7 +32,7 @@ def paths(dag: Dag, node: int) -> Iterator[list[int]]:
 
 
 def most_ahead(dag: Dag, node: int) -> list[int]:
-    """The most nodes of each type on a path from a node."""
+    """Return the most nodes of each type on a path from a node."""
     return [max(sum(dag.type_id[n] == kind for n in path) for path in paths(dag, node)) for kind in range(dag.n_types)]
 
 
@@ -65,7 +65,7 @@ class TestDag:
 
 
 class TestSimulation:
-    """Frontiers and chains are checked by the features that a network reads, in `tests/policies/test_deep.py`."""
+    """`tests/policies/test_deep.py` checks frontiers and chains, through the features that a network reads."""
 
     @each("seed", SEEDS)
     def test_a_step_runs_all_that_is_ready_of_a_type(self, seed: int) -> None:

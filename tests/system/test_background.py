@@ -1,4 +1,4 @@
-"""The thread that compiles: its order, errors, how long others wait for it, forks, and the end of the process."""
+"""Test the compiling thread: its order, errors, the time others wait for it, forks, and the end of the process."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has
 
 @pytest.fixture
 def gate() -> threading.Event:
-    """What a job of the thread waits for, so that those after it wait too."""
+    """Submit a job that waits for an event, so that later jobs wait too; return the event."""
     opened = threading.Event()
     submit(Job(opened.wait))
     return opened
 
 
 def asked(run: Any) -> Job[Any]:
-    """A job that was asked for."""
+    """Submit a job and return it."""
     job = Job(run)
     submit(job)
     return job
@@ -70,7 +70,7 @@ def test_an_error_is_raised_where_the_result_is_asked_for() -> None:
 def test_a_wait_ends_some_time_after_the_job_was_asked_for(gate: threading.Event) -> None:
     job = asked(lambda: None)
     assert not job.wait(0.05)
-    job.asked -= 10.0  # waiting begins again with no call
+    job.asked -= 10.0  # no call starts the waiting time again
     assert not job.wait(9.0)
     gate.set()
     assert job.wait(inf)
@@ -134,7 +134,7 @@ def test_the_end_of_a_failed_compilation_is_told_too() -> None:
 
 @needs_fork
 def test_a_fork_does_what_is_left_by_itself() -> None:
-    """The fork waits for the job that is being done, and the child does the others."""
+    """The fork waits for the running job, and the child runs the others."""
     began, opened = threading.Event(), threading.Event()
 
     def first() -> int:

@@ -1,4 +1,4 @@
-"""The user's cache: where it is, what becomes of damaged entries, and that processes do not harm each other."""
+"""Test the user's cache: its location, damaged entries, and concurrent processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIGNATURE = "0123456789abcdef"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of its own."""
+    """Use an empty cache folder."""
     monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -111,7 +111,7 @@ def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("seed", range(3))
 def test_any_bit_that_flips_is_found(folder: Path, seed: int) -> None:
-    """Only such as leave the meaning as it was, in white space, may pass."""
+    """Only flips in white space, which change no meaning, may pass."""
     path = keep(0.65625)
     assert path is not None
     written, rng = path.read_bytes(), np.random.default_rng(seed)
@@ -140,7 +140,7 @@ for _ in range(25):
 
 
 def test_processes_that_write_and_read_one_entry_see_whole_files(folder: Path) -> None:
-    """Four processes write 25 times each and read after each time; a torn file would end one with a warning."""
+    """Four processes write 25 times each and read after each time. A torn file would end one with a warning."""
     writers = [
         subprocess.Popen([sys.executable, "-c", WRITER, str(k), SIGNATURE], stdout=subprocess.PIPE, text=True)
         for k in range(4)
@@ -198,7 +198,7 @@ def test_machine_code_that_was_not_used_for_longest_is_deleted(folder: Path, mon
     for number in range(5):
         keep_code("kernels", str(number), bytes(100))
         os.utime(folder / "kernels" / f"{number}.o", (number, number))
-    assert find_code("kernels", "0") == bytes(100)  # was used now
+    assert find_code("kernels", "0") == bytes(100)  # was just used
     keep_code("kernels", "5", bytes(100))
     assert sorted(path.stem for path in folder.rglob("*.o")) == ["0", "2", "3", "4", "5"]
     keep_code("kernels", "large", bytes(1000))

@@ -1,4 +1,4 @@
-"""JSON of any depth is parsed and written as Python's `json` does with what it can."""
+"""Test that JSON of any depth is parsed and written like Python's `json` does where it can."""
 
 from __future__ import annotations
 

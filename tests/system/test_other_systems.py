@@ -1,4 +1,4 @@
-"""Windows and macOS, on which no test runs, by pretending; `docs/limits.md` lists these tests."""
+"""Test Windows and macOS by simulation, because no test runs there; `docs/limits.md` lists these tests."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ SOURCES = {path: path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rgl
 OPENING = re.compile(r"\b(?:read_text|write_text|open)\(")
 BY_HAND = re.compile(r"\.(?:r?split|r?partition|removeprefix)\(\"(?:/|\\\\)")
 
-# What Windows lacks is taken away before autobatch is imported, and NumPy's library is one that nobody finds, as is
-# Accelerate: then a model is trained and stored as ever.
+# Functions that Windows lacks are removed before autobatch is imported, and neither NumPy's library nor Accelerate is
+# found. Then a model is trained and saved as usual.
 ELSEWHERE = """
 import os, signal, sys
 import numpy as np, llvmlite.binding, threadpoolctl
@@ -90,7 +90,7 @@ def test_a_model_trains_without_fork_locks_signals_and_a_library_that_is_known(t
 
 
 def test_a_text_file_is_read_and_written_as_utf_8_whatever_the_system_prefers() -> None:
-    """On Windows a text file is in the code page of the country unless its encoding is named."""
+    """On Windows, a text file uses the local code page unless its encoding is given."""
     unnamed = [
         f"{path.relative_to(ROOT)}:{call.lineno}"
         for path, text in SOURCES.items()
@@ -102,7 +102,7 @@ def test_a_text_file_is_read_and_written_as_utf_8_whatever_the_system_prefers() 
 
 
 def opens_text(call: ast.Call) -> bool:
-    """Whether a call opens a text file: by a method of paths, or by a function that is given no mode with a `b`."""
+    """Return whether a call opens a text file: a method of paths, or a function whose mode has no `b`."""
     function = call.func
     name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
     if name in ("read_text", "write_text"):
@@ -121,7 +121,7 @@ def test_no_path_is_taken_apart_by_slashes() -> None:
 
 @each("path", [r"C:\runs\tree.policy.json", r"\\server\runs\tree.policy.json", "runs\\tree.policy.json"])
 def test_paths_of_windows_are_paths(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of policies, which are given by name or path; here the folders of such a path are part of the file's name."""
+    """Policies are given by name or path. Here, the folders of such a path are part of the file's name."""
     monkeypatch.chdir(tmp_path)
     ab.policies.Score("both").save(path)
     assert ab.policies.get(path).name == ab.policies.get(f"{path} or depth").name == "score+both"
@@ -156,7 +156,7 @@ def test_workers_are_forks_on_linux_alone(
     """What spawned workers record is tested in `tests/trace/test_workers.py`."""
 
     class StartedError(Exception):
-        """Carries the method."""
+        """Carries the start method."""
 
     def start(method: str) -> None:
         raise StartedError(method)
@@ -171,7 +171,7 @@ def test_workers_are_forks_on_linux_alone(
 
 
 def test_a_library_without_a_pool_of_threads_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Accelerate chooses its threads itself; a block only says how many were granted."""
+    """Accelerate chooses its threads itself. A block only says how many were granted."""
     monkeypatch.setattr(threads, "_all_pools", list)
     with threads.limit_threads(1) as one:
         assert one == threads.threads_now() == 1

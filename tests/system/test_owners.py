@@ -1,4 +1,4 @@
-"""What others may have written is not used: whole folders, single files, and what is exchanged meanwhile."""
+"""Test that nothing that others may have written is used: folders, files, and files exchanged meanwhile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from autobatch.system.cache import cache_folder, find_entry, keep_entry
 from autobatch.system.owners import is_own, make_own, read_own
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owners on this system")
-OTHER = 65534  # nobody
+OTHER = 65534  # the user `nobody`
 AS_ROOT = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root gives files to others")
 
 
@@ -109,7 +109,7 @@ def test_links_count_as_what_they_lead_to(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_file_that_is_exchanged_after_it_was_opened_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file that was looked at is the one that is read."""
+    """The file that was checked is the one that is read."""
     own, planted, look = tmp_path / "own", tmp_path / "planted", os.fstat
     own.write_bytes(b"own")
     own.chmod(0o644)
@@ -181,4 +181,4 @@ def test_code_that_was_planted_is_not_run(what: str, tmp_path: Path) -> None:
     assert again.stdout == first.stdout
     assert not (tmp_path / "proof").exists()
     assert again.stderr.count("is ignored") == 1
-    assert run().stderr.count("is ignored") == 0  # they were made again
+    assert run().stderr.count("is ignored") == 0  # they were built again

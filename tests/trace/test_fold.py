@@ -300,7 +300,7 @@ def test_parents_give_the_children_in_order(kind: Any) -> None:
     trees = [children_in_order(draw_tree(rng, int(rng.integers(1, 20)), True, 0.0)) for _ in range(8)]
     arrays = [as_parents(tree) for tree in trees]
     assert np.array_equal(words_of(model.of_parents, model, arrays), words_of(model.plain, model, trees))
-    model.eval()  # masks would depend on the draws before
+    model.eval()  # masks would depend on earlier draws
     assert np.allclose([model.of_parents(x) for x in arrays], [model.plain(t) for t in trees], rtol=1e-12)
 
 

@@ -304,7 +304,6 @@ class Gate(Base):
 
     @ab.cell
     def join(self, x: Any, y: Any) -> Any:
-        """Join."""
         return self.W @ x + self.lin(y) if self.flag else self.W @ x
 
     def loss(self, x: Any) -> Any:
