@@ -18,7 +18,6 @@ N_SEEDS = 12
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use tiles of two rows."""
     monkeypatch.setattr(tiles, "TILE_BYTES", 0)
     monkeypatch.setattr(tiles, "LEAST_ROWS", 2)
 

@@ -35,12 +35,10 @@ def plan_cells(case: int, dim: int = 6) -> dict[str, PlannedCell]:
 
 
 def cells_of(batched: Any, instances: list[Any]) -> dict[str, PlannedCell]:
-    """Return the cells of a function."""
     return {cell.program.name: cell for cell in batched.prepare(instances, training=True).cells.cells}
 
 
 def kinds(stage: StageProgram) -> list[str]:
-    """Return the kind of each step."""
     return [{Kernel: "kernel", Product: "product", Interpreted: "alone"}[type(step)] for step in stage.steps]
 
 
@@ -163,7 +161,6 @@ print([one.what for one in compiled])
 
 
 def run_script(cache: str) -> list[str]:
-    """Run a small model in a subprocess."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", SCRIPT],
         env={**os.environ, "AUTOBATCH_CACHE": cache},

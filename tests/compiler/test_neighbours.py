@@ -121,7 +121,6 @@ def test_switched_off_is_said() -> None:
 
 
 def model_cells() -> Iterator[PlannedCell]:
-    """Yield the cells of the models."""
     for model in MODELS:
         workload = load_workload(model, None, dim=6, seed=0)
         graph = workload.batched("loss", "depth", "reference").merged(workload.first(4))
@@ -130,7 +129,6 @@ def model_cells() -> Iterator[PlannedCell]:
 
 
 def random_cells(seed: int) -> Iterator[PlannedCell]:
-    """Yield the cells of a random model."""
     rng = np.random.default_rng(seed)
     model = draw_model(rng, smooth=seed % 2 == 0)
     loss = ab.batched(model.everything)
@@ -153,7 +151,6 @@ def written(loop: Loop) -> dict[int, list[int]]:
 
 
 def assert_true(neighbours: Neighbours, apart: Apart) -> None:
-    """Check that a reason is true."""
     made, reads = (neighbours.statements[k] for k in apart[:2])
     here, there = neighbours.place[apart.maker], neighbours.place[apart.reader]
     reason, others = apart.reason, [neighbours.statements[k] for k in apart.others]

@@ -133,7 +133,6 @@ def test_cells_are_right(name: str, backend: str) -> None:
 
 
 def planned(name: str) -> PlannedCell:
-    """Return a cell, planned for training."""
     model = Cells()
     cell = getattr(model, name)
     batched = ab.batched(lambda pair: cell(model.leaf(pair[0]), model.leaf(pair[1])), module=model, backend="reference")

@@ -68,7 +68,6 @@ def takes_one(model: Any, cell: str) -> bool:
 
 
 def use(path: Path) -> None:
-    """Load a file and call its cells."""
     model = ab.load(path)
     if takes_one(model, "leaf") and takes_one(model, "join"):
         run = ab.batched(

@@ -145,7 +145,6 @@ class FakeModule:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> GpuDevice:
-    """Return a GPU backed by NumPy."""
     blas = SimpleNamespace(CUBLAS_OP_N=0, CUBLAS_OP_T=1, CUBLAS_GEMM_DEFAULT=-1, gemmEx=gemm_ex, **COMPUTES)
     attributes = {"MultiProcessorCount": 132, "MaxSharedMemoryPerBlockOptin": 232448}
     cupy: Any = ModuleType("cupy")

@@ -29,7 +29,6 @@ STRANGE = "<b>&\"'</b>"
 
 
 def parse(html: str) -> ET.Element:
-    """Parse well-formed HTML."""
     return ET.fromstring(f"<div>{html}</div>")
 
 
@@ -41,12 +40,10 @@ def shown(thing: Any) -> ET.Element:
 
 
 def words(root: ET.Element) -> set[str]:
-    """Return all words in the text of elements."""
     return set(" ".join(root.itertext()).split())
 
 
 def in_picture(root: ET.Element, tag: str) -> list[ET.Element]:
-    """Return the elements with a tag in the pictures."""
     return list(root.iter(SVG + tag))
 
 
@@ -126,7 +123,6 @@ def test_a_rule_shows_its_weights() -> None:
 
 
 def learned() -> Fsm:
-    """Return a machine that has learned a few trees."""
     return learn([merge_graphs([random_tree(seed) for seed in range(6)])], episodes=60)
 
 

@@ -20,14 +20,12 @@ class Outputs:
         self.shown: list[list[dict[str, str]]] = []
 
     def display(self, data: dict[str, str], raw: bool, display_id: bool) -> Any:
-        """Create an output."""
         assert raw
         assert display_id
         self.shown.append([data])
         return SimpleNamespace(update=lambda data, raw: self.shown[-1].append(data))
 
     def lines(self, number: int = 0) -> list[str]:
-        """Return what an output showed as text."""
         return [data["text/plain"] for data in self.shown[number]]
 
 

@@ -53,7 +53,6 @@ def several(shapes: Shapes, n: int) -> Any:
 
 
 def count_calls(function: Callable[..., Any], *args: Any) -> int:
-    """Count the calls of Python and C functions."""
     profile = cProfile.Profile()
     profile.enable()
     function(*args)

@@ -131,7 +131,6 @@ class Tables:
         self.settle(Chosen(self.last[:0], self.last[:0], Results(self.last[:0], self.last[:0], self.last[:0])))
 
     def renumber(self, of_value: IntArray) -> None:
-        """Apply new numbers of values."""
         self.kept.renumber(of_value)
         self.values = {place: int(of_value[v]) for place, v in self.values.items()}
 
@@ -387,7 +386,6 @@ def check_whole(plain: Plain, growing: GrowingGraph, output_slots: OutputSlots) 
 
 
 def results_of(plain: Plain) -> tuple[Results, list[int]]:
-    """Return the results of each instance."""
     owners = [plain.nodes[plain.values[v][0]].owner for v in plain.held]
     own = [[v for v, owner in zip(plain.held, owners, strict=True) if owner == i] for i in range(N_INSTANCES)]
     values = [v for some in own for v in some]

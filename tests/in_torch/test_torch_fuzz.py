@@ -148,7 +148,6 @@ def test_programs_whose_numbers_depend_on_rounding_are_told_apart() -> None:
 
 
 def ran(text: str) -> World:
-    """Return a world in which torch has run a program."""
     world = World()
     run(text, world)
     return world

@@ -86,7 +86,6 @@ class OfRoot(nn.Linear):
 
 
 def of_linear(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Restrict a global module hook to linear layers."""
     return lambda module, *args: hook(module, *args) if isinstance(module, nn.Linear) else None
 
 

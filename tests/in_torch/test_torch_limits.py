@@ -213,7 +213,6 @@ UNDECIDED = (
 
 
 def numbers_for(name: str) -> list[float]:
-    """Return the points at which a function is compared."""
     return [x for x in SPECIAL if x == x or name not in UNDECIDED]
 
 

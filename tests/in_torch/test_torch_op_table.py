@@ -53,13 +53,11 @@ def bad(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def refused(outcomes: Sequence[Outcome]) -> set[str]:
-    """Return the ops with a refused sample."""
     return {table()[outcome.op].name for outcome in outcomes if outcome.verdict == Verdict.REFUSED}
 
 
 @pytest.fixture(scope="module")
 def everything() -> list[Outcome]:
-    """Run all samples of all ops with `runs="auto"`."""
     return [*run(select([]), ["auto"], explained=True)]
 
 

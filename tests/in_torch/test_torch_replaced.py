@@ -92,7 +92,6 @@ def doubled(net: nn.Module) -> dict[str, Tensor]:
 
 
 def swap(net: Any) -> None:
-    """Swap the weights of two layers."""
     first, second = net.out.weight, net.layers[0].weight
     net.out.weight, net.layers[0].weight = second, first
 
@@ -113,7 +112,6 @@ def toggle(layer: nn.Module) -> None:
 
 
 def train_some(net: Any) -> None:
-    """Freeze all but one layer."""
     net.requires_grad_(False)
     net.named.requires_grad_(True)
 

@@ -32,7 +32,6 @@ def list_of(*elements: Key) -> Key:
 
 
 def trace(body: Callable[..., Any], *keys: Key, **named: Key) -> CellProgram:
-    """Trace a body called with such arguments."""
     arguments = {**{f"x{i}": key for i, key in enumerate(keys)}, **named}
     program, _ = Tracer("cell", NAMES).trace(lambda given: body(*given.values()), arguments)
     return program
@@ -163,7 +162,6 @@ def test_two_lists_are_tied() -> None:
 
 
 def find(program: CellProgram, name: str) -> int:
-    """Return the first instruction with an op of this name."""
     for i in program.instructions:
         source = program.vars[i].source
         if isinstance(source, Instruction) and source.op.name == name:

@@ -48,7 +48,6 @@ def trace(body: Callable[..., Any], **shapes: Any) -> CellProgram:
 
 
 def ops(program: CellProgram) -> list[str]:
-    """Return the names of the ops, in order."""
     sources = [program.vars[index].source for index in program.instructions]
     return [source.op.name for source in sources if isinstance(source, Instruction)]
 
@@ -192,7 +191,6 @@ def test_numbers_of_a_float32_model_are_rounded_once() -> None:
 
 
 def draw_programs(seed: int) -> list[CellProgram]:
-    """Return the programs of the cells that random instances call."""
     rng = np.random.default_rng(seed)
     model = draw_model(rng, smooth=seed % 2 == 0)
     loss = ab.batched(model.everything, policy="depth", rewrites=())
@@ -300,7 +298,6 @@ def test_a_gate_written_twice_is_one_product() -> None:
 
 
 def flat(tree: Any) -> list[Any]:
-    """Return the values in a structure."""
     if isinstance(tree, State):
         tree = (tree.h, tree.c)
     if isinstance(tree, dict):

@@ -157,7 +157,6 @@ class OverNothing(ab.Module):
         return ab.log_softmax(x, axis=0), others
 
     def loss(self, n: int) -> Any:
-        """Compute a loss of both."""
         logits, others = self.both([self.start] * n)
         return ab.sum(others) - ab.sum(logits * logits)
 

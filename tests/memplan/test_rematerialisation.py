@@ -247,7 +247,6 @@ def test_the_choice_is_the_cheapest_of_all(start: int) -> None:
 
 
 def derive(body: Callable[..., Any], width: int = 4, n_ports: int = 2) -> Derivative:
-    """Return the derivative of a cell of some vectors."""
     from autobatch.ir.arguments import Key
     from autobatch.trace.tracer import Tracer
 

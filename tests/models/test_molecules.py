@@ -185,7 +185,6 @@ def test_an_unwritten_bond_between_rings_is_single(text: str, single: list[tuple
 
 
 def are_joined(one: int, other: int, edges: list[tuple[int, int]]) -> bool:
-    """Return whether a path connects two nodes."""
     reached, grown = {one}, True
     while grown:
         more = {b for edge in edges for a, b in (edge, edge[::-1]) if a in reached} - reached

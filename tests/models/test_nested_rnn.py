@@ -48,7 +48,6 @@ def test_a_malformed_token_is_named(token: str) -> None:
 
 
 def test_walks_go_from_seat_to_seat() -> None:
-    """Checked step by step."""
     seats: set[str] = set()
     for walk in draw_moves(200, np.random.default_rng(2)):
         seat = 0

@@ -39,7 +39,6 @@ LATTICE = Lattice([0, 1, 2, 1], [[], [(0, 1)], [(1, 2), (0, 3)], [(2, 3)]])
 
 
 def nodes_of(graph: Graph) -> list[str]:
-    """Write each node as its type and inputs."""
     return [" ".join([graph.type_of(n), *map(str, graph.inputs_of(n))]) for n in range(graph.n_nodes)]
 
 

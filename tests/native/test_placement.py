@@ -50,7 +50,6 @@ class Model(ab.Module):
 
 
 def arguments(function: Callable[[int], Any], instances: list[int]) -> list[Any]:
-    """Return the arguments of `place_values` for a mini-batch."""
     plan, types = place_batch(function, instances)
     graph, schedule = plan.graph, plan.schedule
     batches = schedule.batch_type, schedule.batch_ptr, schedule.order

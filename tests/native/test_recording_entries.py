@@ -59,7 +59,6 @@ def form_of(log: Any, code: tuple[int, ...], steps: tuple[Any, ...], ints: tuple
 
 
 def list_form(log: Any, **parts: Any) -> Form:
-    """Return a form of a list of values."""
     each = ("each", 0, (("class", 0, VALUES),), 1)
     given = {"ints": (("count", 0), ("each", 0, (0,))), "groups": (0,)}
     return form_of(log, (EACH, 1, 1, 0), (each,), **given | parts)

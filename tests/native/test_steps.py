@@ -44,7 +44,6 @@ class Stage:
         return rows, (slot, self._n_operands, offset * size, step)
 
     def call(self, function: str, descriptor: Array) -> None:
-        """Call a step for this tile."""
         kind = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
         kind(FUNCTIONS[function])(address_of(self.slots), address_of(descriptor), 0)
 

@@ -67,7 +67,6 @@ class Recorder:
         return made
 
     def logged(self, begin: int) -> list[int]:
-        """Return what was logged from a position on."""
         return self.log.ints(begin, len(self.log))
 
 

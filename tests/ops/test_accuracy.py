@@ -125,7 +125,6 @@ class Shifted(ab.Module):
 
 @cache
 def computed(backend: str, dtype: str) -> tuple[Array, list[Array]]:
-    """Return inputs and the results of every op."""
     x = spread(np.dtype(dtype).type, N_DRAWN)
     model = Shifted(dtype, x.size)
     values = ab.batched(model.values, module=model, backend=BACKENDS[backend]())([x, x[::-1]])
@@ -134,7 +133,6 @@ def computed(backend: str, dtype: str) -> tuple[Array, list[Array]]:
 
 @cache
 def slopes(backend: str, dtype: str) -> tuple[Array, list[Array]]:
-    """Return inputs and the slopes of every op."""
     x = spread(np.dtype(dtype).type, N_DRAWN)
     model = Shifted(dtype, x.size)
     loss = ab.batched(model.total, module=model, backend=BACKENDS[backend]())
@@ -198,7 +196,6 @@ BINARY: tuple[tuple[str, Callable[[Any, Any], Any], Callable[[Array, Array], Arr
 
 @ab.cell
 def of_two(x: Any, y: Any) -> tuple[Any, ...]:
-    """Apply every op of two arguments."""
     return tuple(ab.where(x, y, x) if compute is ab.where else compute(x, y) for _, compute, _, _ in BINARY)
 
 

@@ -27,7 +27,6 @@ class Net(ab.Module):
 
     @ab.cell
     def step(self, x: Any, word: int) -> Any:
-        """Read all parameters."""
         return ab.sum(ab.tanh(self.first(x) + self.second(ab.tanh(x))) * ab.lookup(self.table, word))
 
     def loss(self, instance: Any) -> Any:
@@ -52,7 +51,6 @@ def load(net: Net, path: Path) -> None:
 
 
 def train(net: Net, path: Path) -> None:
-    """Take optimizer steps."""
     loss = ab.batched(net.loss, backend=Cpu())
     optimizer = ab.optim.Adam(net, lr=0.1)
     for _ in range(2):

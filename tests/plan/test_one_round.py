@@ -69,7 +69,6 @@ class Comparing:
     def check_plan(
         self, found: PlannedRound, twin: GrowingGraph, request: Request, types: Types, options: CoreOptions
     ) -> None:
-        """Compare the graphs and the plans."""
         emitted = twin.emit(found.chosen, request, types)
         expected = plan_graphs([emitted], types, options)
         assert found.planned is not None

@@ -54,7 +54,6 @@ def some_dags(n_types: int, sizes: Sequence[int], seed: int = 0) -> list[Dag]:
 
 
 def learned(dags: Sequence[Dag], machine: Machine, seed: int = 0) -> Table:
-    """Return a table after some episodes."""
     n_types = dags[0].n_types
     table, rng = make_table(n_types, machine.width(n_types)), np.random.default_rng(seed)
     for episode in range(6):

@@ -39,7 +39,6 @@ def inputs_of(dag: Dag) -> list[list[int]]:
 
 
 def count_components(dag: Dag) -> int:
-    """Count the connected components."""
     component = list(range(dag.type_id.size))
 
     def find(node: int) -> int:

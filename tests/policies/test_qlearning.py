@@ -141,7 +141,6 @@ def test_the_same_seed_gives_the_same_table() -> None:
 
 
 def repeated(*chains: str) -> Graph:
-    """Merge chains of a and b into a graph."""
     types = NamedTypes(("a", "b"))
     graphs = []
     for names in chains:

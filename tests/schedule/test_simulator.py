@@ -24,7 +24,6 @@ def edges(dag: Dag) -> list[tuple[int, int]]:
 
 
 def paths(dag: Dag, node: int) -> Iterator[list[int]]:
-    """Yield every path from a node."""
     yield [node]
     for reader in {reader for source, reader in edges(dag) if source == node}:
         for path in paths(dag, reader):

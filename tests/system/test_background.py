@@ -41,7 +41,6 @@ def gate() -> threading.Event:
 
 
 def asked(run: Any) -> Job[Any]:
-    """Submit a job and return it."""
     job = Job(run)
     submit(job)
     return job

@@ -83,7 +83,6 @@ def additive(w: Weights, q: Any, xs: Any) -> Any:
 
 
 def counted(w: Weights, xs: Any) -> Any:
-    """Sum in a Python loop."""
     total: Any = 0.0
     for x in xs:
         total = total + ab.tanh(x) * w.rate

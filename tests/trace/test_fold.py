@@ -41,7 +41,6 @@ class Base(ab.Module):
         return weight * ab.cross_entropy(self.output(self.vector(state)), label)
 
     def vector(self, state: Any) -> Any:
-        """Return the vector of a state."""
         return state
 
     def plain(self, tree: dict[str, Any]) -> Any:

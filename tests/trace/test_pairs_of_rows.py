@@ -41,7 +41,6 @@ class Attention(ab.Module):
 
 
 def heads_of(m: Attention, x: Any, y: Any, n: int = 2) -> Any:
-    """Apply multi-head attention."""
     q, k, v = (ab.split(z @ w, n) for z, w in ((x, m.Q), (y, m.K), (y, m.V)))
     return ab.concat([ab.softmax(a @ b.T / math.sqrt(DIM // n)) @ c for a, b, c in zip(q, k, v, strict=True)], axis=1)
 

@@ -29,7 +29,6 @@ class Program:
     last: Any
 
     def energy(self, words: Any, features: Any) -> Any:
-        """Return the scalar result."""
         return self.end(self.cell(self.weights, words, features))
 
     def end(self, x: Any) -> Any:

@@ -85,7 +85,6 @@ BODIES: tuple[tuple[str, Body], ...] = (
 
 
 def loop(m: Reader, x: Any) -> Any:
-    """Run a recurrent layer over rows."""
     state = x[0]
     for row in x:
         state = m.pick(state, row)

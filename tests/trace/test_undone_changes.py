@@ -115,7 +115,6 @@ class Recorded:
         self.value, self.gradients = self.run()
 
     def run(self) -> tuple[Any, dict[str, Any]]:
-        """Return the results and the gradients."""
         value, (_, gradients) = self.batched(self.graphs), self.batched.value_and_grad(self.graphs)
         return value, {name: np.array(gradient) for name, gradient in gradients.items()}
 

@@ -18,7 +18,6 @@ NEVER_READ = 550  # warning about variables that are set but never read, such as
 
 
 def kernels_of(name: str) -> dict[str, str]:
-    """Return the kernels of a model by name."""
     return {kernel: text for stage in stages_of(name) for kernel, text in print_stage(stage).texts.items()}
 
 

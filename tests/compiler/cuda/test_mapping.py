@@ -39,7 +39,6 @@ class Divided(NamedTuple):
 
 
 def divided(stages: Sequence[StageProgram]) -> list[Divided]:
-    """Return the divided blocks of the kernels of some stages."""
     found: list[Divided] = []
     with pytest.MonkeyPatch.context() as patch:
         make = CudaNest.__init__
@@ -115,7 +114,6 @@ def test_models(name: str) -> None:
 
 
 def check_all(stages: Sequence[StageProgram]) -> None:
-    """Check the blocks of some stages."""
     for found in divided(stages):
         check(found)
 

@@ -41,7 +41,6 @@ needs_compiler = pytest.mark.skipif(not has_compiler(), reason="needs nvcc")
 
 
 def kernel(name: str, *body: str) -> dict[str, str]:
-    """Return a kernel with this body."""
     return {name: "\n".join([f"__device__ __noinline__ void {name}({PARAMETERS}) {{", *body, "}", ""])}
 
 
