@@ -390,7 +390,7 @@ def test_an_unchanged_module_costs_what_it_did() -> None:
     with torch.no_grad():
         net.batch(ROWS)
         net.batch(ROWS)
-        before, n_traced = count_calls(lambda: net.batch(ROWS)), traced(net.batch)
+        before = count_calls(lambda: net.batch(ROWS))
         for _ in range(5):
             net.load_state_dict(doubled(net), assign=True)
             net.batch(ROWS)

@@ -361,8 +361,8 @@ def test_tensors_are_copied_as_arrays_are(kind: str) -> None:
     net = abt.cell(torch.nn.Linear(3, 2))
     batched = abt.batched(lambda x: net(get(x)).sum(), module=net)
     expected = [net(torch.full((3,), value)).sum().item() for value in VALUES]
-    for found in (batched(refilled(lambda b: make(torch.from_numpy(b)))),):
-        np.testing.assert_allclose(found.detach(), expected, rtol=1e-5, atol=1e-6)
+    found = batched(refilled(lambda b: make(torch.from_numpy(b))))
+    np.testing.assert_allclose(found.detach(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_gradients_pass_to_the_tensors_of_an_iterator() -> None:
