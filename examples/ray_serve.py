@@ -1,7 +1,7 @@
 """Serve a recursive network with Ray Serve: each replica has a core and batches its concurrent requests.
 
-    pip install 'autobatch-nn[serve]' 'ray[serve]'
-    python examples/ray_serve.py --replicas 2 --requests 200
+pip install 'autobatch-nn[serve]' 'ray[serve]'
+python examples/ray_serve.py --replicas 2 --requests 200
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tune the options of `learn_policy` with Ray Tune, to minimise the batches of unseen trees.
 
-    pip install 'autobatch-nn[ray]' 'ray[tune]'
-    python examples/ray_tune.py --trees 8
+pip install 'autobatch-nn[ray]' 'ray[tune]'
+python examples/ray_tune.py --trees 8
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rate how related two sentences are with a child-sum Tree-LSTM: the batched version of `torch_before.py`.
 
-    python examples/torch_after.py --pairs 256 --dim 64
+python examples/torch_after.py --pairs 256 --dim 64
 """
 
 from __future__ import annotations
