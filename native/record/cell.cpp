@@ -6,9 +6,9 @@
 namespace autobatch {
 namespace {
 
-constexpr int N_KINDS = 8;  // classes of first arguments that a cell caches
+constexpr int N_KINDS = 8;  // size of a cell's cache of the classes of first arguments
 
-// A class, by its version tag, and whether its instances have the cell as a method.
+// A cache entry: the version tag of a class, and whether the cell is a method of that class.
 struct Kind {
   uint32_t version;
   bool has_cell;
@@ -23,7 +23,7 @@ struct Cell {
 Cell* as_cell(PyObject* self) { return reinterpret_cast<Cell*>(self); }
 BoundCell* as_bound(PyObject* self) { return reinterpret_cast<BoundCell*>(self); }
 
-// Returns the version tag of a class, which is unique and changes with the class; 0 if it has none.
+// Returns the version tag of a class, which is unique and changes whenever the class does; 0 if there is none.
 uint32_t version_of(PyTypeObject* kind) {
 #if PY_VERSION_HEX >= 0x030C0000
   if (!PyUnstable_Type_AssignVersionTag(kind)) return 0;
@@ -37,7 +37,7 @@ uint32_t version_of(PyTypeObject* kind) {
   return kind->tp_version_tag;
 }
 
-// Whether a cell is a member of a class or of one of its bases, among those that Python code defines.
+// Returns whether a class, or one of its bases, has the cell as an attribute. Skips classes not defined in Python.
 bool is_member(PyObject* cell, PyTypeObject* kind) {
   PyObject* bases = kind->tp_mro;
   for (Py_ssize_t i = 0; bases && i < PyTuple_GET_SIZE(bases); i++) {
@@ -51,7 +51,7 @@ bool is_member(PyObject* cell, PyTypeObject* kind) {
   return false;
 }
 
-// Whether a cell is a method of an object's class.
+// Returns whether a cell is a method of an object's class.
 bool is_method(PyObject* self, PyObject* first) {
   PyTypeObject* kind = Py_TYPE(first);
   if (!PyType_HasFeature(kind, Py_TPFLAGS_HEAPTYPE)) return false;
@@ -72,9 +72,10 @@ PyObject* call_python(PyObject* cell, PyObject* owner, PyObject* const* args, Py
   return PyObject_CallMethod(cell, "call", "OOO", owner ? owner : Py_None, positional.get(), named.get());
 }
 
-// Records a call of a cell, or leaves it to Python; `owner` is null unless the cell is a method.
+// Records a call of a cell, or calls Python if that is not possible. `owner` is null unless the cell is a method.
 PyObject* call_of(PyObject* cell, PyObject* owner, PyObject* const* args, Py_ssize_t n, PyObject* kwnames) {
   Log* log = current_log();
+  // Owned, because the call may run Python code that clears `log->cells`.
   Ref function = Ref::borrowed(log && !log->is_wrapped ? log->cells.find(cell, owner) : nullptr);
   if (function) return call_function(function.get(), args, (size_t)n, kwnames);
   return call_python(cell, owner, args, n, kwnames);
@@ -105,7 +106,7 @@ PyObject* bind_as(PyTypeObject* type, PyObject* cell, PyObject* owner) {
   return self;
 }
 
-// Binds the cell to an object; on a class, returns the cell itself.
+// Binds the cell to an object; returns the cell itself if it is looked up on a class.
 PyObject* bind(PyObject* self, PyObject* object, PyObject*) {
   return object && object != Py_None ? bind_as(&BoundCellType, self, object) : Py_NewRef(self);
 }
@@ -134,7 +135,7 @@ void free_bound(PyObject* self) {
   Py_TRASHCAN_END
 }
 
-// Copying and unpickling bind the cell again.
+// Makes copies and pickles bind the cell again.
 PyObject* reduce(PyObject* self, PyObject*) {
   return Py_BuildValue("O(OO)", reinterpret_cast<PyObject*>(Py_TYPE(self)), as_bound(self)->cell,
                        as_bound(self)->owner);
@@ -203,7 +204,7 @@ bool CellFunctions::add(PyObject* cell, PyObject* owner, PyObject* function) {
 }
 
 void CellFunctions::clear() {
-  Vec<Known> before = static_cast<Vec<Known>&&>(known_);  // freeing an owner may call code that adds functions
+  Vec<Known> before = static_cast<Vec<Known>&&>(known_);  // freeing an owner may run code that adds functions
   place_of_ = IntMap();
   while (before.size()) drop(before.pop());
 }

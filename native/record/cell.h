@@ -9,7 +9,7 @@
 
 namespace autobatch {
 
-// The functions that record the cells of a log, by cell and owner; all of these objects are owned.
+// Maps a cell and its owner to the function that records its calls in a log. Owns references to all three.
 class CellFunctions {
  public:
   struct Known {
@@ -19,18 +19,19 @@ class CellFunctions {
     while (known_.size()) clear();
   }
 
-  // Returns the function of a cell, borrowed; null if it is not known.
+  // Returns a borrowed reference to the function of a cell; null if there is none.
   PyObject* find(PyObject* cell, PyObject* owner) const {
     int32_t at = place_of_.find(key(cell, owner));
     return at >= 0 && known_[at].cell == cell && known_[at].owner == owner ? known_[at].function : nullptr;
   }
-  // Adds or replaces a function; false with an error.
+  // Adds or replaces a function; returns false with an error.
   bool add(PyObject* cell, PyObject* owner, PyObject* function);
   void clear();
   int traverse(visitproc visit, void* arg) const;
 
  private:
   static void drop(const Known& known);
+  // Keys may collide: `find` compares the pointers, and `add` replaces the other entry, whose calls then go to Python.
   static int64_t key(PyObject* cell, PyObject* owner) {
     return (int64_t)((uint64_t)(uintptr_t)cell * 0x9E3779B97F4A7C15u ^ (uint64_t)(uintptr_t)owner);
   }
@@ -48,7 +49,7 @@ struct BoundCell {
 
 extern PyTypeObject CellType, BoundCellType;
 
-// seal_cells(kind): prepares a class of cells, so that method calls skip `__get__`, and all calls `__call__`.
+// seal_cells(kind): prepares a class of cells: method calls then skip `__get__`, and all calls skip `__call__`.
 PyObject* seal_cells(PyObject*, PyObject* kind);
 
 }  // namespace autobatch

@@ -7,7 +7,7 @@
 namespace autobatch {
 namespace {
 
-constexpr int32_t MOST_FIXED = 64;  // the most int attributes of an item that are read by offset
+constexpr int32_t MOST_FIXED = 64;  // items with more int attributes than this are not read by offset
 
 enum Status : int { FINE = 0, STALE = 1, TOO_LARGE = 2 };
 
@@ -22,7 +22,7 @@ struct Item {
   int32_t kind;
   int64_t length;   // of a list, or of data of any length; else 1
   int64_t n_parts;  // values per element
-  int64_t n_words;  // in the log, including the length
+  int64_t n_words;  // ints in the log, including the length
   const int32_t* ports;
 };
 
@@ -53,7 +53,7 @@ Item read_item(const int32_t*& code, const int64_t* log) {
   return item;
 }
 
-// Whether offsets start at 0, never decrease, and end at `last`.
+// Returns whether offsets start at 0, never decrease, and end at `last`.
 bool rises(const Vec<int64_t>& ptr, int64_t last) {
   for (ptrdiff_t i = 0; i + 1 < ptr.size(); i++)
     if (ptr[i] > ptr[i + 1]) return false;
@@ -68,10 +68,11 @@ struct Decoder {
   Sizes sizes;
   NewGraph graph;
   Fault fault;
-  int64_t first = 0;  // the first node of the present instance
+  int64_t first = 0;  // the first node of the current instance
   int64_t n = 0, e = 0, a = 0;
 
-  // Counts nodes, edges and attribute words; false if a call is not of this phase, or not what its form logs.
+  // Counts nodes, edges and attribute words; returns false if a call is not of this phase, or does not fit its form.
+  // These are the only checks of the log: `write` relies on them.
   bool count() {
     ptrdiff_t at = 0;
     for (ptrdiff_t i = 0; i + 1 < log_ptr.size(); i++) {
@@ -88,7 +89,7 @@ struct Decoder {
         }
         const int32_t* code = log->code.data() + log->code_ptr[log->form_at(id)] + 1;
         while (*code != END) {
-          if (*code == EACH || *code == ROWS) {
+          if (*code == EACH || *code == ROWS) {  // check the length here, before `read_item` multiplies by it
             if (!left || log->ints[at] < 0 || (code[1] && log->ints[at] > left / code[1])) return false;
           }
           Item item = read_item(code, log->ints.data() + at);
@@ -109,7 +110,8 @@ struct Decoder {
     return true;
   }
 
-  // Finds the node of a ref, negative if of an earlier phase; false if the ref is of another instance or recording.
+  // Finds the node of a ref; returns false if the ref belongs to another instance or recording. Nodes of earlier phases
+  // are numbered backwards from -1.
   bool find(int64_t ref, int64_t instance, int64_t& node) const {
     int64_t id = id_of(ref);
     node = id - log->first_id;
@@ -128,7 +130,7 @@ struct Decoder {
     return false;
   }
 
-  // Writes edge `at`, which comes from a ref.
+  // Writes edge `at`, from the output that is `output` places after a ref.
   bool write_edge(int64_t ref, int32_t output, int32_t port, int64_t instance, int64_t at) {
     int64_t node;
     if (!find(ref, instance, node)) return stop(STALE, instance, n - first);
@@ -173,6 +175,7 @@ struct Decoder {
         for (int64_t k = 0; k < item.n_words; k++)
           if (!write_word(ints[at + k], instance)) return false;
       } else {
+        // A list is logged element by element, but its edges are written port by port.
         const int32_t* ports = item.ports;
         ptrdiff_t start = at + (item.kind == EACH), end = at + item.n_words;
         for (int64_t part = 0; part < item.n_parts; part++, ports += 1 + ports[0])
@@ -300,7 +303,7 @@ PyObject* decode(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   Ref words = make_words(decoder.sizes, decoder.graph);
   if (!words) return nullptr;
   bool is_written;
-  log->busy = true;
+  log->busy = true;  // no other thread may change the log while the interpreter lock is released
   {
     Unlocked unlocked;
     is_written = decoder.write();

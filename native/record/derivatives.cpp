@@ -39,21 +39,21 @@ bool read_value(const char* function, PyObject* const* args, Py_ssize_t n_args, 
   return ref != -1 || !PyErr_Occurred();
 }
 
-// total(ref, shape): the derivative of a value; None if there is none.
+// total(ref, shape): returns the derivative of a value; None if there is none.
 PyObject* total(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   int64_t ref;
   if (!read_value("total", args, n_args, ref)) return nullptr;
   return one_value(as_derivatives(self), as_derivatives(self)->of_value.find(ref), args[1]);
 }
 
-// total_or_zeros(ref, shape): the derivative of a value, or zeros.
+// total_or_zeros(ref, shape): returns the derivative of a value, or zeros.
 PyObject* total_or_zeros(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   int64_t ref;
   if (!read_value("total_or_zeros", args, n_args, ref)) return nullptr;
   return as_derivatives(self)->total_or_zeros(ref, args[1], ref) ? PyLong_FromLongLong(ref) : nullptr;
 }
 
-// of_parameter(parameter, shape): its derivative; None if there is none.
+// of_parameter(parameter, shape): returns the derivative of a parameter; None if there is none.
 PyObject* of_parameter(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   if (!takes("of_parameter", n_args, 2)) return nullptr;
   return one_value(as_derivatives(self), as_derivatives(self)->of_parameter.find((int64_t)(intptr_t)args[0]), args[1]);
@@ -142,6 +142,7 @@ bool Derivatives::make_gatherable(int32_t sum, PyObject* shape) {
     int32_t type;
     int64_t output;
   };
+  // Usually all terms are the same output of their nodes, so that types need not be compared.
   Vec<Made> known;
   bool is_one = true;
   int64_t first = terms[sums[sum].first].ref & OUTPUT, ref;

@@ -1,4 +1,4 @@
-// Derivatives being recorded: for each value and parameter, the terms that add up to its derivative.
+// Derivatives during a walk over a tape: for each value and parameter, the terms whose sum is its derivative.
 
 #pragma once
 
@@ -19,10 +19,10 @@ struct Derivatives {
 
   PyObject_HEAD
   Log* log;
-  IntMap of_value, of_parameter;  // the sum of a ref; of a parameter, by its address
+  IntMap of_value, of_parameter;  // index of the sum, by ref; by address of the parameter
   Vec<Sum> sums;
   Vec<Term> terms;
-  PyObject* parameters;  // a tuple, which keeps them alive while addresses identify them
+  PyObject* parameters;  // a tuple that keeps the parameters alive, because their addresses identify them
 
   // On failure, these functions set an error and return false.
 
@@ -30,14 +30,15 @@ struct Derivatives {
   bool add(IntMap& sum_of, int64_t key, int64_t term);
   // Sets the derivative of a ref.
   bool set(int64_t value, int64_t term);
-  // Records the sum of values, unless there is just one.
+  // Records the sum of values; a single value is returned unchanged.
   bool add_up(Span<const int64_t> refs, PyObject* shape, int64_t& ref);
-  // Replaces the terms of a sum by a single value, `ref`.
+  // Replaces the terms of a sum with a single value, `ref`.
   bool make_one(int32_t sum, PyObject* shape, int64_t& ref);
-  // Makes a sum one value unless a batch can gather its terms: those made by one type must be of one output, because a
-  // batch writes its outputs one after another.
+  // Replaces a sum with a single value unless a batch can gather its terms. For that, all terms made by nodes of one
+  // type must be the same output: a batch writes its outputs one after another, so it would otherwise be unclear which
+  // write stores and which ones add.
   bool make_gatherable(int32_t sum, PyObject* shape);
-  // Finds the derivative of a value as one value, zeros if there is none.
+  // Finds the derivative of a value as a single value; zeros if there is none.
   bool total_or_zeros(int64_t value, PyObject* shape, int64_t& ref);
 };
 

@@ -6,7 +6,7 @@
 
 namespace autobatch {
 
-// Where one logged number of a call comes from.
+// The source of one number that a call logs.
 struct Source {
   enum What : uint8_t { REF, INT, FLOAT, CONSTANT, REAL, DRAW } what;
   int32_t at = 0;      // the input, or the field
@@ -14,14 +14,14 @@ struct Source {
   double real = 0;
 };
 
-// What calls of a function log if their arguments are of these kinds.
+// The numbers that calls of a function log if their arguments have these kinds.
 struct CallTemplate {
-  Form* form = nullptr;  // borrowed from the function; null if only the function itself can log such calls
-  int32_t result = -1;   // the kind of the result
+  Form* form = nullptr;  // borrowed from the function; null if such calls must go through the function
+  int32_t result = -1;   // the kind of the result, in `Log::result_kinds`
   uint64_t fields = 0;   // two bits for each field: its `Field`
-  bool is_list = false;  // whether the first argument is a list of the inputs, or each input is an argument
+  bool is_list = false;  // whether the first argument is the list of inputs; else each input is an argument
   bool draws = false;
-  Vec<int32_t> inputs;  // the kinds of results that are given; NOTHING for None
+  Vec<int32_t> inputs;  // the kind of each input, in `Log::result_kinds`; NOTHING for None
   Vec<Source> ints, floats;
 };
 
@@ -30,21 +30,22 @@ namespace {
 constexpr int32_t NOTHING = -2;
 constexpr int MOST_FIELDS = 32, MOST_TEMPLATES = 256;
 
-// The result of a function for a node: a known call of a cell, or any object.
+// The result of a function for a node: the result of a call of a cell if its kind is known, or any object.
 struct State {
   int32_t kind = -1;           // in `Log::result_kinds`; -1 for an object
   int64_t ref = 0;             // of the first output
   PyObject* object = nullptr;  // owned
 };
 
-// What a register of a form holds.
+// The symbolic content of a form's register.
 struct Symbol {
   enum What : uint8_t { UNKNOWN, LIST, PART, FIELD, OBJECT } what = UNKNOWN;
-  int32_t at = 0;              // the input that it is a part of, or the field
+  int32_t at = 0;              // the input that contains it, or the field
   PyObject* object = nullptr;  // borrowed: the structure of a part, or an object that is the same in all calls
 };
 
-// Finds the kind of the results of a form; -1 if they are no tuples of values, or have any number of rows.
+// Finds the kind of a form's results; -1 unless they are values or nested tuples of values, none of which has rows.
+// Also returns -1 with an error.
 int32_t find_kind(Log* log, Form* form) {
   if (form->result_kind != Form::NOT_ASKED) return form->result_kind;
   bool is_plain = PyTuple_CheckExact(form->structure) || PyLong_Check(form->structure);
@@ -83,7 +84,7 @@ PyObject* make_handles(Log* log, const ResultKind& kind, PyObject* structure, in
   return made.release();
 }
 
-// Whether an object is the structure of all outputs of a call.
+// Returns whether an object is the complete result of a call, whose first output has the ref `first`.
 bool is_result(Log* log, const ResultKind& kind, PyObject* structure, int64_t first, PyObject* object) {
   if (!PyTuple_CheckExact(structure)) {
     long output = PyLong_AsLong(structure);
@@ -103,8 +104,8 @@ class Callee {
   PyObject* callable = nullptr;  // borrowed
   Vec<const Column*> columns;
   Vec<uint8_t> is_required;
-  Ref function;  // records the calls of a cell in the open log; empty if its templates must not be used
-  PyObject *cell = nullptr, *owner = nullptr;  // borrowed from `callable`; null if it is no cell
+  Ref function;  // the function that records the cell in the open log; empty if templates must not be used
+  PyObject *cell = nullptr, *owner = nullptr;  // borrowed from `callable`; null if it is not a cell
 
   Callee() = default;
   Callee(const Callee&) = delete;
@@ -138,7 +139,7 @@ class Callee {
     return true;
   }
 
-  // The names of the fields that a node has, as a tuple; borrowed, or null with an error.
+  // Returns a borrowed tuple of the names of the fields that a node has; null with an error.
   PyObject* names_of(uint64_t present) {
     for (ptrdiff_t i = 0; i < names_.size(); i++)
       if (names_[i].present == present) return names_[i].names;
@@ -166,7 +167,7 @@ class Derivation {
   Derivation(const Log* log, const Function* function, const Form* form, const Callee& callee, CallTemplate* made)
       : log_(log), function_(function), form_(form), callee_(callee), made_(made) {}
 
-  // Returns false, without an error, if the form tests or logs what a template cannot hold.
+  // Returns false without an error if the form tests or logs something that a template cannot express.
   bool run() {
     if (form_->n_arguments != PyTuple_GET_SIZE(function_->names) || !set_arguments()) return false;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(function_->forms); i++)
@@ -182,7 +183,7 @@ class Derivation {
  private:
   Field field(ptrdiff_t k) const { return (Field)(made_->fields >> (2 * k) & 3); }
 
-  // Notes what the arguments are: inputs, fields of the node, or defaults.
+  // Sets the symbols of the arguments: inputs, fields of the node, or defaults.
   bool set_arguments() {
     Py_ssize_t n = PyTuple_GET_SIZE(function_->names), n_defaults = PyTuple_GET_SIZE(function_->defaults);
     Py_ssize_t n_first = made_->is_list ? 1 : made_->inputs.size();
@@ -210,8 +211,8 @@ class Derivation {
 
   PyObject* structure_of(int32_t input) const { return log_->result_kinds[made_->inputs[input]]->structure.get(); }
 
-  // Whether a form looks at the number in a field, so that calls with equal kinds of arguments may differ in their
-  // form.
+  // Returns whether a form tests the number in a field: calls whose arguments have equal kinds may then have different
+  // forms.
   bool tests_numbers(const Program& program) const {
     for (ptrdiff_t i = 0; i < program.steps.size(); i++) {
       const Step& step = *program.steps[i];
@@ -221,7 +222,8 @@ class Derivation {
     return false;
   }
 
-  // Follows the steps of a matching program. Their outcomes depend only on the kinds of the arguments.
+  // Runs the steps of a matching program on symbols. Returns false if the outcome of a step may depend on more than the
+  // kinds of the arguments.
   bool follow(const Program& program, Vec<Symbol>& symbols) const {
     for (ptrdiff_t i = 0; i < program.steps.size(); i++) {
       const Step& step = *program.steps[i];
@@ -293,7 +295,7 @@ class Derivation {
     }
   }
 
-  // Adds registers of each element of the list of inputs.
+  // Adds the writer's registers of each element of the list of inputs.
   bool add_each(const Writer& writer, Vec<Source>& found) const {
     for (int32_t input = 0; input < made_->inputs.size(); input++) {
       Vec<Symbol> element;
@@ -323,8 +325,8 @@ class Fold {
     for (ptrdiff_t i = 0; i < states_.size(); i++) Py_XDECREF(states_[i].object);
   }
 
-  // `initial` is the state before the first node of a chain, or null. A node is given a list of states, or with
-  // `is_spread` each state as an argument; `leaf` is called for nodes without children, unless it is None.
+  // Folds the forest. `initial` is the state before the first node of a chain, or null. `node` takes a list of states,
+  // or one argument for each if `is_spread`. `leaf`, unless it is None, is called for nodes without children.
   PyObject* run(PyObject* node, PyObject* leaf, PyObject* each, PyObject* where, PyObject* initial, bool is_spread) {
     int32_t column, before = forest_->n;
     bool has_list = each != Py_None, has_each = has_list && each != Py_True, has_leaf = leaf != Py_None;
@@ -343,7 +345,7 @@ class Fold {
       session_ = log->session;
     }
     if (!states_.assign((ptrdiff_t)forest_->n + 1, State())) return PyErr_NoMemory();
-    states_[before].object = Py_XNewRef(initial);
+    states_[before].object = Py_XNewRef(initial);  // the state before a chain comes after the states of all nodes
     find_functions();
     Vec<int32_t> place;
     Ref results = has_list ? select(column, place) : Ref();
@@ -368,7 +370,8 @@ class Fold {
   }
 
  private:
-  // Finds the places of results in a new list: those of all nodes, or of nodes where a field is true.
+  // Makes the list of results, and finds the place of each node in it, -1 for none. It has all nodes, or the nodes
+  // where a field is true.
   Ref select(int32_t column, Vec<int32_t>& place) const {
     int32_t n = 0;
     if (!place.resize(forest_->n)) return Ref(PyErr_NoMemory());
@@ -380,14 +383,14 @@ class Fold {
     return Ref(PyList_New(n));
   }
 
-  // The log of this thread's recording if calls may be logged without calling functions; else null.
+  // Returns the current log of this thread if calls may be logged from templates; else null.
   Log* open_log() const {
     Log* log = current_log();
     bool is_same = log && reinterpret_cast<PyObject*>(log) == log_.get() && log->session == session_;
     return is_same && !log->is_watched && !log->is_wrapped ? log : nullptr;
   }
 
-  // Finds again what Python code may have changed: the functions that record cells.
+  // Finds the functions that record cells. Must be repeated after Python code has run, which may change them.
   void find_functions() {
     Log* log = open_log();
     find_function(node_, log);
@@ -402,7 +405,7 @@ class Fold {
     callee.function = Ref::borrowed(is_plain ? found : nullptr);
   }
 
-  // Calls a function for a node, with a list of the states of some nodes, or with each as an argument.
+  // Calls a function for a node, with the states of its inputs in a list, or as an argument each.
   bool call(Callee& callee, int32_t node, Span<const int32_t> inputs, bool is_list, State& result) {
     uint64_t fields = 0;
     bool has_objects = callee.columns.size() > MOST_FIELDS;
@@ -420,7 +423,7 @@ class Fold {
     }
     CallTemplate* known = has_objects ? nullptr : find(callee, fields, inputs, is_list);
     Log* log = reinterpret_cast<Log*>(log_.get());
-    bool draws_in_python = known && known->draws && log->draw;  // which might change the templates
+    bool draws_in_python = known && known->draws && log->draw;  // Python code might change the templates
     if (known && known->form && !draws_in_python) return log_call(*known, log, callee, node, inputs, result);
     return call_function_of(callee, node, inputs, is_list, fields, known != nullptr, result);
   }
@@ -439,7 +442,8 @@ class Fold {
     return nullptr;
   }
 
-  // Logs a call from a template.
+  // Logs a call from a template. Nothing can fail after `add_call`: memory is reserved before, and `next_draw` only
+  // counts, because draws in Python do not use templates.
   bool log_call(const CallTemplate& known, Log* log, const Callee& callee, int32_t node, Span<const int32_t> inputs,
                 State& result) {
     if (refuse_if_busy(log)) return false;
@@ -463,7 +467,7 @@ class Fold {
     return true;
   }
 
-  // Calls the function with Python objects.
+  // Calls the function with Python objects, and learns a template from the call if possible.
   bool call_function_of(Callee& callee, int32_t node, Span<const int32_t> inputs, bool is_list, uint64_t fields,
                         bool is_known, State& result) {
     ptrdiff_t n = callee.columns.size();
@@ -510,8 +514,8 @@ class Fold {
     return Ref(found ? PyList_AsTuple(found.get()) : nullptr);
   }
 
-  // Notes that the result of a function is that of its last call, and makes a template of such calls if there can be
-  // one; false with an error.
+  // Sets `result` if an object is the complete result of the call `id`, the only one that the function has logged, and
+  // makes a template of such calls if possible. Returns false with an error.
   bool learn(const Callee& callee, Log* log, int64_t id, Span<const int32_t> inputs, bool is_list, uint64_t fields,
              bool is_known, PyObject* made, State& result) {
     if (!callee.function) return true;
@@ -537,12 +541,13 @@ class Fold {
       return discard(found), PyErr_NoMemory(), false;
     for (int32_t input : inputs) found->inputs.append(kind_of(input));
     found->result = kind, found->fields = fields, found->is_list = is_list;
+    // A template without a form is kept as well, so that the derivation is not tried again.
     if (Derivation(log, function, form, callee, found).run()) found->form = form;
     function->templates.append(found);
     return true;
   }
 
-  // The kind of an input, a node or -1 for None.
+  // Returns the kind of an input, which is a node, or -1 for None.
   int32_t kind_of(int32_t input) const { return input < 0 ? NOTHING : states_[input].kind; }
 
   PyObject* input_of(int32_t input) const { return input < 0 ? Py_NewRef(Py_None) : object_of(states_[input]); }
@@ -568,7 +573,7 @@ class Fold {
 
   Forest* forest_;
   Callee node_, leaf_, each_;
-  Ref log_;  // of this thread's recording
+  Ref log_;  // the log of this thread when the fold began; empty outside recordings
   uint32_t session_ = 0;
   Vec<State> states_;
 };

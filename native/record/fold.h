@@ -1,7 +1,7 @@
-// Folds: calls a function for each node of a forest, with the results of its children.
+// Folds: call a function for each node of a forest, with the results of its children.
 //
-// Calls of cells whose form is known are logged from templates, without any Python object. A template holds, for
-// arguments of certain kinds, what the writers of the matching form would log.
+// Calls of cells with a known form are logged from templates, without making any Python object. A template lists the
+// numbers that the writers of the matching form would log for arguments of certain kinds.
 
 #pragma once
 

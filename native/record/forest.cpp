@@ -39,13 +39,13 @@ bool add_columns(Forest* forest, PyObject* names) {
   return true;
 }
 
-// Looks up a field of objects: a key of dicts, an attribute of anything else. Slots are read directly, because asking
-// for an empty one costs a microsecond, for an exception that says so.
+// Looks up a field of objects: a key of a dict, an attribute of any other object. Slots are read directly, because an
+// attribute look-up of an empty slot raises an exception, which costs a microsecond.
 class FieldReader {
  public:
   explicit FieldReader(PyObject* name) : name_(name) {}
 
-  // Empty without an error if the object lacks the field.
+  // Returns the field of an object; empty without an error if the object lacks it.
   Ref find(PyObject* object) {
     if (PyDict_Check(object)) return Ref::borrowed(PyDict_GetItemWithError(object, name_));
     if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != type_.get() && !look_at(Py_TYPE(object))) return Ref();
@@ -60,7 +60,8 @@ class FieldReader {
   }
 
  private:
-  // Finds where instances of a class have the slot with this name; false with an error.
+  // Finds the offset of the slot with this name in instances of a class, -1 if there is none; returns false with an
+  // error.
   bool look_at(PyTypeObject* type) {
     offset_ = -1;
     type_ = Ref::borrowed(reinterpret_cast<PyObject*>(type));
@@ -77,7 +78,7 @@ class FieldReader {
   }
 
   PyObject* name_;  // borrowed
-  Ref type_;        // the class that was met last
+  Ref type_;        // the class of the last object
   Py_ssize_t offset_ = -1;
 };
 
@@ -88,12 +89,12 @@ constexpr ptrdiff_t USUAL = 64;  // nodes for which memory is reserved at once
 // A node whose children are being visited.
 struct Visit {
   PyObject* node;         // owned
-  ptrdiff_t first, next;  // of its children in `Walk::waiting`
-  int32_t slot;           // in `Walk::index_of`
-  ptrdiff_t first_child;  // in `Walk::found`
+  ptrdiff_t first, next;  // the first child, and the next to visit, in `Walk::waiting_`
+  int32_t slot;           // in `Walk::index_of_`
+  ptrdiff_t first_child;  // the first finished child, in `Walk::found_`
 };
 
-// The depth-first walk over nested objects, without recursion. An object that is met twice is one node.
+// A depth-first walk over nested objects, without recursion. An object that is reached twice becomes one node.
 class Walk {
  public:
   Walk(Forest* forest, PyObject* children) : forest_(forest), children_(children) {}
@@ -119,7 +120,7 @@ class Walk {
     if (!has_room || !forest_->child_ptr.push(0)) return PyErr_NoMemory(), false;
     if (!enter(root)) return false;
     while (path_.size()) {
-      Visit& visit = path_.back();
+      Visit& visit = path_.back();  // invalid after `enter`, which may move the path
       if (visit.next < waiting_.size()) {
         Ref child = Ref::borrowed(waiting_[visit.next++]);
         bool is_missing = child.get() == Py_None && PyTuple_CheckExact(children_);
@@ -140,7 +141,7 @@ class Walk {
     return discard(reader), PyErr_NoMemory(), false;
   }
 
-  // Begins to visit an object, or takes the node that it has become.
+  // Begins to visit an object; if it is a node already, appends that to the found children.
   bool enter(PyObject* object) {
     int32_t slot = slot_of_.find((int64_t)(uintptr_t)object);
     if (slot >= 0 && index_of_[slot] < 0) {
@@ -159,7 +160,7 @@ class Walk {
     return true;
   }
 
-  // Adds the children of an object to those that wait: None for those that are missing of fields with one child each.
+  // Appends the children of an object to `waiting_`. If fields have one child each, a missing child is None.
   bool list_children(PyObject* object) {
     for (Py_ssize_t k = 0; k < n_names_ && PyTuple_CheckExact(children_); k++) {
       Ref child = readers_[k]->find(object);
@@ -184,7 +185,7 @@ class Walk {
     return true;
   }
 
-  // Numbers a node whose children are numbered.
+  // Numbers a node, whose children are all numbered, and reads its fields.
   bool finish(const Visit& visit) {
     int32_t node = forest_->n;
     for (ptrdiff_t k = 0; k < forest_->columns.size(); k++) {
@@ -214,18 +215,18 @@ class Walk {
 
   Forest* forest_;
   PyObject* children_;
-  Vec<FieldReader*> readers_;  // of the names of children, and then of all columns
-  Py_ssize_t n_names_ = 0;     // of children
+  Vec<FieldReader*> readers_;  // for the names of children, then for all columns
+  Py_ssize_t n_names_ = 0;     // number of names of children
   Vec<Visit> path_;
-  Vec<PyObject*> waiting_;  // the children of the nodes on the path, owned; each node's end where the next one's begin
-  Vec<int32_t> found_;      // numbers of the finished children of the nodes on the path
+  Vec<PyObject*> waiting_;  // owned: the children of each node on the path, one node after another
+  Vec<int32_t> found_;      // the numbers of the finished children of the nodes on the path
   IntMap slot_of_;          // by the address of an object
   Vec<int32_t> index_of_;   // by slot: the node, or -1 while it is visited
   Vec<PyObject*> nodes_;    // by slot, owned
 };
 
-// from_nested(root, children, names): `children` is the name of a field, a tuple of names of fields with a child each,
-// or a function.
+// from_nested(root, children, names): reads nested objects. `children` is the name of a field that lists children, a
+// tuple of names of fields with one child each, or a function.
 PyObject* from_nested(PyObject*, PyObject* const* args, Py_ssize_t n_args) {
   if (!takes("from_nested", n_args, 3)) return nullptr;
   bool are_names = PyTuple_CheckExact(args[1]);
@@ -241,7 +242,7 @@ PyObject* from_nested(PyObject*, PyObject* const* args, Py_ssize_t n_args) {
 
 // Arrays.
 
-// Reads an array of ints with some dimensions as int64; empty with an error.
+// Reads an array of ints with this number of dimensions as int64; empty with an error.
 Ref read_int64(PyObject* x, const char* what, int ndim) {
   Ref array(PyArray_FROM_OF(x, NPY_ARRAY_CARRAY_RO));
   if (!array && PyErr_ExceptionMatches(PyExc_ValueError)) {  // lists that differ in length
@@ -295,7 +296,7 @@ bool fill(Column* column, PyObject* values, int64_t n) {
   }
   for (int64_t i = 0; i < n; i++) {
     Ref item(PySequence_GetItem(values, i));
-    // Numbers in an array become Python's, as in `array[i].item()`; rows stay arrays.
+    // Elements of an array become Python numbers, as in `array[i].item()`; rows stay arrays.
     if (item && is_flat && kind != 'O') item = Ref(PyObject_CallMethod(item.get(), "item", nullptr));
     if (!item || !column->add(item.get())) return false;
   }
@@ -311,7 +312,8 @@ bool fill_columns(Forest* forest, PyObject* values, int64_t n) {
   return true;
 }
 
-// Lists the children of each node, from the child and the parent of each edge, in order of the edges.
+// Lists the children of each node in the order of the edges, which are pairs of a child and its parent. It is a
+// counting sort by parent: counts, prefix sums, then one pass that places the children.
 bool list_children(Forest* forest, Span<const int64_t> edges, Vec<int32_t>& n_parents) {
   ptrdiff_t m = edges.size / 2;
   Vec<int32_t> at;
@@ -324,7 +326,8 @@ bool list_children(Forest* forest, Span<const int64_t> edges, Vec<int32_t>& n_pa
   return true;
 }
 
-// Orders nodes by a depth-first walk from each root, so that children come before parents; a DataError for a cycle.
+// Orders nodes by a depth-first walk from each root, so that children come before parents; sets a DataError if there is
+// a cycle.
 bool order_nodes(Forest* forest, const Vec<int32_t>& n_parents) {
   enum : uint8_t { NEW, OPEN, DONE };
   Vec<uint8_t> state;
@@ -350,15 +353,15 @@ bool order_nodes(Forest* forest, const Vec<int32_t>& n_parents) {
     }
     if (path.size()) break;
   }
-  if (forest->order.size() == forest->n) return true;
+  if (forest->order.size() == forest->n) return true;  // never if there is a cycle, even one that no root reaches
   int32_t node = 0;
   while (state[node] == DONE) node++;
   set_data_error("the nodes must form no cycle, but node %d is on one or leads to one.", node);
   return false;
 }
 
-// from_arrays(n, edges, names, values): `edges` has the child and the parent of each edge, `values` an array or a list
-// for each name.
+// from_arrays(n, edges, names, values): reads arrays. `edges` has the child and the parent of each edge, `values` an
+// array or a list for each name.
 PyObject* from_arrays(PyObject*, PyObject* const* args, Py_ssize_t n_args) {
   if (!takes("from_arrays", n_args, 4)) return nullptr;
   int64_t n = PyLong_AsLongLong(args[0]);
@@ -381,7 +384,7 @@ PyObject* from_arrays(PyObject*, PyObject* const* args, Py_ssize_t n_args) {
   return fill_columns(forest, args[3], n) ? made.release() : nullptr;
 }
 
-// from_sequence(n, is_reverse, names, values): a chain of n nodes, from the first item or from the last.
+// from_sequence(n, is_reverse, names, values): makes a chain of n nodes that begins at the first item, or at the last.
 PyObject* from_sequence(PyObject*, PyObject* const* args, Py_ssize_t n_args) {
   if (!takes("from_sequence", n_args, 4)) return nullptr;
   int64_t n;
@@ -408,7 +411,7 @@ PyObject* from_sequence(PyObject*, PyObject* const* args, Py_ssize_t n_args) {
   return made.release();
 }
 
-// edges_of(parents): an array of the child and the parent of each edge; parents are -1 for roots.
+// edges_of(parents): returns an array with the child and the parent of each edge; the parent of a root is -1.
 PyObject* edges_of(PyObject*, PyObject* parents) {
   Ref array = read_int64(parents, "parents", 1);
   if (!array) return nullptr;
@@ -426,7 +429,7 @@ PyObject* edges_of(PyObject*, PyObject* parents) {
   return made.release();
 }
 
-// count_nodes(edges): one more than the greatest node that an edge joins.
+// count_nodes(edges): returns one more than the greatest node in the edges.
 PyObject* count_nodes(PyObject*, PyObject* edges) {
   Ref array = read_int64(edges, "edges", 2);
   if (!array) return nullptr;
@@ -469,7 +472,7 @@ PyObject* get_roots(PyObject* self, void*) {
   return found.release();
 }
 
-// value(node, column): the value of a field; KeyError if the node lacks it.
+// value(node, column): returns the value of a field; raises a KeyError if the node lacks it.
 PyObject* value(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   Forest* forest = as_forest(self);
   if (!takes("value", n_args, 2)) return nullptr;

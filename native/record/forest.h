@@ -1,4 +1,4 @@
-// Forests: the nodes of trees and DAGs as arrays, children first, with their fields in columns.
+// Forests: trees and DAGs as arrays, with a topological order, children first, and the fields of nodes in columns.
 
 #pragma once
 
@@ -9,13 +9,13 @@ namespace autobatch {
 
 enum class Field : uint8_t { ABSENT, INT, FLOAT, OBJECT };
 
-// A field of all nodes.
+// The values of one field, for all nodes.
 struct Column {
   Ref name;
   Vec<uint8_t> kinds;  // a `Field` for each node
-  Vec<int64_t> words;  // the int, the bits of the float, or the owned object, of each node
+  Vec<int64_t> words;  // for each node, an int, the bits of a float, or an owned reference
   ~Column();
-  // Adds the value of the next node; null for a node without the field. False with an error.
+  // Appends the value of the next node, null if it lacks the field; returns false with an error.
   bool add(PyObject* value);
   double float_at(int32_t node) const {
     double number;
@@ -24,7 +24,7 @@ struct Column {
   }
   // Returns the value of a node; null without an error if the node lacks the field.
   PyObject* value(int32_t node) const;
-  // Whether the value of a node is true, as Python defines it; false if it is absent, -1 with an error.
+  // Returns the truth of a node's value, as Python defines it; 0 if the field is absent, -1 with an error.
   int is_true(int32_t node) const;
 };
 
@@ -33,8 +33,8 @@ struct Forest {
   int32_t n;
   Vec<int32_t> order;             // all nodes, children before parents
   Vec<int32_t> child_ptr, child;  // the children of each node, in order; -1 for a missing one
-  Vec<int32_t> roots;             // nodes that are children of none
-  bool is_chain;                  // whether each node has one child, but for the first
+  Vec<int32_t> roots;             // nodes without parents
+  bool is_chain;                  // whether each node but the first has exactly one child
   Vec<Column*> columns;
 
   Span<const int32_t> children(int32_t node) const {

@@ -8,7 +8,8 @@ namespace {
 
 constexpr int32_t MOST_REGISTERS = 1 << 20, FEW = 48, MOST_DEPTH = 1000;
 
-// The registers of a running program, and the objects that it must keep alive.
+// The registers of a running program. They are borrowed references; the frame also owns the parts of objects that may
+// change while the program runs, such as elements of lists.
 class Frame {
  public:
   explicit Frame(const Program& program) {
@@ -24,7 +25,7 @@ class Frame {
     free(many_);
   }
   bool is_made() const { return registers != nullptr; }
-  // Takes over a reference for the lifetime of the frame.
+  // Takes over a reference and releases it with the frame; returns false with an error.
   bool own(PyObject* object) {
     if (owned_.push(object)) return true;
     Py_DECREF(object);
@@ -41,7 +42,7 @@ class Frame {
   }
 
   PyObject** registers = few_;
-  Vec<PyObject*> elements;  // the registers of each element of the lists, in the order of the steps that test them
+  Vec<PyObject*> elements;  // the registers of all list elements, in the order of the EACH steps
 
  private:
   PyObject* few_[FEW];
@@ -68,6 +69,7 @@ Result test_array(const Step& step, PyObject* x) {
 
 Result test_keys(const Step& step, PyObject* x) {
   if (!PyDict_Check(x) || PyDict_GET_SIZE(x) != PyTuple_GET_SIZE(step.object.get())) return DIFFERS;
+  // Keys are mostly the same objects in all calls, so compare pointers first, and call Python only if they differ.
   PyObject *key, *value;
   Py_ssize_t at = 0, k = 0;
   bool are_known = true;
@@ -94,7 +96,7 @@ Result test_plain(PyObject* x, PyObject* wanted) {
 
 Result run(const Program& program, Frame& frame);
 
-// Tests all elements of a list. Keeps their registers, unless only the class of elements is tested.
+// Tests all elements of a list. Appends their registers to `around.elements`, unless only their class is tested.
 Result test_each(const Step& step, PyObject* x, Frame& around) {
   if (!PyList_CheckExact(x) || !PyList_GET_SIZE(x)) return DIFFERS;
   const Program& program = *step.each;
@@ -118,7 +120,7 @@ Result test_each(const Step& step, PyObject* x, Frame& around) {
   return MATCHES;
 }
 
-// Runs a step that few forms have.
+// Runs a step of a kind that few forms have.
 Result run_rare(const Step& step, Frame& frame) {
   PyObject* x = frame.registers[step.from];
   switch (step.test) {
@@ -191,9 +193,9 @@ Result run(const Program& program, Frame& frame) {
   return MATCHES;
 }
 
-// Lengths.
+// Lengths of groups.
 
-constexpr int64_t MOST_LENGTH = int64_t(1) << 31;  // more than a graph can have; products do not overflow
+constexpr int64_t MOST_LENGTH = int64_t(1) << 31;  // above any length in a graph; the product of two fits int64
 
 // Counts the rows of an object; 0 if it has none.
 int64_t count_rows(PyObject* x) {
@@ -209,6 +211,8 @@ int64_t slice_length(const LengthPart& part, int64_t n) {
   return PySlice_AdjustIndices((Py_ssize_t)n, &start, &stop, (Py_ssize_t)part.step);
 }
 
+// Finds the lengths of all groups. A derived group refers only to earlier ones, so one pass suffices. Each length is
+// clamped before another one is multiplied by it.
 void find_lengths(const Form* form, PyObject** registers, int64_t* lengths) {
   for (ptrdiff_t g = 0; g < form->groups.size(); g++) {
     const Group& group = *form->groups[g];
@@ -248,12 +252,13 @@ bool write_int(Log* log, PyObject* x) {
   int overflow;
   int64_t value = PyLong_AsLongLongAndOverflow(x, &overflow);
   if (value == -1 && !overflow && PyErr_Occurred()) return false;
-  return log->ints.push(overflow ? INT64_MAX : value) || (PyErr_NoMemory(), false);  // decoding refuses INT64_MAX
+  return log->ints.push(overflow ? INT64_MAX : value) || (PyErr_NoMemory(), false);  // decoding rejects INT64_MAX
 }
 
 bool write_ints(Log* log, PyObject* x) {
   if (!PyArray_Check(x)) return write_int(log, x);
   PyArrayObject* given = reinterpret_cast<PyArrayObject*>(x);
+  // A uint64 above INT64_MAX is negative when it is read as int64; it is logged as INT64_MAX, which decoding rejects.
   bool is_large = PyArray_DESCR(given)->kind == 'u' && PyArray_ITEMSIZE(given) == 8;
   Ref array(PyArray_FROMANY(x, is_large ? NPY_UINT64 : NPY_INT64, 0, 0, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_FORCECAST));
   if (!array) return false;
@@ -295,7 +300,8 @@ bool write_refs(Log* log, PyObject* x, int64_t n) {
   return true;
 }
 
-// Writes some registers of each of the n elements of a list, which begin at `at` in `frame.elements`.
+// Writes the writer's registers for each of the n elements of a list; in `frame.elements`, these begin at `at`. The
+// list may have changed since it was tested, so sizes and classes are checked again.
 bool write_each(Log* log, const Writer& writer, PyObject* x, int64_t n, const Frame& frame, ptrdiff_t at) {
   const Program& program = *writer.each;
   bool is_list = program.is_one_class(), is_float = writer.what == Writing::EACH_FLOATS;
@@ -322,7 +328,7 @@ bool draw(Log* log, bool is_logged) {
   return !is_logged || log->ints.push(number) || (PyErr_NoMemory(), false);
 }
 
-// Finds where the elements of a list begin in `frame.elements`.
+// Returns the index in `frame.elements` at which the elements of the writer's list begin.
 ptrdiff_t first_element(const Form* form, const Writer& writer, const Frame& frame) {
   ptrdiff_t at = 0;
   for (ptrdiff_t i = 0; i < form->program->steps.size(); i++) {
@@ -441,7 +447,7 @@ bool read_number(PyObject* x, int64_t low, int64_t high, int64_t& number) {
   return (number >= low && number < high) || refuse("a number in a form must lie in its range, got another");
 }
 
-// Returns the parts of a tuple, which must have n to `most`; null with an error.
+// Returns the parts of a tuple, which must have n to `most` of them; null with an error.
 PyObject** parts_of(PyObject* x, Py_ssize_t n, Py_ssize_t most) {
   if (!PyTuple_Check(x) || PyTuple_GET_SIZE(x) < n || PyTuple_GET_SIZE(x) > most)
     return PyErr_Format(PyExc_TypeError, "a part of a form must be a tuple of %zd to %zd, got %.80R", n, most, x),
@@ -451,7 +457,7 @@ PyObject** parts_of(PyObject* x, Py_ssize_t n, Py_ssize_t most) {
 
 bool read_program(PyObject* steps, int32_t n_given, int64_t n_registers, Program& program, bool is_element);
 
-// Reads a step, (name, from, ...). It may read only registers that are set, and set only others.
+// Reads a step, (name, from, ...). A step may read only registers that are set, and each register is set once.
 bool read_step(PyObject* tuple, Vec<uint8_t>& is_set, Step& step, bool is_element) {
   PyObject** parts = parts_of(tuple, 2, 5);
   int test = parts ? number_of(TESTS, parts[0]) : -1;
@@ -548,7 +554,7 @@ bool read_program(PyObject* steps, int32_t n_given, int64_t n_registers, Program
   return true;
 }
 
-// Finds the program that tests the elements of the list in a register.
+// Returns the program that tests the elements of the list in a register; null if there is none.
 Program* program_of(const Form* form, int32_t from) {
   for (ptrdiff_t i = 0; i < form->program->steps.size(); i++)
     if (form->program->steps[i]->test == Test::EACH && form->program->steps[i]->from == from)
@@ -556,7 +562,8 @@ Program* program_of(const Form* form, int32_t from) {
   return nullptr;
 }
 
-// Whether a step ensures that a register holds a handle: of any number of rows if `is_rows`, else of one value.
+// Returns whether a step ensures that a register holds a handle: a `RowsHandle` if `is_rows`, else a handle of a single
+// value. Writers of refs cast registers to these types without a check.
 bool holds_handle(const Program& program, int32_t from, bool is_rows) {
   for (ptrdiff_t i = 0; i < program.steps.size(); i++) {
     const Step& step = *program.steps[i];
@@ -603,7 +610,7 @@ bool read_writers(PyObject* tuple, Form* form, Vec<Writer*>& writers) {
   return true;
 }
 
-// Reads groups: a register, or a tuple of parts (of, n, (start, stop, step), times).
+// Reads groups: a register, or a tuple of parts (of, n, (start, stop, step), times) that refer to earlier groups.
 bool read_groups(PyObject* tuple, Form* form) {
   if (!PyTuple_Check(tuple)) return refuse("the groups of a form must be a tuple");
   for (Py_ssize_t g = 0; g < PyTuple_GET_SIZE(tuple); g++) {
@@ -720,7 +727,7 @@ PyObject* make_form(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   }
   Ref made(type->tp_alloc(type, 0));
   if (!made) return nullptr;
-  PyObject_GC_UnTrack(made.get());  // until it is complete
+  PyObject_GC_UnTrack(made.get());  // until all members are set
   Form* form = reinterpret_cast<Form*>(made.get());
   new (&form->groups, At::PLACE) Vec<Group*>();
   new (&form->bounds, At::PLACE) Vec<Bound>();
@@ -840,13 +847,13 @@ PyObject* record_call(Form* form, PyObject* const* arguments, Py_ssize_t n) {
   int64_t id = log->add_call(form->number);
   if (id < 0) return nullptr;
   bool is_written = true;
-  log->busy = true;
+  log->busy = true;  // converting arrays may run Python code, which must not use the log in the middle of a call
   for (ptrdiff_t i = 0; is_written && i < form->ints.size(); i++)
     is_written = write(form, *form->ints[i], frame, lengths);
   for (ptrdiff_t i = 0; is_written && i < form->floats.size(); i++)
     is_written = write(form, *form->floats[i], frame, lengths);
   log->busy = false;
-  if (!is_written) {  // undo the call
+  if (!is_written) {  // undo the call, which is still the last one, because the log was busy
     log->ints.resize(n_ints);
     log->floats.resize(n_floats);
     log->form_of.resize(id - log->n_forgotten);

@@ -1,7 +1,7 @@
 // Forms: recognized ways to call a cell. A form tests whether arguments match it, and logs the call if they do.
 //
-// Arguments and their parts are in numbered registers. Steps test registers and load parts into others; writers log
-// what registers hold. `autobatch.trace.forms` makes both, as tuples, which are checked when a `Form` is made.
+// Numbered registers hold arguments and their parts. A step tests a register, or loads a part of it into another one; a
+// writer logs the content of a register. `autobatch.trace.forms` makes both as tuples, which `Form` checks.
 
 #pragma once
 
@@ -13,20 +13,20 @@ namespace autobatch {
 struct Program;
 
 enum class Test : uint8_t {
-  CLASS,      // is of the class `object`
-  SIZE,       // is a tuple or a list of n parts
-  ITEM,       // loads part n of a tuple or a list into `to`
+  CLASS,      // has exactly the class `object`
+  SIZE,       // is a tuple or list of n parts
+  ITEM,       // loads part n of a tuple or list into `to`
   KEYS,       // is a dict with these keys, in order
   KEY,        // loads the value of a key
   ATTRIBUTE,  // loads an attribute
-  ARRAY,      // is a plain array of this shape and these kinds of numbers
-  ROWS,       // is a plain array of any number of rows of this shape
+  ARRAY,      // is a plain array with this shape and one of these dtype kinds
+  ROWS,       // is a plain array with any number of rows of this shape
   IS,         // is `object`
-  EQUAL,      // is of the class of `object`, and equal to it
-  PLAIN,      // is a tuple of strings and ints, of the same classes and equal to those of `object`
-  SAME,       // `call` of it equals `object`
+  EQUAL,      // has the class of `object` and equals it
+  PLAIN,      // is a tuple of strings and ints that equal those of `object`, classes included
+  SAME,       // is an x for which `call(x)` equals `object`
   EMPTY,      // is an empty list
-  EACH,       // is a non-empty list, whose elements all match a program
+  EACH,       // is a non-empty list whose elements all match a program
 };
 
 struct Step {
@@ -39,11 +39,11 @@ struct Step {
   Program* each = nullptr;
 };
 
-// Steps over registers, the first of which are given.
+// Steps over registers. The caller sets the first registers, the steps set the others.
 struct Program {
   Vec<Step*> steps;
   int32_t n_registers = 0;
-  bool is_one_class() const;  // tests only the class of its register
+  bool is_one_class() const;  // whether the only step is a class test
   ~Program();
 };
 
@@ -53,10 +53,11 @@ struct Writer {
   Writing what;
   int32_t from = 0;
   Program* each = nullptr;  // of the elements of a list, borrowed from the step that tests them
-  Vec<int32_t> registers;   // those to write of each element; for COUNT, a group instead
+  Vec<int32_t> registers;   // the registers to write for each element; for COUNT, the group
 };
 
-// Part of a group's length: that of a slice of group `of` (-1: of n rows), times that of group `times` (-1: one).
+// One term of a derived group's length: the length of a slice of group `of`, or of n rows if `of` is -1, times the
+// length of group `times`, unless that is -1.
 struct LengthPart {
   int32_t of, times;
   int64_t n, start, stop, step;
@@ -68,13 +69,13 @@ struct Group {
 };
 
 struct Bound {
-  int32_t first, second;  // groups of equal length; or second is -1, and the length of first is in least..most
+  int32_t first, second;  // groups of equal length; if second is -1, the length of first must lie in least..most
   int64_t least, most;
 };
 
 struct Output {
   PyTypeObject* kind;
-  int32_t group;  // of its rows, or -1
+  int32_t group;  // the group of its rows, or -1
 };
 
 struct Form {
@@ -85,22 +86,22 @@ struct Form {
   Vec<Group*> groups;
   Vec<Bound> bounds;  // on the lengths of groups
   Vec<int32_t> walked;
-  PyObject* lengths;  // a set of tuples: the known lengths of walked groups
+  PyObject* lengths;  // a set of tuples: known lengths of the `walked` groups, over which the cell's body iterates
   Vec<Writer*> ints, floats;
   Vec<Output> outputs;
   PyObject* kinds;  // keeps the classes alive
   static constexpr int32_t NOT_ASKED = -2;
-  int32_t result_kind;  // in `Log::result_kinds`, for folds; -1 if there is none
-  PyObject* structure;  // the number of an output, tuples of those, or a function of the tuple of outputs
+  int32_t result_kind;  // an index into `Log::result_kinds`, for folds; -1 if there is none
+  PyObject* structure;  // an output number, a nested tuple of them, or a function of the tuple of outputs
 };
 
 extern PyTypeObject FormType;
 
-// Takes the number of the next random draw; false with an error.
+// Finds the number of the next random draw; returns false with an error.
 bool next_draw(Log* log, int64_t& number);
 
-// Logs a call with these arguments in the log of the form, which must be that of this thread, and makes the result;
-// null without an error if the arguments do not match.
+// Logs a call with these n arguments, and returns its result. The form's log must be the current one of this thread.
+// Returns null without an error if the arguments do not match.
 PyObject* record_call(Form* form, PyObject* const* arguments, Py_ssize_t n);
 
 }  // namespace autobatch

@@ -9,7 +9,8 @@ namespace {
 
 constexpr Py_ssize_t FEW = 32;
 
-// What in an argument becomes a source: an array, or also arrays in tuples and lists; plus a flag for parameters.
+// The parts of an argument that are lifted, i.e. replaced by a *source*, the node that holds an array, a parameter or
+// an input: none; the argument if it is an array; arrays in tuples and lists as well. PARAMETERS is a flag.
 enum Lifts : char { NOTHING = 0, ARRAYS = 1, PARTS = 2, PARAMETERS = 4 };
 
 Function* as_function(PyObject* self) { return reinterpret_cast<Function*>(self); }
@@ -20,10 +21,10 @@ PyObject* call_slowly(Function* function, PyObject* const* arguments, Py_ssize_t
   return tuple ? call_object(function->slow, tuple.get()).release() : nullptr;
 }
 
-// Whether a function belongs to the recording of this thread.
+// Returns whether a function records in the current log of this thread.
 bool is_present(const Function* function) { return function->log == current_log(); }
 
-// Records a call of a known form by a present function; null without an error if no form matches.
+// Records a call by the first form that matches; returns null without an error if none does.
 PyObject* record_known(Function* function, PyObject* const* arguments, Py_ssize_t n) {
   Ref forms = Ref::borrowed(function->forms);
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(forms.get()); i++) {
@@ -34,7 +35,7 @@ PyObject* record_known(Function* function, PyObject* const* arguments, Py_ssize_
   return nullptr;
 }
 
-// What lifting does to an argument: nothing, or putting sources in place of it or parts of it; or only Python can tell.
+// The effect of lifting on an argument: none, or it and its parts are replaced by sources; or only Python can tell.
 enum class Lifting { ERROR, NONE, SOURCES, PYTHON };
 
 // How lifting treats a class other than array, tuple and list; Python is asked once per class.
@@ -76,8 +77,8 @@ Lifting find_lifting(Log* log, PyObject* x, char lifts) {
   return found;
 }
 
-// Returns the source with this key in the present instance; if there is none yet, records one, with an argument unless
-// that is null. Null without an error if only Python can record it.
+// Returns the source with this key in the current instance. If there is none yet, records a call of `source`, with
+// `argument` unless that is null. Returns null without an error if only Python can record it.
 PyObject* find_source(Log* log, const Ref& key, const Ref& source, PyObject* argument) {
   PyObject* known = PyDict_GetItemWithError(log->sources, key.get());
   if (known || PyErr_Occurred()) return Py_XNewRef(known);
@@ -85,7 +86,7 @@ PyObject* find_source(Log* log, const Ref& key, const Ref& source, PyObject* arg
   return made && PyDict_SetItem(log->sources, key.get(), made.get()) == 0 ? made.release() : nullptr;
 }
 
-// Returns an argument with its arrays and parameters replaced by sources; null without an error if only Python can.
+// Returns an argument with arrays and parameters replaced by sources; null without an error if only Python can do so.
 PyObject* lift(Log* log, PyObject* x, char lifts) {
   if (Py_TYPE(x) == &PyArray_Type) {
     Ref key(key_of_array(x));
@@ -96,12 +97,12 @@ PyObject* lift(Log* log, PyObject* x, char lifts) {
     Lifting found = find_lifting(log, x, lifts);
     if (found != Lifting::SOURCES) return found == Lifting::NONE ? Py_NewRef(x) : nullptr;
     Ref key(PyLong_FromVoidPtr(x));
-    Ref functions = Ref::borrowed(log->functions);  // comparing keys may end the recording
+    Ref functions = Ref::borrowed(log->functions);  // owned, because comparing keys may end the recording
     Ref source = Ref::borrowed(key ? PyDict_GetItemWithError(functions.get(), key.get()) : nullptr);
     return PyErr_Occurred() ? nullptr : find_source(log, key, source, nullptr);
   }
   if (Py_EnterRecursiveCall(" in an argument of a cell")) return nullptr;
-  // A list may change while its parts are recorded.
+  // Copy a list, because it may change while its parts are recorded.
   Ref parts(is_tuple ? Py_NewRef(x) : PyList_AsTuple(x));
   Py_ssize_t n = parts ? PyTuple_GET_SIZE(parts.get()) : 0;
   Ref lifted(!parts ? nullptr : is_tuple ? PyTuple_New(n) : PyList_New(n));
@@ -118,12 +119,13 @@ PyObject* lift(Log* log, PyObject* x, char lifts) {
   return lifted.release();
 }
 
-// Records a call with sources in place of arrays and parameters; null without an error if there are none, if only
-// Python can lift an argument, or if no form then matches.
+// Records a call with arrays and parameters replaced by sources. Returns null without an error if there are none, if
+// only Python can lift an argument, or if no form matches the lifted arguments.
 PyObject* record_lifted(Function* function, PyObject* const* arguments, Py_ssize_t n) {
   Log* log = function->log;
   if (!PyBytes_GET_SIZE(function->lifts) || PyBytes_GET_SIZE(function->lifts) != n) return nullptr;
   const char* lifts = PyBytes_AS_STRING(function->lifts);
+  // Look at all arguments first, so that no source is recorded for a call that Python must handle.
   bool has_sources = false;
   for (Py_ssize_t i = 0; i < n; i++) {
     Lifting found = find_lifting(log, arguments[i], lifts[i]);
@@ -140,9 +142,10 @@ PyObject* record_lifted(Function* function, PyObject* const* arguments, Py_ssize
   return lifted ? record_known(function, &PyTuple_GET_ITEM(lifted.get(), 0), n) : nullptr;
 }
 
-// Records a call of a known form, with sources or without; null, without an error, for any other.
+// Records a call of a known form, with or without lifting; returns null without an error if no form matches.
 PyObject* record_natively(Function* function, PyObject* const* arguments, Py_ssize_t n) {
   PyObject* made = is_present(function) ? record_known(function, arguments, n) : nullptr;
+  // Testing forms may run Python code that ends the recording, so `is_present` is asked again.
   return made || PyErr_Occurred() || !is_present(function) ? made : record_lifted(function, arguments, n);
 }
 
@@ -151,13 +154,13 @@ PyObject* record(Function* function, PyObject* const* arguments, Py_ssize_t n) {
   return made || PyErr_Occurred() ? made : call_slowly(function, arguments, n);
 }
 
-// Binds arguments by position and name; false, without an error, if `bind` must do it.
+// Binds positional and named arguments; returns false without an error if `bind` must do it.
 bool bind_plainly(Function* function, PyObject* const* args, Py_ssize_t n_args, PyObject* kwnames, PyObject** bound) {
   Py_ssize_t n = PyTuple_GET_SIZE(function->names), n_defaults = PyTuple_GET_SIZE(function->defaults);
   if (function->takes != PLAIN || n_args > n) return false;
   for (Py_ssize_t i = 0; i < n; i++) bound[i] = i < n_args ? args[i] : nullptr;
   for (Py_ssize_t k = 0; kwnames && k < PyTuple_GET_SIZE(kwnames); k++) {
-    Py_ssize_t place = n_args;  // names are interned, or else `bind` compares them
+    Py_ssize_t place = n_args;  // interned names are compared by identity; `bind` compares others
     while (place < n && PyTuple_GET_ITEM(function->names, place) != PyTuple_GET_ITEM(kwnames, k)) place++;
     if (place == n || bound[place]) return false;
     bound[place] = args[n_args + k];
@@ -171,7 +174,7 @@ bool bind_plainly(Function* function, PyObject* const* args, Py_ssize_t n_args, 
   return true;
 }
 
-// Packs positional arguments into a tuple and named ones into a dict; false with an error.
+// Packs positional arguments into a tuple and named ones into a dict; returns false with an error.
 bool pack(PyObject* const* args, Py_ssize_t n_args, PyObject* kwnames, Ref& given, Ref& named) {
   given = Ref(PyTuple_New(n_args));
   named = Ref(PyDict_New());
@@ -192,7 +195,7 @@ PyObject* call_bound(Function* function, PyObject* const* args, Py_ssize_t n_arg
                    : nullptr;
 }
 
-// Calls with a tuple of the positional arguments and, if the function takes two, a dict of the named ones.
+// Records a call whose arguments are a tuple of the positional ones and, if the function takes two, a dict of the rest.
 PyObject* call_collected(Function* function, PyObject* const* args, Py_ssize_t n_args, PyObject* kwnames) {
   Ref given, named;
   if (!pack(args, n_args, kwnames, given, named)) return nullptr;
@@ -210,8 +213,8 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* k
   return call_bound(function, args, n_args, kwnames);
 }
 
-// Function.record(form, arguments): the result of a call of this form; None if the arguments do not match it, or if its
-// log is not that of this thread.
+// Function.record(form, arguments): records a call of this form and returns its result; None if the arguments do not
+// match, or if the form's log is not the current one of this thread.
 PyObject* record_one(PyObject*, PyObject* const* args, Py_ssize_t n_args) {
   if (n_args != 2 || Py_TYPE(args[0]) != &FormType || !PyTuple_Check(args[1]))
     return PyErr_SetString(PyExc_TypeError, "record takes a form and a tuple of arguments"), nullptr;
@@ -281,7 +284,7 @@ int traverse(PyObject* self, visitproc visit, void* arg) {
   return 0;
 }
 
-// Breaks cycles; the function can still be called.
+// Breaks reference cycles. The built-in `tuple` replaces the callables, so that a later call is still safe.
 int clear(PyObject* self) {
   Function* function = as_function(self);
   Py_XSETREF(function->slow, Py_NewRef(reinterpret_cast<PyObject*>(&PyTuple_Type)));
@@ -315,7 +318,7 @@ PyObject* get_forms(PyObject* self, void*) { return Py_NewRef(as_function(self)-
 int set_forms(PyObject* self, PyObject* forms, void*) {
   if (!forms || !are_forms(forms))
     return forms ? -1 : (PyErr_SetString(PyExc_TypeError, "forms must not be deleted"), -1);
-  forget_templates(as_function(self));  // they refer to forms
+  forget_templates(as_function(self));  // templates refer to forms
   Py_XSETREF(as_function(self)->forms, Py_NewRef(forms));
   return 0;
 }

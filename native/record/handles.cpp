@@ -193,7 +193,8 @@ PyObject* seal(PyObject*, PyObject* argument) {
     PyErr_SetString(PyExc_TypeError, "a class of handles must have __slots__ = () and no attributes of its own");
     return nullptr;
   }
-  // Handles refer to nothing that refers to them, so the collector can skip them. No class may inherit from this one.
+  // Handles are never part of a reference cycle, so the collector need not track them. A subclass could add attributes,
+  // so none is allowed.
   kind->tp_flags &= ~(Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE);
   kind->tp_dealloc = is_rows ? free_rows : free_handle;
   Py_RETURN_NONE;

@@ -17,7 +17,8 @@ bool add_leaf(Layout* layout, Leaf leaf) {
          (layout->place_of.find(leaf.leaf) >= 0 || layout->place_of.insert(leaf.leaf, place));
 }
 
-// Reads items: kind, group, size; if they have parts, the number of parts and, for each part, a count and its leaves.
+// Reads items: kind, group and size; if they have parts, the number of parts and, for each part, its number of leaves
+// and these leaves.
 bool read_items(IntReader& given, Layout* layout, bool has_parts, Vec<LogItem>& items) {
   for (int64_t n = given.next(0, INT32_MAX), i = 0; i < n && !given.has_failed(); i++) {
     LogItem item;
@@ -51,7 +52,7 @@ bool read_variables(IntReader& given, Layout* layout, bool are_outputs, Vec<Vari
   return !given.has_failed();
 }
 
-// Notes which leaves are arguments with derivatives.
+// Marks the leaves that are arguments with derivatives.
 void find_variables(Layout* layout) {
   for (ptrdiff_t i = 0; i < layout->arguments.size(); i++) {
     int32_t place = layout->place_of.find(layout->arguments[i].name);
@@ -74,7 +75,7 @@ PyObject* make_layout(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
            nullptr;
   Ref made(type->tp_alloc(type, 0));
   if (!made) return nullptr;
-  PyObject_GC_UnTrack(made.get());  // until it is complete
+  PyObject_GC_UnTrack(made.get());  // until all members are set
   Layout* layout = as_layout(made.get());
   layout->form = form;
   layout->n_lists = n_lists;
@@ -126,7 +127,7 @@ PyObject* get_form(PyObject* self, void*) { return PyLong_FromLong(as_layout(sel
 PyGetSetDef attributes[] = {{"form", get_form, nullptr, "The number of the form.", nullptr},
                             {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
-// Asks Python for the number of rows of a group; -1 with an error.
+// Asks Python for the number of rows of a group; returns -1 with an error.
 int64_t ask_rows(PyObject* count, int32_t group, Span<const int64_t> lengths) {
   Ref known = to_list(lengths), number(PyLong_FromLong(group));
   if (!known || !number) return -1;

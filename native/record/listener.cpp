@@ -9,8 +9,8 @@ struct CallListener {
   PyObject_HEAD
   PyObject* report_function;
   PyObject* report_builtin;
-  PyObject* held;  // the code and the functions in `known`, so that their addresses stay theirs
-  IntMap known;    // addresses of code, and of definitions of functions
+  PyObject* held;  // keeps the objects behind `known` alive, so that their addresses are not reused
+  IntMap known;    // addresses of code objects, and of definitions of C functions
 };
 
 CallListener* as_listener(PyObject* self) { return reinterpret_cast<CallListener*>(self); }
@@ -30,7 +30,7 @@ int hear_function(CallListener* listener, PyFrameObject* frame) {
   return call_object(listener->report_function, code.get(), globals.get()) ? 0 : -1;
 }
 
-// Whether methods of an object read neither random numbers nor a clock.
+// Returns whether an object is a built-in container or string: its methods read neither random numbers nor a clock.
 bool is_container(PyObject* owner) {
   return PyList_CheckExact(owner) || PyDict_CheckExact(owner) || PyTuple_CheckExact(owner) ||
          PyUnicode_CheckExact(owner) || Py_IS_TYPE(owner, &PySet_Type);
@@ -49,15 +49,15 @@ int hear_builtin(CallListener* listener, PyFrameObject* frame, PyObject* functio
 }
 
 int hear(PyObject* self, PyFrameObject* frame, int event, PyObject* function) {
-  Ref held = Ref::borrowed(self);  // a report may set another profile function
+  Ref held = Ref::borrowed(self);  // owned, because a report may replace the profile function
   if (event != PyTrace_CALL && event != PyTrace_C_CALL) return 0;
   CallListener* listener = as_listener(self);
   int found = event == PyTrace_CALL ? hear_function(listener, frame) : hear_builtin(listener, frame, function);
-  if (found < 0) PyEval_SetProfile(nullptr, nullptr);  // otherwise sys.setprofile, being a call, would fail as well
+  if (found < 0) PyEval_SetProfile(nullptr, nullptr);  // or else the call of sys.setprofile would fail as well
   return found;
 }
 
-// enable(): make this listener the profile function of this thread.
+// enable(): makes this listener the profile function of this thread.
 PyObject* enable(PyObject* self, PyObject*) {
   PyEval_SetProfile(hear, self);
   Py_RETURN_NONE;

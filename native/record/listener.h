@@ -1,7 +1,7 @@
-// A listener to the calls of a thread while a cell's body is traced; see `autobatch.trace.tracking`.
+// A profile function that reports the calls in a thread while a cell's body is traced; see `autobatch.trace.tracking`.
 //
-// Python calls a profile function for each call of a function. Almost all calls repeat earlier ones: this one reports
-// a Python function once, and a harmless function of a module once.
+// Python calls it for each call of a function. Almost all calls repeat earlier ones, so it reports each Python function
+// once, and each harmless function of a module once.
 
 #pragma once
 

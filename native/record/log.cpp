@@ -9,15 +9,16 @@ namespace autobatch {
 namespace {
 
 constexpr int N_SLOTS = 1 << 16;
-constexpr int64_t COLLECT_AFTER = 1 << 16;  // logged ints
-constexpr ptrdiff_t KEPT_ROOM = 1 << 12;    // elements that a vector always keeps memory for
+constexpr int64_t COLLECT_AFTER = 1 << 16;  // ints logged between collections
+constexpr ptrdiff_t KEPT_ROOM = 1 << 12;    // elements for which a vector always keeps memory
+// Handles refer to their log by slot and session instead of by pointer, so they neither keep it alive nor dangle.
 Log* slots[N_SLOTS];
 int next_slot = 0;
 uint32_t last_session = 0;
 
 Log* as_log(PyObject* self) { return reinterpret_cast<Log*>(self); }
 
-// Empties a vector; gives back memory far beyond what it held.
+// Empties a vector. Frees memory beyond four times its former size, but always keeps room for KEPT_ROOM elements.
 template <class T>
 void empty(Vec<T>& vec) {
   ptrdiff_t room = 4 * vec.size() > KEPT_ROOM ? 4 * vec.size() : KEPT_ROOM;
@@ -73,7 +74,7 @@ int traverse_log(PyObject* self, visitproc visit, void* arg) {
   return as_log(self)->cells.traverse(visit, arg);
 }
 
-// Breaks cycles; a log still in use stays a log, but nothing records there.
+// Breaks reference cycles. A log that is still in use stays valid, but nothing records there.
 int clear_log(PyObject* self) {
   Py_XSETREF(as_log(self)->owner, Py_NewRef(Py_None));
   Py_CLEAR(as_log(self)->draw);
@@ -133,7 +134,7 @@ PyObject* begin(PyObject* self, PyObject* counts) {
   Py_RETURN_NONE;
 }
 
-// Begins an instance: the sources of the last one mean nothing in it, and draws are counted from 0.
+// Begins an instance: forgets the sources of the last one, and counts draws from 0.
 void start_instance(Log* log) {
   PyDict_Clear(log->sources);
   log->begun_ints = log->ints.size();
@@ -147,8 +148,8 @@ bool append_int(PyObject* list, int64_t number) {
   return x && PyList_Append(list, x.get()) == 0;
 }
 
-// Appends the ref and the slot of a result if its class is known; otherwise `read` appends those that it finds. Returns
-// the structure.
+// Reads the result of an instance, and returns its structure. Appends its ref and slot if its class is known; otherwise
+// `read` appends the refs and slots that it finds.
 Ref read_result(Log* log, PyObject* result, PyObject* known, PyObject* read, PyObject* refs, PyObject* slots) {
   PyObject* slot = PyDict_GetItemWithError(known, reinterpret_cast<PyObject*>(Py_TYPE(result)));
   if (!slot) return PyErr_Occurred() ? Ref() : Ref(PyObject_CallOneArg(read, result));
@@ -161,7 +162,7 @@ Ref read_result(Log* log, PyObject* result, PyObject* known, PyObject* read, PyO
   return is_added ? Ref::borrowed(PyTuple_GET_ITEM(slot, 1)) : Ref();
 }
 
-// Turns automatic garbage collection off for its lifetime: a recording makes few cycles, and many objects that every
+// Turns automatic garbage collection off for its lifetime. A recording makes few cycles, but many objects, which every
 // collection would visit again.
 class NoCollection {
  public:
@@ -169,7 +170,7 @@ class NoCollection {
   ~NoCollection() {
     if (was_on_) PyGC_Enable();
   }
-  // Collects the youngest objects, if automatic collection was on; false with an error.
+  // Collects the youngest generation if automatic collection was on; returns false with an error.
   bool collect_young() {
     if (!was_on_) return true;
     Ref gc(PyImport_ImportModule("gc"));
@@ -181,8 +182,8 @@ class NoCollection {
   int was_on_;
 };
 
-// run(function, instances, known, read, refs, slots, structures, log_ptr, output_ptr): calls a function on each
-// instance, from the one whose structure comes next.
+// run(function, instances, known, read, refs, slots, structures, log_ptr, output_ptr): calls the function on each
+// instance, starting at the first one without a structure.
 PyObject* run(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   Log* log = as_log(self);
   if (n_args != 9) return PyErr_SetString(PyExc_TypeError, "run takes nine arguments"), nullptr;
@@ -216,7 +217,7 @@ PyObject* clear(PyObject* self, PyObject*) {
   empty(log->ints);
   empty(log->floats);
   log->first_id = log->next_id();
-  if (log->counts) {  // calls logged since the last decoding become no nodes
+  if (log->counts) {  // calls logged since the last decoding never become nodes
     if (!log->node_of.reserve(log->form_of.size() - log->node_of.size())) return PyErr_NoMemory();
     while (log->node_of.size() < log->form_of.size()) log->node_of.append(-1);
   }
@@ -249,7 +250,7 @@ PyObject* floats_of(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   return copy_range(args, n_args, as_log(self)->floats, floats) ? to_array<double>(floats).release() : nullptr;
 }
 
-// add_form(code): adds a form of calls with this code, which `decode.h` describes; returns its number.
+// add_form(code): adds a form with this code, which `decode.h` describes; returns its number.
 PyObject* add_form(PyObject* self, PyObject* argument) {
   Log* log = as_log(self);
   Vec<int32_t> code;
@@ -267,6 +268,7 @@ PyObject* add_form(PyObject* self, PyObject* argument) {
     return nullptr;
   }
   if (!log->code_ptr.size() && !log->code_ptr.push(0)) return PyErr_NoMemory();
+  // Memory is reserved first, so that nothing can fail once `add_fixed` has added the entry of this form.
   if (!log->code.reserve(code.size()) || !log->code_ptr.reserve(1) || !add_fixed(log, code)) return PyErr_NoMemory();
   for (ptrdiff_t i = 0; i < code.size(); i++) log->code.append(code[i]);
   log->code_ptr.append((int32_t)log->code.size());
@@ -307,7 +309,7 @@ PyObject* add(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   return ref < 0 ? nullptr : PyLong_FromLongLong(ref);
 }
 
-// add_cell(cell, owner, function): lets a function record the calls of a cell of an owner, None unless it is a method.
+// add_cell(cell, owner, function): lets a function record a cell's calls. `owner` is None unless the cell is a method.
 PyObject* add_cell(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   if (!takes("add_cell", n_args, 3)) return nullptr;
   if (!PyObject_TypeCheck(args[0], &CellType) || Py_TYPE(args[2]) != &FunctionType)
@@ -321,7 +323,7 @@ PyObject* forget_cells(PyObject* self, PyObject*) {
   Py_RETURN_NONE;
 }
 
-// form_of(ref): the form of the call that made a value.
+// form_of(ref): returns the form of the call that made a value.
 PyObject* form_of(PyObject* self, PyObject* ref) {
   Log* log = as_log(self);
   int64_t number = PyLong_AsLongLong(ref);
@@ -338,7 +340,7 @@ bool read_class(PyObject* kind, bool is_rows) {
   return false;
 }
 
-// value(kind, ref, is_row): another handle of an output or of one of its rows.
+// value(kind, ref, is_row): makes another handle of an output or of one of its rows.
 PyObject* value(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   if (n_args != 3) return PyErr_SetString(PyExc_TypeError, "value takes a class, a ref and a bool"), nullptr;
   if (!read_class(args[0], false)) return nullptr;
@@ -349,7 +351,7 @@ PyObject* value(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   return make_handle(as_log(self), reinterpret_cast<PyTypeObject*>(args[0]), ref, is_row);
 }
 
-// Makes the value whose rows have these refs, a tuple of ints.
+// Makes a value whose rows have these refs, a tuple of ints, which it takes over on success.
 PyObject* rows_of(Log* log, PyTypeObject* kind, Ref& refs) {
   Py_ssize_t n = PyTuple_GET_SIZE(refs.get());
   int64_t first = n ? PyLong_AsLongLong(PyTuple_GET_ITEM(refs.get(), 0)) : STALE_REF;
@@ -363,7 +365,7 @@ PyObject* rows_of(Log* log, PyTypeObject* kind, Ref& refs) {
   return made;
 }
 
-// rows(kind, refs): the value whose rows have these refs, in this order.
+// rows(kind, refs): makes a value whose rows have these refs, in this order.
 PyObject* rows(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   Log* log = as_log(self);
   if (n_args != 2) return PyErr_SetString(PyExc_TypeError, "rows takes a class and refs"), nullptr;
@@ -379,7 +381,7 @@ PyObject* rows(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   return rows_of(log, reinterpret_cast<PyTypeObject*>(args[0]), refs);
 }
 
-// stack(kind, values): the value with these rows; None unless they are handles of one class, made in this session.
+// stack(kind, values): makes a value with these rows; None unless they are handles of one class and of this session.
 PyObject* stack(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   Log* log = as_log(self);
   if (n_args != 2 || !PyList_Check(args[1]))
@@ -400,7 +402,7 @@ PyObject* stack(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   return refs ? rows_of(log, reinterpret_cast<PyTypeObject*>(args[0]), refs) : nullptr;
 }
 
-// unstack(kind, rows): a list of the rows of a value, as handles of this class.
+// unstack(kind, rows): returns the rows of a value, as a list of handles of this class.
 PyObject* unstack(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   if (n_args != 2 || !PyObject_TypeCheck(args[1], &RowsType))
     return PyErr_SetString(PyExc_TypeError, "unstack takes a class and a value of rows"), nullptr;
@@ -422,7 +424,7 @@ PyObject* unstack(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   return found.release();
 }
 
-// Makes an array of the nodes of these ids, without forgotten ones.
+// Makes an array of the nodes of these calls; calls without a node are left out.
 Ref nodes_of(Log* log, const Vec<int32_t>& ids) {
   Vec<int32_t> found;
   if (!found.reserve(ids.size())) return Ref(PyErr_NoMemory());
@@ -433,7 +435,7 @@ Ref nodes_of(Log* log, const Vec<int32_t>& ids) {
   return to_array<int32_t>(found);
 }
 
-// sweep(): the nodes that have come into use since the last sweep, and those that are no longer in use.
+// sweep(): returns the nodes that came into use since the last sweep, and the nodes that went out of use.
 PyObject* sweep(PyObject* self, PyObject*) {
   Log* log = as_log(self);
   if (refuse_if_busy(log)) return nullptr;
@@ -442,6 +444,7 @@ PyObject* sweep(PyObject* self, PyObject*) {
     int32_t id = log->survivors[i];
     if (!(log->alive[id - log->n_forgotten] > 0 ? left : gone).push(id)) return PyErr_NoMemory();
   }
+  // Calls made since the last sweep have higher ids than its survivors, so `left` is in ascending order.
   int64_t n = log->n_forgotten + log->alive.size();
   for (int64_t id = log->swept; id < n; id++)
     if (log->alive[id - log->n_forgotten] > 0 && (!kept.push((int32_t)id) || !left.push((int32_t)id)))
@@ -454,7 +457,7 @@ PyObject* sweep(PyObject* self, PyObject*) {
   return PyTuple_Pack(2, in_use.get(), unused.get());
 }
 
-// uses_form(form): whether any value made by a call of this form is in use.
+// uses_form(form): returns whether a value made by a call of this form is in use.
 PyObject* uses_form(PyObject* self, PyObject* form) {
   Log* log = as_log(self);
   long number = PyLong_AsLong(form);
@@ -464,7 +467,8 @@ PyObject* uses_form(PyObject* self, PyObject* form) {
   Py_RETURN_FALSE;
 }
 
-// renumber(of_node): renumbers the nodes of earlier phases; -1 for those that are forgotten, whose calls are too.
+// renumber(of_node): renumbers the nodes of earlier phases, -1 for dropped ones; then forgets the first calls that have
+// neither a node nor a handle left.
 PyObject* renumber(PyObject* self, PyObject* argument) {
   Log* log = as_log(self);
   Span<const int32_t> of_node;
@@ -606,7 +610,7 @@ bool refuse_if_busy(Log* log) {
 }
 
 void Log::forget_first() {
-  // Survivors ascend; those that died since the last sweep are still to be reported by the next one.
+  // Survivors are in ascending order. A survivor without handles must be kept until the next sweep has reported it.
   int64_t end = survivors.size() ? survivors[0] : swept, n = 0;
   if (end > n_forgotten + node_of.size()) end = n_forgotten + node_of.size();
   while (n_forgotten + n < end && node_of[n] < 0 && alive[n] <= 0) n++;

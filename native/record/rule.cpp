@@ -8,8 +8,8 @@ namespace {
 
 Rule* as_rule(PyObject* self) { return reinterpret_cast<Rule*>(self); }
 
-// Reads which columns of items are logged: the number of items and, for each, its index, the number of columns (-1 for
-// all), and these.
+// Reads the columns of items to log: the number of items and, for each, its index, the number of columns (-1 for all),
+// and the columns.
 bool read_columns(IntReader& given, const Vec<LogItem>& items, Vec<Columns*>& found) {
   for (int64_t n = given.next(0, items.size()), i = 0; i < n && !given.has_failed(); i++) {
     Columns* columns = make<Columns>();
@@ -57,7 +57,7 @@ PyObject* make_rule(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     return PyErr_SetString(PyExc_ValueError, "a rule must have a form and functions, and be given 0 or more"), nullptr;
   Ref made(type->tp_alloc(type, 0));
   if (!made) return nullptr;
-  PyObject_GC_UnTrack(made.get());  // until it is complete
+  PyObject_GC_UnTrack(made.get());  // until all members are set
   Rule* rule = as_rule(made.get());
   const Layout* layout = reinterpret_cast<Layout*>(base);
   rule->base = layout->form;

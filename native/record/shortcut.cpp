@@ -7,7 +7,7 @@
 namespace autobatch {
 namespace {
 
-// What a shortcut takes: a list of values; operands, in order or reversed; an op and its operands; or any arguments.
+// The arguments of a shortcut: a list of values; operands, in order or reversed; an op and its operands; or any.
 enum Takes : int { LIST = 0, OPERANDS = 1, REVERSED = 2, OP = 3, ARGUMENTS = 4 };
 
 struct Shortcut {
@@ -23,7 +23,7 @@ Shortcut* as_shortcut(PyObject* self) { return reinterpret_cast<Shortcut*>(self)
 
 PyObject* shape_name;  // the string "shape"
 
-// Whether a call passes one non-empty list and, at most, the shape of its first value by name.
+// Returns whether the arguments are one non-empty list and, optionally, `shape=` with the shape of its first value.
 bool is_of_list(PyObject* const* args, Py_ssize_t n_args, PyObject* kwnames) {
   if (n_args != 1 || !PyList_CheckExact(args[0]) || !PyList_GET_SIZE(args[0])) return false;
   if (!kwnames) return true;
@@ -44,7 +44,7 @@ bool is_of_list(PyObject* const* args, Py_ssize_t n_args, PyObject* kwnames) {
   return true;
 }
 
-// Whether an operand is a number that is recorded as it is; not 0, because x + 0 is x.
+// Returns whether an operand is a number that is recorded unchanged. Python handles 0, because x + 0 is x.
 bool is_number(PyObject* x) {
   if (PyFloat_CheckExact(x)) return PyFloat_AS_DOUBLE(x) != 0;
   int overflows = 0;
@@ -52,8 +52,8 @@ bool is_number(PyObject* x) {
   return number && number >= INT32_MIN && number <= INT32_MAX;
 }
 
-// Whether operands are values, or numbers, arrays and parameters beside values. Whether an array has as many rows as a
-// value is left to Python.
+// Returns whether all operands are values, numbers, arrays or parameters, and at least one is a value. Python handles
+// arrays next to values with rows, because their numbers of rows must be compared.
 bool are_operands(Log* log, PyObject* const* args, Py_ssize_t n_args) {
   bool has_value = false, has_rows = false, has_source = false;
   for (Py_ssize_t i = 0; i < n_args; i++) {
@@ -68,7 +68,7 @@ bool are_operands(Log* log, PyObject* const* args, Py_ssize_t n_args) {
   return has_value && !(has_rows && has_source);
 }
 
-// Whether one of the arguments by position is a value, or a list or tuple that begins with one.
+// Returns whether a positional argument is a value, or a list or tuple that begins with one.
 bool has_value(PyObject* const* args, Py_ssize_t n_args) {
   for (Py_ssize_t i = 0; i < n_args; i++) {
     PyObject* x = args[i];
@@ -79,7 +79,7 @@ bool has_value(PyObject* const* args, Py_ssize_t n_args) {
   return false;
 }
 
-// Records a call of an op; returns null, without an error, if no form matches.
+// Records a call of an op; returns null without an error if no form matches.
 PyObject* record_op(Log* log, PyObject* function, PyObject* const* args, Py_ssize_t n_args, bool is_reversed) {
   if (!are_operands(log, args, n_args)) return nullptr;
   Ref operands(PyTuple_New(n_args));
@@ -89,13 +89,13 @@ PyObject* record_op(Log* log, PyObject* function, PyObject* const* args, Py_ssiz
   return all ? record_values(log, function, &all, 1, nullptr) : nullptr;
 }
 
-// Records a call of a known form; null without an error if no form matches.
+// Records a call of a known form; returns null without an error if no form matches.
 PyObject* record_known_form(Shortcut* shortcut, Log* log, PyObject* const* args, Py_ssize_t n_args, PyObject* kwnames) {
   int takes = shortcut->takes;
   if (log->is_watched || log->is_wrapped || !n_args) return nullptr;
   if (takes == LIST ? !is_of_list(args, n_args, kwnames) : takes == ARGUMENTS ? !has_value(args, n_args) : !!kwnames)
     return nullptr;
-  Ref functions = Ref::borrowed(log->functions);  // comparing keys may end the recording
+  Ref functions = Ref::borrowed(log->functions);  // owned, because comparing keys may end the recording
   PyObject* key = takes == OP ? args[0] : shortcut->inner;
   Ref function = Ref::borrowed(PyDict_GetItemWithError(functions.get(), key));
   if (!function) return nullptr;
@@ -107,7 +107,7 @@ PyObject* record_known_form(Shortcut* shortcut, Log* log, PyObject* const* args,
 PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   Shortcut* shortcut = as_shortcut(self);
   if (Log* log = current_log()) {
-    Ref held = Ref::borrowed(reinterpret_cast<PyObject*>(log));  // arguments may call code that ends the recording
+    Ref held = Ref::borrowed(reinterpret_cast<PyObject*>(log));  // owned, because Python code may end the recording
     PyObject* made = record_known_form(shortcut, log, args, PyVectorcall_NARGS(nargsf), kwnames);
     if (made || PyErr_Occurred()) return made;
   }
@@ -160,7 +160,7 @@ PyObject* represent(PyObject* self) {
   return name ? PyUnicode_FromFormat("<function %S>", name.get()) : nullptr;
 }
 
-// Binds like a function, and is shown as one.
+// Binds like a function: to an object, but not to a class.
 PyObject* bind(PyObject* self, PyObject* object, PyObject*) {
   return object && object != Py_None ? PyMethod_New(self, object) : Py_NewRef(self);
 }

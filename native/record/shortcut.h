@@ -1,5 +1,5 @@
-// Shortcuts: ops and operators of values, such as `ab.tanh(x)` and `x + y`, and public functions made of ops, such as
-// `ab.sum_n`, whose calls are recorded without Python if their form is known.
+// Shortcuts: callables for ops and operators, such as `ab.tanh(x)` and `x + y`, and for public functions made of ops,
+// such as `ab.sum_n`. They record calls of a known form without Python.
 
 #pragma once
 

@@ -8,16 +8,16 @@ namespace {
 struct Snapshot {
   PyObject_HEAD
   PyObject* containers;    // a tuple
-  PyObject* owners;        // a tuple of objects whose attributes are looked at
-  Vec<Py_ssize_t> counts;  // of the objects of each container, then of each owner
+  PyObject* owners;        // a tuple of objects whose `__dict__` counts as a container
+  Vec<Py_ssize_t> counts;  // number of objects in each container, then in each owner
   Vec<PyObject*> objects;  // owned
 };
 
 Snapshot* as_snapshot(PyObject* self) { return reinterpret_cast<Snapshot*>(self); }
 
 // Passes the keys and values of a mapping, or the elements of another container, to `take(object)`, which returns
-// whether to go on. Returns whether all were taken; if not, an error may be set. Only exact dicts, lists and tuples are
-// read in place: anything else may run Python code.
+// whether to continue. Returns whether all were taken; if not, an error may be set. Only exact dicts, lists and tuples
+// are read in place; other containers may run Python code and are copied first.
 template <class Take>
 bool look_in(PyObject* container, Take take) {
   if (PyDict_CheckExact(container)) {
@@ -40,7 +40,7 @@ bool look_in(PyObject* container, Take take) {
   return true;
 }
 
-// Passes each container, and the attributes of each owner, to `look(container)`, which returns whether to go on.
+// Passes each container, and the attributes of each owner, to `look(container)`, which returns whether to continue.
 template <class Look>
 bool for_each(Snapshot* snapshot, Look look) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(snapshot->containers); i++)
@@ -61,7 +61,7 @@ bool take_all(Snapshot* snapshot) {
   });
 }
 
-// holds(): whether all containers and owners have the same objects, in the same order.
+// holds(): returns whether all containers and owners still have the same objects, in the same order.
 PyObject* holds(PyObject* self, PyObject*) {
   Snapshot* snapshot = as_snapshot(self);
   Py_ssize_t at = 0, number = 0;

@@ -1,4 +1,4 @@
-// The objects in lists, dicts and other containers at one moment; see `autobatch.params.known`.
+// Snapshots of the objects in lists, dicts and other containers; see `autobatch.params.known`.
 
 #pragma once
 

@@ -3,8 +3,8 @@
 namespace autobatch {
 namespace {
 
-// Both are owned; a `with` block in each thread resets what it has set.
-thread_local Log* log = nullptr;  // of `current`
+// Owned references. Python sets them in a `with` block, which resets them at its end.
+thread_local Log* log = nullptr;  // the log of `current`; null if it has none
 thread_local PyObject* current = nullptr;
 
 PyObject* get_current(PyObject*, void*) { return Py_NewRef(current ? current : Py_None); }
@@ -17,6 +17,7 @@ int set_current(PyObject*, PyObject* value, void*) {
   PyObject* before = current;
   log = reinterpret_cast<Log*>(found);
   current = value == Py_None ? nullptr : Py_XNewRef(value);
+  // Released last, because freeing an object may run code that reads the stage.
   Py_XDECREF(before);
   Py_XDECREF(reinterpret_cast<PyObject*>(log_before));
   return 0;

@@ -1,4 +1,4 @@
-// The stage of each thread: what records or traces there; see `autobatch.ops.operators`.
+// The stage of each thread: the recording or the tracer that is active in it; see `autobatch.ops.operators`.
 
 #pragma once
 

@@ -7,7 +7,7 @@ namespace {
 
 Tape* as_tape(PyObject* self) { return reinterpret_cast<Tape*>(self); }
 
-// Tape(log, begun): `begun` says how many ints and floats were logged before the tape; None for all that there are.
+// Tape(log, begun): `begun` has the numbers of ints and floats that were logged before the tape begins; None for all.
 PyObject* make_tape(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   static const char* names[] = {"log", "begun", nullptr};
   PyObject *of, *begun = Py_None;
@@ -73,15 +73,15 @@ bool copy_logged(Tape* tape) {
   return true;
 }
 
-// save(): copies what was logged, before the recording forgets it.
+// save(): copies the calls logged so far, before the recording clears its log.
 PyObject* save(PyObject* self, PyObject*) {
   Tape* tape = as_tape(self);
   if (refuse_if_closed(tape, true) || refuse_if_busy(tape->log) || !copy_logged(tape)) return nullptr;
-  tape->begun_ints = tape->begun_floats = 0;
+  tape->begun_ints = tape->begun_floats = 0;  // the cleared log continues the tape from its start
   Py_RETURN_NONE;
 }
 
-// Finds the index of the layout of a form in those of a tape; -1 with an error.
+// Returns the index of a form's layout in `tape->layouts`, and asks Python for a missing one; -1 with an error.
 int32_t find_layout(Tape* tape, int32_t form, IntMap& known) {
   int32_t place = known.find(form);
   if (place >= 0) return place;
@@ -126,7 +126,7 @@ PyObject* get_calls(PyObject* self, void*) {
   return found.release();
 }
 
-// refs_of(k): for each leaf of the arguments of call k that is not data, the refs that it stands for.
+// refs_of(k): returns a dict with the refs of each leaf of the arguments of call k that is not data.
 PyObject* refs_of(PyObject* self, PyObject* argument) {
   Tape* tape = as_tape(self);
   Py_ssize_t k = PyNumber_AsSsize_t(argument, PyExc_IndexError);
@@ -231,6 +231,7 @@ bool CallReader::read(const TapedCall& call) {
     int64_t n = 1, left = ints.size() - at;
     places_[i] = at;
     if (item.kind == EACH || item.kind == ROWS) {
+      // Divide, because n * columns may overflow. A bad length sets `left` to -1, which the check below refuses.
       n = left > 0 ? ints[at] : -1;
       int64_t columns = item.kind == ROWS ? item.size : item.n_parts;
       if (n < 0 || (columns && n > left / columns)) n = left, left = -1;

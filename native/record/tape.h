@@ -19,12 +19,12 @@ struct Tape {
   PyObject_HEAD
   Log* log;
   uint32_t session;
-  int64_t begun_ints, begun_floats;  // where the part of the log that is not yet copied begins
+  int64_t begun_ints, begun_floats;  // start of the part of the log that is not copied yet
   bool is_closed;
   Vec<int64_t> ints;
   Vec<double> floats;
   Vec<TapedCall> calls;
-  PyObject* layouts;  // a list: one for each form of a call
+  PyObject* layouts;  // a list with the layout of each form on the tape
   PyObject* weakrefs;
 
   const Layout& layout(const TapedCall& call) const {
@@ -34,7 +34,7 @@ struct Tape {
 
 extern PyTypeObject TapeType;
 
-// A sequence of refs: number k is `first` plus k rows or, if there are `refs`, `first` plus refs[k * step].
+// A sequence of n refs. Ref k is row k of `first`; if `refs` is set, it is refs[k * step] + first.
 struct Refs {
   int64_t first, n, step = 0;
   const int64_t* refs = nullptr;
@@ -47,10 +47,10 @@ class CallReader {
  public:
   explicit CallReader(const Tape& tape) : tape_(&tape) {}
 
-  // Finds where the items of a call are; false with an error.
+  // Finds the places of the items of a call; returns false with an error.
   bool read(const TapedCall& call);
   const Layout& layout() const { return *layout_; }
-  Span<const int64_t> lengths() const { return lengths_; }  // of its lists; 1 for those that log no length
+  Span<const int64_t> lengths() const { return lengths_; }  // of its lists; 1 if no length is logged
   Span<const int64_t> item(int32_t k) const {
     return Span<const int64_t>(tape_->ints).part(places_[k], places_[k + 1]);
   }
@@ -60,7 +60,7 @@ class CallReader {
     return item.kind == ROWS ? item.size * lengths_[item.group] : item.size;
   }
   const double* floats() const { return tape_->floats.data() + floats_; }
-  // Returns the refs that a leaf stands for: one, or one for each element of a list.
+  // Returns the refs of a leaf: one, or one for each element of a list.
   Refs refs_of(const Leaf& leaf) const;
 
  private:

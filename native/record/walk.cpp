@@ -10,7 +10,7 @@ namespace {
 
 enum class Kind : int { GRADIENT = 0, TANGENT = 1 };
 
-// A derivative that a recorded call is given, or that it returns.
+// A derivative that a recorded call takes or returns.
 struct Given {
   enum { SUM, VALUE, ROWS, PARAMETER } kind;
   int64_t at;       // the number of the sum, the ref, or where the refs of the rows begin in `pool_`
@@ -19,7 +19,7 @@ struct Given {
   PyObject* parameter;
 };
 
-// A call to differentiate, and those of its leaves that have derivatives.
+// A call to differentiate, and the range of its leaves with derivatives, in `Walk::leaves_`.
 struct Reading {
   ptrdiff_t call, first_leaf, n_leaves;
 };
@@ -39,7 +39,7 @@ class Walk {
         found_(found),
         reader_(tape) {}
 
-  // Requests derivatives of whatever depends on a value.
+  // Requests the derivatives of everything that depends on a value.
   bool want(int64_t ref) { return add_call(id_of(ref)); }
 
   bool run() {
@@ -48,6 +48,8 @@ class Walk {
     if (!rules_) return false;
     if (!PyDict_Check(rules_.get())) return PyErr_SetString(PyExc_TypeError, "rules must be a dict"), false;
     if (!find_own()) return false;
+    // Tangents are recorded in the same pass, in the order of the calls. Gradients are recorded in reverse order, after
+    // the forward pass has found all calls that depend on a wanted value or a parameter.
     for (ptrdiff_t i = 0; i < tape_.calls.size(); i++) {
       ptrdiff_t n = readings_.size();
       if (!find_reading(i)) return false;
@@ -63,7 +65,7 @@ class Walk {
     return numbers_.find(number) >= 0 || numbers_.insert(number, 0) || (PyErr_NoMemory(), false);
   }
 
-  // Finds, for each layout, the parameters of the walk that its calls read.
+  // Finds, for each layout, which parameters of the walk its calls read.
   bool find_own() {
     IntMap known;
     for (Py_ssize_t p = 0; p < PyTuple_GET_SIZE(parameters_); p++) {
@@ -85,7 +87,7 @@ class Walk {
     return Span<const int32_t>(own_).part(own_ptr_[call.layout], own_ptr_[call.layout + 1]);
   }
 
-  // Whether any of the refs at first, first + step, ... is the result of a call with derivatives.
+  // Returns whether one of the refs at first, first + step, ... is the result of a call with derivatives.
   bool depends(Span<const int64_t> refs, ptrdiff_t first, ptrdiff_t step) const {
     for (ptrdiff_t at = first; at < refs.size; at += step)
       if (numbers_.find(id_of(refs[at])) >= 0) return true;
@@ -102,7 +104,7 @@ class Walk {
       const LogItem& item = layout.ints[i];
       for (int32_t p = 0; p < item.n_parts; p++) {
         const LogPart& part = layout.parts[item.first_part + p];
-        bool is_list = item.kind == EACH;
+        bool is_list = item.kind == EACH;  // the refs of part p then come after the length, n_parts apart
         if (!part.n_variables || !depends(reader_.item((int32_t)i), is_list + p, is_list ? item.n_parts : 1)) continue;
         for (int32_t at = part.first_leaf; at < part.first_leaf + part.n_leaves; at++)
           if (layout.leaves[at].variable >= 0 && !leaves_.push(layout.leaves[at].leaf)) return PyErr_NoMemory(), false;
@@ -138,7 +140,7 @@ class Walk {
     return given_.push(given) || (PyErr_NoMemory(), false);
   }
 
-  // Finds the refs of the rows of an output; false with an error.
+  // Finds the refs of the rows of an output; returns false with an error.
   bool find_rows(const Variable& output, const TapedCall& call, Refs& rows) {
     rows = {(call.number << ID_SHIFT) + output.output, 1};
     if (output.group >= 0) rows.n = count_rows(reader_.layout().count_rows, output.group, reader_.lengths());
@@ -188,7 +190,8 @@ class Walk {
     return true;
   }
 
-  // Makes the key of a rule: all that it depends on, except the lengths of lists.
+  // Makes the key of a rule: everything that it depends on, except the lengths of lists. Lists of numbers follow their
+  // sizes, so that different inputs never make the same key.
   Ref make_key(const TapedCall& call, const Reading& reading) {
     Vec<int64_t>& key = key_;
     Span<const int32_t> parameters = own(call);
@@ -211,14 +214,15 @@ class Walk {
         PyBytes_FromStringAndSize(reinterpret_cast<const char*>(key.data()), key.size() * (ptrdiff_t)sizeof(int64_t)));
   }
 
-  // Whether an object is a rule for calls like the present one.
+  // Returns whether an object is a rule for calls like the current one.
   bool is_rule(PyObject* object) const {
     if (Py_TYPE(object) != &RuleType) return false;
     const Rule* rule = reinterpret_cast<Rule*>(object);
     return rule->base == reader_.layout().form && rule->n_given == given_.size();
   }
 
-  // Finds the rule for a call, or has Python make one; null with an error.
+  // Finds the rule for a call, or asks Python for one; empty with an error. A known rule is asked whether it still
+  // serves, once in each walk, or for each call if the answer depends on lengths of lists.
   Ref find_rule(const TapedCall& call, const Reading& reading) {
     Ref key = make_key(call, reading);
     if (!key) return Ref();
@@ -258,12 +262,12 @@ class Walk {
                                  own.get(), given.get(), lengths.get()));
     if (!made) return Ref();
     if (!is_rule(made.get())) return PyErr_SetString(PyExc_TypeError, "make_rule must give a rule for the call"), Ref();
-    // Cells may have been traced again: all other rules are asked once more.
+    // Cells may have been traced again, so the walk gets a new number, and all other rules are asked once more.
     reinterpret_cast<Rule*>(made.get())->served = walk_ = ++n_walks;
     return made;
   }
 
-  // Appends columns of an item that the first call logged.
+  // Appends columns of an item that the original call logged.
   bool add_item(const Columns& columns) {
     if (!columns.fits(reader_.layout().ints)) return refuse();
     Span<const int64_t> item = reader_.item(columns.item);
@@ -280,7 +284,7 @@ class Walk {
     return true;
   }
 
-  // Appends the floats of the first call that the rule needs; its items are in order.
+  // Appends the floats of the original call that the rule needs; `rule.floats` is in the order of the items.
   bool add_floats(const Rule& rule) {
     const Layout& layout = reader_.layout();
     const double* floats = reader_.floats();
@@ -367,7 +371,7 @@ class Walk {
     return true;
   }
 
-  // Notes a result: the gradient of an argument, or the tangent of an output. A single value stands for all rows.
+  // Stores a result: the gradient of an argument, or the tangent of an output. A single value applies to all rows.
   bool note(const DerivedResult& of, const Given& result, const TapedCall& call) {
     const Layout& layout = reader_.layout();
     bool is_value = result.kind == Given::VALUE;
@@ -403,16 +407,16 @@ class Walk {
   Kind kind_;
   PyObject *parameters_, *along_;  // tuples
   Derivatives& found_;
-  CallReader reader_;  // at the present call
+  CallReader reader_;  // at the current call
   uint64_t walk_ = 0;
   Ref rules_;                   // a dict of the known rules
   IntMap numbers_;              // the calls whose results have derivatives
-  Vec<int32_t> own_, own_ptr_;  // parameters that its calls read, by layout
-  Vec<int64_t> leaves_;         // of the readings
+  Vec<int32_t> own_, own_ptr_;  // by layout: the parameters that its calls read
+  Vec<int64_t> leaves_;         // the leaves of all readings
   Vec<Reading> readings_;
-  Vec<int64_t> outputs_;        // names of those of the present call that have gradients, or of all
-  Vec<Given> given_, results_;  // derivatives that the recorded call is given, and results
-  Vec<int64_t> pool_;           // refs of the rows of both
+  Vec<int64_t> outputs_;        // names of the current call's outputs that have gradients, or of all outputs
+  Vec<Given> given_, results_;  // derivatives that the recorded call takes, and its results
+  Vec<int64_t> pool_;           // refs of the rows of these derivatives
   Vec<int64_t> key_, ints_;
   Vec<double> floats_;
 };

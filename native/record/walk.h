@@ -1,9 +1,9 @@
-// Walks over a tape, which record derivatives.
+// Walks over a tape that record derivatives.
 //
-// Read backwards, the calls give gradients: for each call that they depend on, a call of another type is recorded,
-// which takes what the call took and the gradients of its results, and gives those of its arguments. Read forwards,
-// they give tangents in the same way. A `Rule` says how to record a derivative; Python makes it for the first call of a
-// kind.
+// A backward walk records gradients: for each call that they depend on, a call of another type, which takes the
+// arguments of the original call and the gradients of its results, and returns the gradients of its arguments. A
+// forward walk records tangents in the same way. A `Rule` describes how to record a derivative; Python makes it for the
+// first call of a kind.
 
 #pragma once
 
@@ -11,12 +11,13 @@
 
 namespace autobatch {
 
-// Records gradients, given those of some values as terms, and returns `Derivatives`; null with an error. Calls
-// that depend on no wanted value and no parameter are skipped.
+// Records gradients and returns them as `Derivatives`; null with an error. `terms` are the gradients of `values`. Calls
+// that depend on neither a wanted value nor a parameter are skipped.
 PyObject* record_gradients(const Tape& tape, Span<const int64_t> values, Span<const int64_t> terms,
                            Span<const int64_t> wanted, PyObject* parameters);
 
-// Records tangents, given those of some values as terms, and those of parameters as `along`: values or parameters.
+// Records tangents and returns them likewise. `terms` are the tangents of `values`, and `along` has the tangents of
+// parameters: values or parameters.
 PyObject* record_tangents(const Tape& tape, Span<const int64_t> values, Span<const int64_t> terms, PyObject* parameters,
                           PyObject* along);
 
