@@ -8,7 +8,8 @@
 namespace autobatch {
 namespace {
 
-// Writes the edges of the reverse, in which node n becomes `last` - n, with the sources of each node in order.
+// Writes the edges of the reversed DAG, where node n becomes `last` - n and the sources of each node ascend. `ends` is
+// scratch with an element for each node. It is a counting sort.
 void write_reverse(const Dag& dag, Span<int32_t> edge_ptr, Span<int32_t> edge_src, Span<int32_t> ends) {
   int32_t last = dag.n_nodes() - 1;
   for (int32_t& count : ends) count = 0;
@@ -17,10 +18,10 @@ void write_reverse(const Dag& dag, Span<int32_t> edge_ptr, Span<int32_t> edge_sr
   for (int32_t node = 0; node <= last; node++) ends[node] = edge_ptr[node + 1] = edge_ptr[node] + ends[node];
   for (int32_t node = 0; node <= last; node++)
     for (int32_t e = dag.edge_ptr[node]; e < dag.edge_ptr[node + 1]; e++)
-      edge_src[--ends[last - dag.edge_src[e]]] = last - node;  // mirrored readers come in falling order
+      edge_src[--ends[last - dag.edge_src[e]]] = last - node;  // mirrored readers descend, so fill from the end
 }
 
-// Takes the element-wise maximum of two rows into the first.
+// Sets the first row to the element-wise maximum of both.
 void raise(int32_t* __restrict row, const int32_t* __restrict other, ptrdiff_t n) {
   for (ptrdiff_t k = 0; k < n; k++) row[k] = row[k] > other[k] ? row[k] : other[k];
 }
@@ -94,7 +95,7 @@ bool OwnedDag::reverse(const Dag& dag) {
   return true;
 }
 
-// reverse_dag(type_id, edge_ptr, edge_src): the same arrays for the DAG with all edges reversed.
+// reverse_dag(type_id, edge_ptr, edge_src): returns the same arrays for the DAG with all edges reversed.
 PyObject* reverse_dag(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Dag dag;
   if (!takes("reverse_dag", n, 3) || !read_typed_edges(arguments, dag)) return nullptr;
@@ -113,7 +114,7 @@ PyObject* reverse_dag(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return Py_BuildValue("NNN", made_type_id.release(), made_edge_ptr.release(), made_edge_src.release());
 }
 
-// find_depths(edge_ptr, edge_src): the number of edges on the longest path to each node.
+// find_depths(edge_ptr, edge_src): counts the edges on the longest path to each node.
 PyObject* find_depths(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Dag dag;
   if (!takes("find_depths", n, 2) || !read_edges(arguments[0], arguments[1], dag)) return nullptr;
@@ -125,7 +126,8 @@ PyObject* find_depths(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return made.release();
 }
 
-// count_chains(type_id, edge_ptr, edge_src, n_types): by node and type, the most such nodes on a path from the node.
+// count_chains(type_id, edge_ptr, edge_src, n_types): counts, by node and type, the most such nodes on a path from the
+// node.
 PyObject* count_chains(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Dag dag;
   int32_t n_types;
@@ -140,6 +142,7 @@ PyObject* count_chains(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   if (!made) return nullptr;
   Unlocked unlocked;
   for (ptrdiff_t k = 0; k < ahead.rows * ahead.columns; k++) ahead.data[k] = 0;
+  // If edges point forward, the row of a node is final once all later nodes have been visited.
   for (int32_t node = dag.n_nodes() - 1; node >= 0; node--) {
     int32_t* own = ahead[node];
     own[dag.type_id[node]]++;

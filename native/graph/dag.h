@@ -1,4 +1,4 @@
-// DAGs: the types and edges of a graph, which is all that decisions about batches depend on.
+// DAGs: the types and edges of a graph. Decisions about batches depend on nothing else.
 
 #pragma once
 
@@ -15,7 +15,7 @@ struct Dag {
   Span<const int32_t> sources(int32_t node) const { return edge_src.part(edge_ptr[node], edge_ptr[node + 1]); }
 };
 
-// Reads the edges of a DAG; an error if offsets or sources are out of range.
+// Reads the edges of a DAG; sets an error if offsets or sources are out of range.
 bool read_edges(PyObject* edge_ptr, PyObject* edge_src, Dag& dag);
 
 // Reads type_id, edge_ptr and edge_src, which it checks against each other.
@@ -24,7 +24,7 @@ bool read_typed_edges(PyObject* const* arguments, Dag& dag);
 // Reads an `autobatch.graph.dag.Dag`; edges may point backward.
 bool read_dag(PyObject* tuple, Dag& dag);
 
-// Whether every edge points to a later node, which most loops rely on.
+// Returns whether every edge points to a later node, which most loops rely on.
 bool points_forward(const Dag& dag);
 
 // Writes the number of edges on the longest path to each node; edges must point forward.
@@ -36,9 +36,9 @@ struct OwnedDag {
   int32_t n_types = 0;
 
   Dag view() const { return {type_id, edge_ptr, edge_src, n_types}; }
-  // Becomes a copy; false if memory runs out.
+  // Copies a DAG; returns false if memory runs out.
   bool copy(const Dag& dag);
-  // Becomes the DAG with all edges reversed, in which node n is N - 1 - n; false if memory runs out.
+  // Copies a DAG with all edges reversed, where node n becomes N - 1 - n; returns false if memory runs out.
   bool reverse(const Dag& dag);
 };
 

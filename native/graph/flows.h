@@ -1,4 +1,4 @@
-// Which ports each output of a type depends on; `autobatch.ir.flows.FlowArrays` describes the arrays.
+// Gradient flows: the ports that each output of a type depends on; see `autobatch.ir.flows.FlowArrays`.
 
 #pragma once
 
@@ -13,7 +13,7 @@ struct Flows {
   ptrdiff_t n_types() const { return n_outputs.size; }
 };
 
-// Reads a `FlowArrays`; an error if its arrays do not fit each other.
+// Reads a `FlowArrays`; sets an error if its arrays do not fit each other.
 bool read_flows(PyObject* tuple, Flows& flows);
 
 }  // namespace autobatch

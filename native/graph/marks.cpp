@@ -36,7 +36,8 @@ Marked mark_all(const Graph& graph, const Flows& flows, Span<const uint8_t> want
   return is_whole ? Marked::WHOLE : Marked::PART;
 }
 
-// mark_outputs(words, flows, wanted, marks): marks what wanted slots depend on; returns whether that is every node.
+// mark_outputs(words, flows, wanted, marks): marks the outputs that the wanted slots depend on; returns whether every
+// node has such an output.
 PyObject* mark_outputs(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Span<const int32_t> words;
   Graph graph;

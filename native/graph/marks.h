@@ -9,8 +9,9 @@ namespace autobatch {
 
 enum class Marked { WHOLE, PART, WRONG };
 
-// Marks the wanted outputs and then, last node first, all outputs that gradients flow to. In `marks`, column 0 stands
-// for the node, the others for its outputs. WHOLE if all nodes are marked; WRONG if something named does not exist.
+// Marks the wanted outputs and then, from the last node to the first, all outputs that gradients flow to. Column 0 of
+// `marks` is for the node, the others are for its outputs. Returns WHOLE if all nodes are marked, and WRONG if a slot,
+// an output or a port does not exist.
 Marked mark_all(const Graph& graph, const Flows& flows, Span<const uint8_t> wanted, const Table<uint8_t>& marks);
 
 }  // namespace autobatch

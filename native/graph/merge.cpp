@@ -23,7 +23,7 @@ Py_ssize_t find_slot(PyTypeObject* type, const char* name) {
   return -1;
 }
 
-// Reads attributes of graphs without a call for each.
+// Reads attributes of graphs directly from their slots, without calling Python for each.
 class GraphReader {
  public:
   // Selects the graph to read; false with an error if the object is not a graph.
@@ -48,7 +48,7 @@ class GraphReader {
   char* graph_ = nullptr;
 };
 
-// Copies a list of graphs to a tuple, which does not change if the list does.
+// Copies a list of graphs to a tuple, because the list might change.
 Ref to_tuple(PyObject* list) {
   if (PyList_Check(list)) return Ref(PyList_AsTuple(list));
   refuse_type("graphs", "a list of Graphs", list);
@@ -73,7 +73,7 @@ bool join(PyObject* graphs, GraphReader& reader, Ref& structures, Ref& keys) {
   keys = make_array<int64_t>(n_keys, all);
   if (!structures || !keys) return false;
   int64_t* next = all.data;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(graphs); i++) {  // runs no Python code, so all is as it was counted
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(graphs); i++) {  // runs no Python code, so the counts still hold
     reader.enter(PyTuple_GET_ITEM(graphs, i));
     PyObject* tuple = reader.get(STRUCTURES);
     for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(tuple); k++)
@@ -176,8 +176,8 @@ Ref Merging::to_python() const {
                            are_alike ? Py_True : Py_False, are_in_range ? Py_True : Py_False));
 }
 
-// merge_graphs(graphs): the words, floats, structures and keys of all as one; whether they have one table of types; and
-// whether all are known to be in range.
+// merge_graphs(graphs): returns the words, floats, structures and keys of the merged graph; whether all graphs have the
+// same table of types; and whether all are known to be in range.
 PyObject* merge_graphs(PyObject*, PyObject* list) {
   Merging merging;
   if (!merging.read(list) || !merging.make_arrays()) return nullptr;
@@ -188,7 +188,7 @@ PyObject* merge_graphs(PyObject*, PyObject* list) {
   return merging.to_python().release();
 }
 
-// join_instances(graphs): the structures and keys of all.
+// join_instances(graphs): returns the structures and keys of the instances of all graphs.
 PyObject* join_instances(PyObject*, PyObject* list) {
   Ref graphs = to_tuple(list), structures, keys;
   GraphReader reader;

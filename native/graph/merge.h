@@ -9,12 +9,12 @@ namespace autobatch {
 // The graphs of a list, and the merged graph.
 class Merging {
  public:
-  // A graph of the list.
+  // A graph of the list, or the merged graph.
   struct Part {
     Graph graph;
     Sizes sizes;
     Span<const double> floats;
-    PyObject *words_array, *floats_array;  // borrowed here; a merging holds those of its list
+    PyObject *words_array, *floats_array;  // borrowed; `Merging` owns the arrays of its `parts`
 
     // Reads the arrays of a graph, and checks that they fit each other.
     bool read(PyObject* words, PyObject* floats);
@@ -27,7 +27,7 @@ class Merging {
 
   // Reads a list of graphs. They stay alive while the interpreter lock is released.
   bool read(PyObject* list);
-  // Makes the arrays of the merged graph. An OverflowError if positions do not fit 32 bits.
+  // Makes the arrays of the merged graph; sets an OverflowError if positions do not fit 32 bits.
   bool make_arrays();
   // Writes the graphs one after another and renumbers nodes, edges and outputs. Needs no interpreter lock.
   void write();
@@ -35,7 +35,7 @@ class Merging {
   Ref to_python() const;
 
   Vec<Part> parts;
-  bool are_alike = true, are_in_range = true;  // whether all have one table of types; are known to be in range
+  bool are_alike = true, are_in_range = true;  // whether all have the same table of types; are known to be in range
   Part whole;                                  // the merged graph, once its arrays are made
 
  private:

@@ -16,7 +16,7 @@ bool find_in_node(const TypedGraph& read, int32_t node, Vec<int64_t>& lengths, O
   int32_t type_id = read.graph.type_id[node], first = types.data_ptr[type_id];
   ptrdiff_t own = read.int_starts[node], at = own;
   bool is_counted = false;
-  for (int32_t number = -1; number < types.data_ptr[type_id + 1] - first; number++) {  // -1 is the node itself
+  for (int32_t number = -1; number < types.data_ptr[type_id + 1] - first; number++) {  // -1: the node's own ints
     int64_t n_rows = 1, width = types.int_width[type_id];
     if (number >= 0) {
       n_rows = read.graph.attr[at++];
@@ -25,7 +25,7 @@ bool find_in_node(const TypedGraph& read, int32_t node, Vec<int64_t>& lengths, O
     for (int32_t r = types.range_ptr[type_id]; r < types.range_ptr[type_id + 1]; r++) {
       if (types.range_data[r] != number) continue;
       int64_t size = types.range_size[r];
-      bool is_of_rows = size < 0;
+      bool is_of_rows = size < 0;  // -1 - g: the limit is the number of rows of group g
       if (is_of_rows && !is_counted) count_groups(read.graph, node, own, types, lengths.data()), is_counted = true;
       if (is_of_rows) size = lengths[-1 - (ptrdiff_t)size];
       for (int64_t row = 0; row < n_rows; row++) {
@@ -62,7 +62,7 @@ bool find_all(const TypedGraph& read, Vec<int64_t>& rows) {
 
 }  // namespace
 
-// first_out_of_range(words, types): the first out-of-range int of each instance: node, range, value and size.
+// first_out_of_range(words, types): returns the first out-of-range int of each instance: node, range, value and size.
 PyObject* first_out_of_range(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   TypedGraph read;
   if (!takes("first_out_of_range", n, 2) || !read_graph_and_types(arguments[0], arguments[1], read, Sources::EARLIER))
@@ -71,7 +71,7 @@ PyObject* first_out_of_range(PyObject*, PyObject* const* arguments, Py_ssize_t n
   Problem problem;
   {
     Unlocked unlocked;
-    bool counts_edges = !within(read.types.range_size, 0, int64_t{1} << 31);  // by port, so ports must be checked
+    bool counts_edges = !within(read.types.range_size, 0, int64_t{1} << 31);  // by port, so check ports
     problem = counts_edges ? check_types(read) : find_starts(read);
     if (!problem && !find_all(read, rows)) problem = NO_MEMORY;
   }

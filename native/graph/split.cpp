@@ -52,7 +52,7 @@ void write_instance(const Graph& graph, const Bounds& of, NewGraph part) {
 
 }  // namespace
 
-// crossing_node(words): the first node that another instance reads or returns, or -1.
+// crossing_node(words): returns the first node that another instance reads or returns, or -1.
 PyObject* crossing_node(PyObject*, PyObject* argument) {
   Span<const int32_t> words;
   Graph graph;
@@ -61,7 +61,8 @@ PyObject* crossing_node(PyObject*, PyObject* argument) {
   return PyLong_FromLong(find_crossing(graph));
 }
 
-// split_words(words, types): the instances' graphs, one after another, and where the words and floats of each begin.
+// split_words(words, types): returns the graphs of the instances, one after another, and the offsets at which the words
+// and floats of each begin.
 PyObject* split_words(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   TypedGraph whole;
   if (!takes("split_words", n, 2) || !read_graph_and_types(arguments[0], arguments[1], whole) ||

@@ -5,7 +5,7 @@
 
 namespace autobatch {
 
-// data_starts(type_id, attr, types): where the int and float attributes of each node begin.
+// data_starts(type_id, attr, types): finds where the int and float attributes of each node begin.
 PyObject* data_starts(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Span<const int32_t> type_ids, attr;
   Types types;

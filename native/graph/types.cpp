@@ -4,27 +4,27 @@ namespace autobatch {
 namespace {
 
 constexpr Py_ssize_t N_FIELDS = 25;
-constexpr int32_t MOST_GROUPS = 1 << 24;  // of all types: loops allocate this many lengths
+constexpr int32_t MOST_GROUPS = 1 << 24;  // in all types: loops allocate a length for each
 
 bool refuse(const char* what) {
   PyErr_Format(PyExc_ValueError, "types must be consistent type arrays, got %s that do not fit the others", what);
   return false;
 }
 
-// Whether an array holds the offsets of n types into `n_parts` parts.
+// Returns whether an array holds the offsets of n types into `n_parts` parts.
 bool is_ptr(Span<const int32_t> ptr, ptrdiff_t n, ptrdiff_t n_parts) {
   return ptr.size == n + 1 && rises(ptr, n_parts);
 }
 
-// Whether the parts of each type name groups of that type, or -1 if `least` is -1.
+// Returns whether the parts of each type name groups of that type; -1 is allowed if `least` is -1.
 bool name_groups(Span<const int32_t> groups, Span<const int32_t> ptr, Span<const int32_t> group_ptr, int32_t least) {
   for (ptrdiff_t t = 0; t + 1 < ptr.size; t++)
     if (!within(groups.part(ptr[t], ptr[t + 1]), least, group_ptr[t + 1] - group_ptr[t])) return false;
   return true;
 }
 
-// Whether each sum type is its own sum, has a port if ports are known, and has as many outputs and attributes as the
-// types that it stands for.
+// Returns whether each sum type is its own sum, has a port if ports are known, and has as many outputs and attributes
+// as the types that it replaces.
 bool fit_sums(const Types& types) {
   for (ptrdiff_t t = 0; t < types.n_types(); t++) {
     int32_t sum = types.sum_type[t];
@@ -37,7 +37,7 @@ bool fit_sums(const Types& types) {
   return true;
 }
 
-// Whether outputs pass through ports that their types have, if ports are known.
+// Returns whether outputs pass through ports that their types have, if ports are known.
 bool pass_ports(const Types& types) {
   for (ptrdiff_t t = 0; t < types.n_types(); t++) {
     int32_t n_ports = types.port_plain.size ? types.port_ptr[t + 1] - types.port_ptr[t] : INT32_MAX;
@@ -46,6 +46,7 @@ bool pass_ports(const Types& types) {
   return true;
 }
 
+// Checks offsets before the arrays that are read through them.
 bool check(const Types& types) {
   ptrdiff_t n = types.n_types(), n_data = types.data_group.size, n_parts = types.part_group.size;
   ptrdiff_t n_ranges = types.range_size.size;

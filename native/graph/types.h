@@ -14,7 +14,7 @@ struct Types {
   Span<const int64_t> product_work;
 
   ptrdiff_t n_types() const { return int_width.size; }
-  ptrdiff_t n_groups() const { return group_ptr[n_types()]; }  // of all types
+  ptrdiff_t n_groups() const { return group_ptr[n_types()]; }  // in all types
 };
 
 // Reads a `TypeArrays`, and checks that its arrays fit each other, so that loops stay within bounds.

@@ -88,6 +88,7 @@ Problem find_starts(Span<const int32_t> type_ids, Span<const int32_t> attr, int6
     a += types.int_width[type_id];
     f += types.float_width[type_id];
     for (int32_t number = types.data_ptr[type_id]; number < types.data_ptr[type_id + 1]; number++) {
+      // Both sums are checked before each product of two int32 is added, so they cannot overflow.
       int64_t length = a < n_attr ? attr[a] : -1;
       if (length < 0 || f > most_floats) return ATTRIBUTES;
       a += 1 + length * types.data_ints[number];
@@ -139,6 +140,7 @@ int64_t slice_length(int64_t n, int64_t start, int64_t stop, int64_t step) {
   int64_t low = step > 0 ? 0 : -1, high = step > 0 ? n : n - 1;
   int64_t first = clipped(start < 0 ? start + n : start, low, high),
           last = clipped(stop < 0 ? stop + n : stop, low, high);
+  // INT64_MIN cannot be negated; a stride that is smaller by one is as good, because both exceed any span.
   int64_t span = step > 0 ? last - first : first - last, stride = step > 0 ? step : -(step + (step == INT64_MIN));
   return span > 0 ? (span - 1) / stride + 1 : 0;
 }
@@ -163,7 +165,7 @@ void count_groups(const Graph& graph, ptrdiff_t node, ptrdiff_t at, const Types&
     int64_t count = slice_length(n, cut[1], cut[2], cut[3]);
     if (types.part_times[part] >= 0) count *= lengths[types.part_times[part]];
     int64_t& length = lengths[types.part_group[part]];
-    length = clipped(length + count, 0, MOST_ROWS);  // keeps products from overflowing
+    length = clipped(length + count, 0, MOST_ROWS);  // so that the next product fits int64
   }
 }
 

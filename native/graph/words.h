@@ -18,7 +18,7 @@ struct Sizes {
   int64_t words() const { return HEADER + 2 * (instances + 1) + 2 * nodes + 1 + 3 * edges + attr + 3 * outputs; }
 };
 
-// Views of the parts of a graph's words, by name; of const ints where they are only read.
+// Views of the parts of a graph's words, by name. T is const if they are only read.
 template <class T>
 struct Parts {
   Span<T> instance_ptr, output_ptr, type_id, edge_ptr, edge_src, edge_out, edge_in, attr, out_node, out_port, out_slot;
@@ -29,7 +29,7 @@ struct Parts {
 using Graph = Parts<const int32_t>;
 using NewGraph = Parts<int32_t>;
 
-// Views words of these sizes by parts.
+// Splits the words of a graph of these sizes into views of its parts.
 template <class T>
 Parts<T> parts_of(T* words, const Sizes& sizes) {
   T* at = words + HEADER;
@@ -53,20 +53,20 @@ Parts<T> parts_of(T* words, const Sizes& sizes) {
   return parts;
 }
 
-// Reads the sizes from a header; false, without an error, if the words cannot hold such a graph.
+// Reads the sizes from a header; returns false without an error if the words cannot hold such a graph.
 bool sizes_of(Span<const int32_t> words, Sizes& sizes);
 
 // The nodes that edges and outputs may name.
-enum class Sources { OWN, EARLIER };  // those of the graph; or also, by negative numbers, those of earlier phases
+enum class Sources { OWN, EARLIER };  // nodes of the graph; or also, by negative numbers, of earlier phases
 
-// Views a graph; a ValueError if offsets or node numbers are out of range. Nothing is checked against the types.
+// Views a graph; sets a ValueError if offsets or node numbers are out of range. Checks nothing against the types.
 bool view_graph(Span<const int32_t> words, Graph& graph, Sizes& sizes, Sources sources = Sources::OWN);
 
-// What is wrong with a graph, or null; the error is set later, when the interpreter lock is held.
+// A message about an invalid graph, or null. It becomes an error later, when the interpreter lock is held.
 using Problem = const char*;
 extern const Problem NO_MEMORY;
 
-// Sets the error of a problem; returns whether there is none.
+// Sets the error for a problem; returns true if there is no problem.
 bool set_problem(Problem problem);
 
 // A graph as read from Python, with its types.
@@ -92,19 +92,19 @@ Problem check_types(TypedGraph& read);
 // Reads a graph with all checks.
 bool read_typed_graph(PyObject* words, PyObject* types, TypedGraph& read, Sources sources = Sources::OWN);
 
-// Finds where the attributes of nodes of these types begin; the types must exist. A problem if there are more or fewer
-// attributes than the types say; a negative `n_floats` stands for any number.
+// Finds where the attributes of nodes of these types begin; the types must exist. Returns a problem if the number of
+// attributes does not match the types; a negative `n_floats` allows any number of floats.
 Problem find_starts(Span<const int32_t> type_ids, Span<const int32_t> attr, int64_t n_floats, const Types& types,
                     Vec<int32_t>& int_starts, Vec<int32_t>& float_starts);
 
 // Writes the header of a graph of these sizes, and the 0 that starts each array of offsets; the rest is uninitialized.
 NewGraph begin_words(int32_t* words, const Sizes& sizes);
 
-// Makes the words of a graph of these sizes, as `begin_words` leaves them. An OverflowError if positions do not fit 32
-// bits, because GraphError is defined in Python.
+// Makes the words of a graph of these sizes, as `begin_words` leaves them. If positions do not fit 32 bits, sets an
+// OverflowError, because GraphError is defined in Python.
 Ref make_words(const Sizes& sizes, NewGraph& graph);
 
-// Finds the length of each variadic group of a node; its int attributes begin at `at`.
+// Finds the length of each variadic group of a node, whose int attributes begin at `at`.
 void count_groups(const Graph& graph, ptrdiff_t node, ptrdiff_t at, const Types& types, int64_t* lengths);
 
 // Counts the elements of `x[start:stop:step]` in Python, where x has n elements.
@@ -118,7 +118,8 @@ inline void copy_shifted(Span<int32_t> target, ptrdiff_t at, Span<const int32_t>
 // Copies the returned outputs of a graph into one where `node` has become `number[node]`.
 void copy_outputs(const Graph& graph, NewGraph& result, Span<const int32_t> number);
 
-// Copies the attributes of the kept nodes, those with number[node] < number[node + 1]; they begin at `starts`.
+// Copies the attributes of the kept nodes, those with number[node] < number[node + 1]. `starts` has the position of the
+// first attribute of each node, and `values.size` at its end.
 template <class T>
 void copy_attributes(Span<const T> values, Span<T> result, Span<const int32_t> starts, Span<const int32_t> number) {
   if (values.size == result.size) {

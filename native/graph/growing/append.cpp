@@ -9,7 +9,7 @@ namespace {
 // A phase to append; its edges may come from nodes of earlier phases.
 struct Phase : TypedGraph {
   Span<const int32_t> rows;  // [outputs] the variadic group whose edges are the rows; NOWHERE for a single value
-  Vec<int64_t> lengths;      // of a node's groups
+  Vec<int64_t> lengths;      // lengths of the groups of one node
 
   // Counts the values of an output of the node that `lengths` describes; -1 if `rows` names no group of its type.
   int64_t n_rows(int32_t type_id, int32_t out) const {
@@ -43,12 +43,12 @@ int64_t count(Phase& phase) {
   return total;
 }
 
-// Where new nodes, edges etc. go in the tables.
+// The positions at which new nodes, edges etc. go into the tables.
 struct Ends {
   int32_t node, edge, attr, floats, output, value;
 };
 
-// Whether the tables have room for the phase from these ends on.
+// Returns whether the tables have room for the phase at these positions.
 bool has_room(const Growing& g, const Phase& phase, const Ends& ends, ptrdiff_t n_outputs, int64_t n_values) {
   auto fits = [](int32_t at, int64_t more, ptrdiff_t room) {
     return at >= 0 && at + more <= room && at + more <= INT32_MAX;
@@ -69,7 +69,7 @@ void append_value(const Growing& g, int32_t v, int32_t node, int32_t word) {
 Ended append_edges(const Growing& g, const Phase& phase, ptrdiff_t n, const Ends& ends) {
   for (int32_t e = phase.graph.edge_ptr[n]; e < phase.graph.edge_ptr[n + 1]; e++) {
     int64_t source = (int64_t)ends.node + phase.graph.edge_src[e];
-    if (source < 0 || source >= ends.node + n) return Ended::WRONG;
+    if (source < 0 || source >= ends.node + n) return Ended::WRONG;  // not an earlier node, of this phase or another
     int32_t v = g.value_of((int32_t)source, phase.graph.edge_out[e]), edge = ends.edge + e;
     if (v < 0) return Ended::WRONG;
     g.source[edge] = (int32_t)source;
@@ -115,7 +115,7 @@ Ended append(const Growing& g, Phase& phase, Span<const double> floats, Ends& en
 
 }  // namespace
 
-// count_values(words, types, rows): the number of values of all outputs of a phase.
+// count_values(words, types, rows): counts the values of all outputs of a phase.
 PyObject* count_values(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Phase phase;
   if (!takes("count_values", n, 3) || !read_phase(arguments[0], arguments[1], arguments[2], phase)) return nullptr;
@@ -124,7 +124,8 @@ PyObject* count_values(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return PyLong_FromLongLong(total);
 }
 
-// append_phase(nodes, values, words, floats, types, rows, n_nodes, n_edges): the new numbers of outputs and values.
+// append_phase(nodes, values, words, floats, types, rows, n_nodes, n_edges): appends a phase; returns the new numbers
+// of outputs and values.
 PyObject* append_phase(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Growing g;
   Phase phase;
@@ -134,7 +135,7 @@ PyObject* append_phase(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
       !read_phase(arguments[2], arguments[4], arguments[5], phase) || !read_int(arguments[6], "n_nodes", ends.node) ||
       !read_int(arguments[7], "n_edges", ends.edge))
     return nullptr;
-  // Offsets have an entry after the last node, which must lie within the tables.
+  // Offsets have an entry after the last node, which must also lie within the tables.
   bool fits = floats.size == phase.sizes.floats && ends.node >= 0 && ends.node < g.type_id.size;
   if (fits) {
     ends.attr = g.attr_ptr[ends.node];

@@ -1,4 +1,5 @@
-// Choosing what a round of a growing graph runs, reads and keeps: `autobatch.graph.growing.GrowingGraph.choose`.
+// Choosing the nodes that a round of a growing graph runs, and the values that it reads and keeps; see
+// `autobatch.graph.growing.GrowingGraph.choose`.
 
 #include "graph/graph.h"
 #include "graph/growing/round.h"
@@ -38,8 +39,8 @@ Ended Choice::divide(const Growing& g) {
   return Ended::WELL;
 }
 
-// Finds, once each, the values of earlier rounds that this one reads or, in the last step, returns. Chosen nodes no
-// longer count as readers.
+// Finds, once each, the values of earlier rounds that this one reads or, in the last step, returns. A mark of -now
+// means that a value is found already. Chosen nodes no longer count as readers.
 Ended Choice::find_sources(const Growing& g) {
   auto meet = [&](int32_t v) {
     if (g.mark[v] == -now) return true;
@@ -107,6 +108,7 @@ Ended Choice::keep(const Growing& g) {
   return Ended::WELL;
 }
 
+// The order matters: `find_sources` takes the chosen nodes off the numbers of readers, which `keep` tests.
 Ended Choice::choose(const Growing& g) {
   Ended ended = walk(g);
   then(ended, [&] { return divide(g); });
@@ -139,7 +141,8 @@ Ref Choice::to_python() const {
                            parts[4].release(), parts[5].release()));
 }
 
-// choose_nodes(nodes, values, out_ptr, slot_of, wanted, pending, round, run, n_instances): the parts of a choice.
+// choose_nodes(nodes, values, out_ptr, slot_of, wanted, pending, round, run, n_instances): chooses the nodes of a
+// round; returns the parts of `Choice`.
 PyObject* choose_nodes(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Growing g;
   Choice choice;

@@ -5,7 +5,7 @@
 
 namespace autobatch {
 
-// Finds the sizes of the graph.
+// Computes the sizes of the graph, and checks the offsets that `write` uses.
 Ended Emission::measure(const Growing& g) {
   if (ptr_.size < 1 || ptr_[0] != 0 || ptr_[ptr_.size - 1] != values_.size || slots_.size != values_.size)
     return Ended::WRONG;
@@ -30,13 +30,13 @@ Ended Emission::write_source(const Growing& g, int32_t v, Place& at) {
   if (slot < 0 || slot >= source_type.size) return Ended::WRONG;
   graph_.type_id[at.node] = source_type[slot];
   graph_.attr[at.attr++] = g.kept[v];
-  g.number[v] = -1 - at.node;
+  g.number[v] = -1 - at.node;  // negative marks a source, whose only output is 0
   graph_.edge_ptr[++at.node] = at.edge;
   return Ended::WELL;
 }
 
-// Finds the node that gives a value, and the word that names the value there; false if the node is not among the
-// `n_nodes` that are written so far.
+// Finds the node that holds a value in the round's graph, and the word that names the value there. Returns false if the
+// node is not among the `n_nodes` that are written so far.
 static bool read_value(const Growing& g, int32_t v, int32_t word, int32_t n_nodes, int32_t& node, int32_t& out) {
   bool is_source = g.number[v] < 0;
   node = is_source ? -1 - g.number[v] : g.number[v];
@@ -112,7 +112,7 @@ bool Emission::make_arrays(const Growing& g) {
   return bool(floats);
 }
 
-// emit_graph(nodes, values, source_type, picked, sources, results): the words and floats of the graph of a round.
+// emit_graph(nodes, values, source_type, picked, sources, results): returns the words and floats of a round's graph.
 PyObject* emit_graph(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Growing g;
   Emission emission;

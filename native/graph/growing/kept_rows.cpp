@@ -4,7 +4,7 @@
 #include "graph/growing/round.h"
 
 namespace autobatch {
-// Whether a value is a source of this round, or may be read later.
+// Returns whether a value is a source of this round, or may be read later.
 static bool may_be_read(const Growing& g, int32_t v, int32_t now) {
   return g.in_use[v] != 0 || g.readers[v] > 0 || g.mark[v] == -(int64_t)now;
 }
@@ -47,7 +47,7 @@ Ended RowMoves::take_back(const Growing& g, int32_t now) {
   return Ended::WELL;
 }
 
-// Counts the values that need rows; `ptr_` then says where those of each slot begin.
+// Counts the values that need rows, and sets `ptr_` to where the values of each slot begin.
 Ended RowMoves::count(const Growing& g, int32_t now) {
   if (!ptr_.assign(n_slots() + 1, 0)) return Ended::NO_MEMORY;
   for (int32_t v : of_) {
@@ -61,9 +61,9 @@ Ended RowMoves::count(const Growing& g, int32_t now) {
   return Ended::WELL;
 }
 
-// Gives rows to the values that need them. Checks them again, because their array may share memory with the tables.
+// Assigns rows to the values that need them. Checks values again, because their array may share memory with the tables.
 Ended RowMoves::give(const Growing& g, int32_t now) {
-  Vec<int32_t> ends;  // of the rows given so far, by slot
+  Vec<int32_t> ends;  // of the rows assigned so far, by slot
   if (!ends.copy(ptr_) || !found_.resize(ptr_.back()) || !rows_.resize(ptr_.back())) return Ended::NO_MEMORY;
   for (int32_t v : of_) {
     if (!g.has_value(v)) return Ended::WRONG;
@@ -90,7 +90,8 @@ Ref RowMoves::to_python() const {
   return Ref(Py_BuildValue("NNN", found.release(), rows.release(), ptr.release()));
 }
 
-// move_rows(values, of, round, held, free, n_free, size): the rows in results and in tables, and where slots begin.
+// move_rows(values, of, round, held, free, n_free, size): frees and assigns rows; returns the rows in results and in
+// tables, and where those of each slot begin.
 PyObject* move_rows(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Growing g;
   RowMoves moves;

@@ -1,4 +1,4 @@
-// A round of a growing graph, in its stages: choose what it runs, give rows to what it keeps, and emit its graph.
+// The stages of a round of a growing graph: choose its nodes, assign rows to the values that it keeps, emit its graph.
 //
 // Each stage reads its arguments, runs without the interpreter lock, and makes its results.
 
@@ -14,22 +14,22 @@ void then(Ended& ended, Stage stage) {
   if (ended == Ended::WELL) ended = stage();
 }
 
-// The choice of what a round runs, reads and keeps.
+// Chooses the nodes that a round runs, and the values that it reads and keeps.
 class Choice {
  public:
   // Reads out_ptr, slot_of, wanted, pending, round, run and n_instances.
   bool read(PyObject* const* arguments);
   Ended choose(const Growing& g);
-  // Returns the nodes, the sources, the other pending nodes; the kept values, their slots, and where those of each
-  // instance begin.
+  // Returns the nodes, the sources and the other pending nodes; the kept values, their slots, and where the values of
+  // each instance begin.
   Ref to_python() const;
 
   bool is_last() const { return run == NOWHERE; }
 
   Span<const int32_t> out_ptr, slot_of, wanted, pending;
   int32_t now, run, n_instances;       // numbers of the round and its run (NOWHERE in the last step)
-  Vec<int32_t> nodes, sources, left;   // nodes it runs, values it reads, nodes that stay pending
-  Vec<int32_t> kept, kept_slots, ptr;  // values it keeps, their slots, where each instance begins
+  Vec<int32_t> nodes, sources, left;   // nodes that it runs, values that it reads, nodes that stay pending
+  Vec<int32_t> kept, kept_slots, ptr;  // values that it keeps, their slots, where each instance begins
 
  private:
   Ended walk(const Growing& g);
@@ -38,14 +38,14 @@ class Choice {
   Ended keep(const Growing& g);
 };
 
-// The rows of the tables of kept values that the values of the last run get.
+// Assigns rows of the tables of kept values to values of the last run.
 class RowMoves {
  public:
-  // Reads the values, and from the second argument on held, free, n_free and size.
+  // Reads the values from `of`, and held, free, n_free and size from `arguments`.
   bool read(PyObject* of, PyObject* const* arguments);
-  // Takes back the rows of values that nothing reads any more in this round or later, and gives rows to others.
+  // Frees the rows of values that neither this round nor a later one can read, and assigns rows to the new values.
   Ended move(const Growing& g, int32_t now);
-  // Returns the rows in results, the rows in tables, and where those of each slot begin.
+  // Returns the rows in results, the rows in tables, and where the rows of each slot begin.
   Ref to_python() const;
 
  private:
@@ -55,21 +55,21 @@ class RowMoves {
   Ended give(const Growing& g, int32_t now);
 
   Span<const int32_t> of_;
-  Table<int32_t> held_, free_;   // by slot: the value in each row; a stack of free rows
+  Table<int32_t> held_, free_;   // by slot: the value in each row; the stack of free rows
   Span<int32_t> n_free_, size_;  // by slot
   Vec<int32_t> found_, rows_, ptr_;
 };
 
-// The graph of a round, made of its nodes and of a source for each value of an earlier round.
+// Emits the graph of a round: its nodes, and a source for each value of an earlier round.
 class Emission {
  public:
-  // Reads returned values, their slots, and where those of each instance begin.
+  // Reads the returned values, their slots, and where the values of each instance begin.
   bool read_results(PyObject* results);
-  // Takes the values that a choice keeps in the place of results.
+  // Uses the values that a choice keeps as results. The choice must outlive this.
   void take_kept(const Choice& choice) { values_ = choice.kept, slots_ = choice.kept_slots, ptr_ = choice.ptr; }
-  // Whether all sources have a type.
+  // Returns whether all sources have a type.
   bool has_types(const Growing& g) const;
-  // Makes the arrays of the graph; an error if the tables do not fit.
+  // Makes the arrays of the graph; sets an error if the tables do not fit.
   bool make_arrays(const Growing& g);
   // Writes the graph, and marks its nodes as done.
   Ended write(const Growing& g);
@@ -78,7 +78,7 @@ class Emission {
   Ref words, floats;
 
  private:
-  // Where new nodes, edges etc. go in the graph.
+  // The positions at which new nodes, edges etc. go into the graph.
   struct Place {
     int32_t node = 0, edge = 0, attr = 0, floats = 0, output = 0;
   };

@@ -6,7 +6,7 @@
 namespace autobatch {
 namespace {
 
-// The pending nodes that wanted values depend on, in order; and, by node, their numbers in the sketch.
+// The pending nodes that wanted values depend on, in order, and the number of each node in the sketch or NOWHERE.
 struct Sketch {
   Vec<int32_t> nodes, number;
   int64_t n_edges = 0;
@@ -19,7 +19,7 @@ Ended find_needed(const Growing& g, Span<const int32_t> wanted, Span<const int32
   int64_t n_needed = 0;
   auto meet = [&](int32_t node) {  // pushes each node once
     if (sketch.number[node] != NOWHERE) return true;
-    sketch.number[node] = 0;
+    sketch.number[node] = 0;  // until `pending` gives the order
     n_needed++;
     return stack.push(node);
   };
@@ -69,7 +69,8 @@ void write_sketch(const Growing& g, const Sketch& sketch, NewGraph& graph) {
 
 }  // namespace
 
-// sketch_pending(nodes, values, wanted, pending): the pending nodes that wanted values depend on, and their graph.
+// sketch_pending(nodes, values, wanted, pending): returns the pending nodes that wanted values depend on, and the graph
+// of their types and edges.
 PyObject* sketch_pending(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Growing g;
   Span<const int32_t> wanted, pending;

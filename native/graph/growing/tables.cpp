@@ -28,7 +28,7 @@ Block block_of(PyObject* object) {
 
 constexpr int N_TABLES = 6;
 
-// Whether an object is an array that shares memory with a table.
+// Returns whether an object is an array that shares memory with a table.
 bool is_shared(const Block* tables, PyObject* object) {
   bool found = false;
   if (PyArray_Check(object))
@@ -36,7 +36,7 @@ bool is_shared(const Block* tables, PyObject* object) {
   return found;
 }
 
-// Whether an argument, or an array in a tuple, shares memory with a table.
+// Returns whether an argument, or an array in a tuple, shares memory with a table.
 bool is_any_shared(const Block* tables, PyObject* argument) {
   bool found = is_shared(tables, argument);
   for (Py_ssize_t k = 0; PyTuple_Check(argument) && k < PyTuple_GET_SIZE(argument); k++)
@@ -83,7 +83,7 @@ bool is_well(Ended ended) {
 
 namespace {
 
-// Finds the values of these nodes that words name.
+// Finds the value that each word names, an output or row of the node at the same position.
 Ended find_values(const Growing& g, Span<const int32_t> of, Span<const int32_t> words, Span<int32_t> found) {
   for (ptrdiff_t k = 0; k < of.size; k++) {
     found[k] = g.value_of(of[k], words[k]);
@@ -101,7 +101,7 @@ Ended mark_in_use(const Growing& g, Span<const int32_t> of, int32_t in_use) {
   return Ended::WELL;
 }
 
-// Drops the pending nodes of the instance at `place`, which nothing reads; `left` are the other pending nodes.
+// Drops the pending nodes of the instance at `place`, which no other instance reads; `left` gets the other nodes.
 Ended drop(const Growing& g, Span<const int32_t> pending, int32_t place, Vec<int32_t>& left) {
   if (!left.reserve(pending.size)) return Ended::NO_MEMORY;
   for (int32_t node : pending) {
@@ -123,7 +123,7 @@ Ended drop(const Growing& g, Span<const int32_t> pending, int32_t place, Vec<int
 
 }  // namespace
 
-// values_of(nodes, values, of, words): for each of these nodes, the value that its word names.
+// values_of(nodes, values, of, words): returns, for each of these nodes, the value that its word names.
 PyObject* values_of(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Growing g;
   Span<const int32_t> of, words;
@@ -151,7 +151,7 @@ PyObject* set_in_use(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Py_RETURN_NONE;
 }
 
-// count_readers(nodes, values, of, n): counts n more readers of each of these values.
+// count_readers(nodes, values, of, n): adds n to the number of readers of each of these values.
 PyObject* count_readers(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Growing g;
   Span<const int32_t> of;

@@ -1,7 +1,7 @@
-// The tables of a growing graph, which `autobatch.graph.growing` describes. Python owns them, with spare room.
+// The tables of a growing graph, which `autobatch.graph.growing` describes. Python owns them, and leaves spare room.
 //
-// Many calls change them, so they are never checked as a whole: each number used as a position is checked on use, and a
-// wrong one ends the loop.
+// Many calls change the tables, so they are never checked as a whole. Instead, each number is checked when it is used
+// as a position; a wrong one ends the loop.
 
 #pragma once
 
@@ -20,7 +20,7 @@ struct Range {
 };
 
 struct Growing {
-  // By node, with one element more; the last four say where the parts of a node begin.
+  // By node, with one extra element. The last four are offsets: where the parts of each node begin.
   Span<int32_t> type_id, state, owner, edge_ptr, attr_ptr, float_ptr, output_ptr;
   Span<int32_t> first_value;           // by output
   Span<int32_t> source, output, port;  // by edge
@@ -33,9 +33,10 @@ struct Growing {
   bool has_node(int32_t node) const { return node >= 0 && node < type_id.size - 1; }
   bool has_value(int32_t v) const { return v >= 0 && v < n_values(); }
 
+  // Adds n to the number of readers. Unsigned, because tables may hold any number, and signed overflow is undefined.
   void add_readers(int32_t v, int32_t n) const { readers[v] = (int32_t)((uint32_t)readers[v] + (uint32_t)n); }
 
-  // Finds the part of a node among `size` elements that `ptr` divides; false if it is out of bounds.
+  // Finds the part of a node in an array of `size` elements with these offsets; returns false if it is out of bounds.
   static bool part_of(Span<const int32_t> ptr, int32_t node, ptrdiff_t size, Range& part) {
     if (node < 0 || node >= ptr.size - 1) return false;
     part = {ptr[node], ptr[node + 1]};
@@ -48,7 +49,7 @@ struct Growing {
     part = {first_value[outputs.first], first_value[outputs.stop]};
     return part.first >= 0 && part.first <= part.stop && part.stop <= n_values();
   }
-  // Finds the value of a node that a word names; -1 if there is none.
+  // Returns the value of a node that a word names; -1 if there is none.
   int32_t value_of(int32_t node, int32_t named) const {
     Range outputs, rows;
     if (named < 0 || !part_of(output_ptr, node, first_value.size - 1, outputs)) return -1;
@@ -61,11 +62,12 @@ struct Growing {
 // Reads only the table of values.
 bool read_values(PyObject* values, Growing& growing);
 
-// Reads the tables, a `Nodes` and the table of values, from the first two of n arguments. An error if their form is
-// wrong, or if they share memory with each other or with another argument: a write would change what was checked.
+// Reads the tables, a `Nodes` and the table of values, from the first two of n arguments. Sets an error if their form
+// is wrong, or if they share memory with each other or with another argument, because a write to one would then change
+// data that was checked in the other.
 bool read_growing(PyObject* const* arguments, Py_ssize_t n, Growing& growing);
 
-// How a loop over the tables ended: WRONG if a number in them or in an argument is out of range.
+// The outcome of a loop over the tables: WRONG if a number in them or in an argument is out of range.
 enum class Ended { WELL, NO_MEMORY, WRONG };
 
 // Returns whether a loop ended well; if not, sets an error.

@@ -29,6 +29,7 @@ bool begin_graph(Draft& draft, Span<const int32_t> number, int64_t n_edges, Draf
 }
 
 void replace(Draft& draft, Draft& next) {
+  // If no floats were dropped, `next` still views those of the old draft, which is freed after this call.
   if (next.floats.data == draft.own_floats.data()) next.own_floats = static_cast<Vec<double>&&>(draft.own_floats);
   draft = static_cast<Draft&&>(next);
 }

@@ -1,4 +1,4 @@
-// The graph that the passes rewrite in turn: first the caller's, then what the last pass wrote.
+// The graph that the passes rewrite in turn: at first the caller's graph, then the one that the last pass wrote.
 
 #pragma once
 
@@ -16,7 +16,7 @@ struct Draft {
   bool is_too_large = false;  // whether a pass failed because positions do not fit 32 bits
 };
 
-// Numbers the nodes that stay, in order. [N+1]: number[node] of them come before `node`.
+// Numbers the nodes that stay, in order: number[node] of them come before `node`. `number` gets N+1 elements.
 template <class Stays>
 bool number_nodes(ptrdiff_t n_nodes, Stays stays, Vec<int32_t>& number) {
   if (!number.resize(n_nodes + 1)) return false;
@@ -29,11 +29,12 @@ bool number_nodes(ptrdiff_t n_nodes, Stays stays, Vec<int32_t>& number) {
   return true;
 }
 
-// Begins the graph of the nodes at which `number` rises, with this many edges: writes its instances and attributes, but
-// not types, edges and outputs.
+// Begins a graph of the nodes that stay, those with number[node] < number[node + 1], and of this many edges. Writes its
+// instances and attributes; the caller writes types, edges and outputs. Returns false if memory runs out, or if
+// positions do not fit 32 bits.
 bool begin_graph(Draft& draft, Span<const int32_t> number, int64_t n_edges, Draft& next, NewGraph& parts);
 
-// Replaces the draft by the one that a pass wrote.
+// Replaces the draft with the one that a pass wrote.
 void replace(Draft& draft, Draft& next);
 
 }  // namespace autobatch

@@ -8,15 +8,15 @@ struct Folding {
   const Types& types;
   Vec<int32_t> sum_port;  // [outputs] the variadic port that an output sums, or -1
   Vec<uint8_t> folds;     // [N] whether a node may fold
-  Vec<int32_t> terms;     // [E] for an edge that reads a sum, the edge of its first term
-  Vec<int32_t> counts;    // [E] for the edge of a first term: the readers of the sum; once chosen, its terms
+  Vec<int32_t> terms;     // [E] for an edge that reads a sum, the edge of the sum's first term
+  Vec<int32_t> counts;    // [E] at the edge of a first term: number of readers of the sum; once chosen, of its terms
 };
 
 bool is_plain(const Types& types, ptrdiff_t type_id, int32_t port) {
   return types.port_plain[types.port_ptr[type_id] + port] != 0;
 }
 
-// Flags nodes of summing types without plain ports, except those that are returned; false if memory runs out.
+// Flags nodes of summing types without plain ports, except returned ones; returns false if memory runs out.
 bool find_sums(Folding& folding, Span<const int32_t> ports, bool& any) {
   const Types& types = folding.types;
   const Graph& graph = folding.graph;
@@ -43,7 +43,7 @@ bool find_sums(Folding& folding, Span<const int32_t> ports, bool& any) {
   return true;
 }
 
-// Counts the readers of each sum at the edge of its first term; unflags nodes that a reader needs as they are.
+// Counts the readers of each sum at the edge of its first term; unflags nodes with a reader that cannot read terms.
 bool count_readers(Folding& folding) {
   const Graph& graph = folding.graph;
   const Types& types = folding.types;
@@ -70,7 +70,7 @@ bool count_readers(Folding& folding) {
   return true;
 }
 
-// Whether everything that a node reads is a term of a sum that is read; `term_of` is scratch.
+// Returns whether each source of a node has an output among the terms of a sum with readers; `term_of` is scratch.
 bool has_only_terms(const Folding& folding, int32_t node, Vec<int32_t>& term_of) {
   const Graph& graph = folding.graph;
   int32_t first = graph.edge_ptr[node], end = graph.edge_ptr[node + 1];
@@ -123,7 +123,7 @@ bool choose(Folding& folding, Folded& folded) {
   return true;
 }
 
-// Writes the graph of the other nodes; edges from a folded sum become edges from its terms.
+// Writes the graph without folded sums; an edge from such a sum becomes an edge from each of its terms.
 bool write(Draft& draft, const Folding& folding, const Folded& folded) {
   const Graph& graph = folding.graph;
   Draft next;

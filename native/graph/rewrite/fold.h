@@ -34,7 +34,7 @@ struct Folded {
   int64_t sums = 0, made = 0, gone = 0;  // sums folded, edges created and edges removed
 };
 
-// Folds sums into their readers; the other nodes stay in order. `ports` is that of a `Survey`. O(N + E + edges made).
+// Folds sums into their readers; the other nodes stay in order. `ports` comes from a `Survey`. O(N + E + edges made).
 bool fold(Draft& draft, const Types& types, Span<const int32_t> ports, Folded& folded);
 
 }  // namespace autobatch

@@ -9,7 +9,7 @@ namespace {
 
 enum Pass { FORWARD_PASS = 1, DEAD = 2, SUMS = 4, FOLD = 8, SHARE_PRODUCTS = 16, SHARE_ALL = 32 };
 
-// Looks for equal nodes; by the rule, only if enough nodes multiply matrices.
+// Looks for equal nodes; by the rule, it does so only if enough nodes multiply matrices.
 Problem look_up(Rewriting& rewriting, bool by_rule, Found& found) {
   Draft& draft = rewriting.draft;
   const Types& types = rewriting.given.types;
@@ -62,6 +62,7 @@ Problem Rewriting::run(int32_t passes) {
   if (Problem problem = begin_draft()) return problem;
   if (forwards) {
     if (!forward(draft, types, found.ports, forwarded_)) return NO_MEMORY;
+    // Pass-through nodes may now be unread, and sums that were returned may not be returned any more.
     may_drop |= forwarded_ > 0;
     may_take |= forwarded_ > 0;
   }
@@ -100,7 +101,7 @@ PyObject* Rewriting::refuse(Problem problem) const {
   return nullptr;
 }
 
-// rewrite_words(words, floats, types, passes): the new words and floats, and the numbers of changes.
+// rewrite_words(words, floats, types, passes): returns the new words and floats, and the counts of changes.
 PyObject* rewrite_words(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Rewriting rewriting;
   int32_t passes;
@@ -118,7 +119,8 @@ PyObject* rewrite_words(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return Py_BuildValue("NNN", words.release(), floats.release(), changes.release());
 }
 
-// count_shared(words, floats, types, by_rule): by type: nodes looked up, equal ones, and whether these are shared.
+// count_shared(words, floats, types, by_rule): counts, by type, nodes looked up and equal ones; and says whether the
+// equal ones are shared.
 PyObject* count_shared(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Rewriting rewriting;
   if (!takes("count_shared", n, 4) || !rewriting.read(arguments[0], arguments[1], arguments[2])) return nullptr;

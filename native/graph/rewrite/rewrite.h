@@ -12,23 +12,24 @@ namespace autobatch {
 // The graph of a mini-batch, before and after the passes.
 class Rewriting {
  public:
-  // Reads a graph, and checks no more than that node numbers exist.
+  // Reads a graph; checks only that offsets are in order and that node numbers exist.
   bool read(PyObject* words, PyObject* floats, PyObject* types);
   // Takes a graph that was read or merged.
   bool take(const Merging::Part& part, PyObject* types);
-  // Begins the draft, after all checks but that of the type ids. Needs no interpreter lock, as the next two.
+  // Begins the draft, after checking the graph against its types, whose ids must be checked already. Like the next two
+  // functions, it needs no interpreter lock.
   Problem begin_draft();
-  // Runs those of some passes, bits of `Pass`, that may apply; begins the draft if any may.
+  // Runs the passes that may apply, of those whose bits of `Pass` are set; begins the draft if there are any.
   Problem run(int32_t passes);
-  // Returns the graph after the passes.
+  // Passes on the rewritten graph, as views of the draft, which must outlive them.
   Problem finish(TypedGraph& graph);
 
-  // Make the arrays of the result, in this order: the words, the floats and the numbers of changes. Arrays that no pass
-  // changed are the given ones.
+  // Return the words, the floats and the counts of changes. Arrays that no pass changed are the given ones; the others
+  // take over memory of the draft, so call each function at most once.
   Ref words();
   Ref floats();
   Ref changes() const;
-  // Sets the error of a problem.
+  // Sets the error for a problem; returns null.
   PyObject* refuse(Problem problem) const;
 
   TypedGraph given;

@@ -4,17 +4,17 @@ namespace autobatch {
 namespace {
 
 constexpr ptrdiff_t HEAD = 4;            // words of a record before its edges: node, hash, type, number of edges
-constexpr uint32_t FACTOR = 0x9E3779B1;  // 2^32 / golden ratio, odd: multiplication loses nothing
-constexpr int SHIFT = 15;                // brings the well-mixed high bits down, to spread next
+constexpr uint32_t FACTOR = 0x9E3779B1;  // 2^32 / golden ratio; odd, so multiplication is invertible
+constexpr int SHIFT = 15;                // mixes high bits into low ones, which spread in the next step
 constexpr int32_t FREE = -1;
 
-// The hash of data with hash `h` followed by `word`; injective in `h` for each `word`.
+// Returns the hash of data with hash `h` followed by `word`. For the same `word`, no two `h` collide.
 uint32_t mixed(uint32_t h, uint32_t word) {
   h = (h ^ word) * FACTOR;
   return h ^ (h >> SHIFT);
 }
 
-// The hash of floats, by their bits; four chains, because each multiplication waits for the last of its chain.
+// Returns the hash of floats, by their bits. The chains are independent, which hides the latency of multiplications.
 uint32_t hash_floats(Span<const double> floats) {
   constexpr uint64_t LONG_FACTOR = 0x9E3779B97F4A7C15;  // 2^64 / golden ratio
   constexpr ptrdiff_t CHAINS = 4;
@@ -25,17 +25,17 @@ uint32_t hash_floats(Span<const double> floats) {
     memcpy(bits, floats.data + f, (size_t)(left < CHAINS ? left : CHAINS) * sizeof(double));
     for (ptrdiff_t k = 0; k < CHAINS; k++) {
       uint64_t product = (chains[k] ^ bits[k]) * LONG_FACTOR;
-      chains[k] = product << 32 | product >> 32;  // differences move to the high bits, where the next would lose them
+      chains[k] = product << 32 | product >> 32;  // because the next product loses differences in high bits
     }
   }
   for (uint64_t chain : chains) whole = (whole ^ chain) * LONG_FACTOR ^ chain >> 32;
   return (uint32_t)(whole >> 32);
 }
 
-// What look-ups gain and may lose, by type, in multiply-adds.
+// The gains and the credit of look-ups, by type, in multiply-adds; `check_work` bounds their sums.
 struct Accounts {
   Vec<bool> is_open;          // whether nodes of a type are looked up
-  Vec<int64_t> gain, credit;  // savings less the cost of look-ups; what a type may lose
+  Vec<int64_t> gain, credit;  // savings minus the cost of look-ups; the loss that a type is allowed
 };
 
 bool open_accounts(const Graph& graph, const Types& types, Accounts& accounts) {
@@ -52,11 +52,12 @@ bool open_accounts(const Graph& graph, const Types& types, Accounts& accounts) {
   return true;
 }
 
-// Records of nodes, and a hash table of where each starts. Float attributes are compared where they are.
+// Records of nodes, and a hash table of where each starts. Float attributes are compared in place.
 class Records {
  public:
   Records(Span<const double> floats, Span<const int32_t> float_starts) : floats_(floats), float_starts_(float_starts) {}
 
+  // Makes room for these nodes. At most half of the table is used, so every probe ends at a free place.
   bool reserve(ptrdiff_t n_nodes, ptrdiff_t n_words) {
     ptrdiff_t size = 2;
     while (size < 2 * n_nodes) size *= 2;
@@ -77,7 +78,7 @@ class Records {
     mix((uint32_t)word);
   }
   void mix(uint32_t word) { hash_ = mixed(hash_, word); }
-  // The length of the record in words, with the floats of its node.
+  // Returns the length of the record in words, with the floats of its node.
   ptrdiff_t size() const { return at_ - start_ + FLOAT_WORDS * floats_of(words_[start_]).size; }
 
   // Returns the node of an equal record; if there is none, keeps this record and returns its node.
@@ -100,7 +101,8 @@ class Records {
   Span<const double> floats_of(int32_t node) const {
     return floats_.part(float_starts_[node], float_starts_[node + 1]);
   }
-  // Compares this record, with these floats, to another; those of one type and number of edges are of one length.
+  // Compares this record, with these floats, to another. The lengths need not be compared: they follow from the type,
+  // the number of edges and the lengths of data, which are words of the records themselves.
   bool equals(const int32_t* record, const int32_t* other, Span<const double> floats) const {
     ptrdiff_t size = at_ - start_;
     for (ptrdiff_t k = 1; k < size; k++)
@@ -151,7 +153,7 @@ bool find_equal(Draft& draft, const Types& types, bool by_rule, Accounts& accoun
     int32_t equal = records.find_or_keep();
     found.tried[type_id]++;
     accounts.gain[type_id] -= cost;
-    if (equal != node) {
+    if (equal != node) {  // without products, a hit pays for itself and for one miss
       found.first[node] = equal;
       found.equal[type_id]++;
       accounts.gain[type_id] += work > 0 ? NODE + work : 2 * cost;
@@ -227,7 +229,7 @@ bool share(Draft& draft, const Types& types, bool by_rule, int64_t& n_shared) {
     return false;
   int32_t at = 0;
   for (int32_t node = 0; node < graph.n_nodes(); node++) {
-    place[node] = place[found.first[node]];  // those of earlier nodes are final
+    place[node] = place[found.first[node]];  // final, as `first` is not a later node
     if (found.first[node] != node) continue;
     for (int32_t e = graph.edge_ptr[node]; e < graph.edge_ptr[node + 1]; e++, at++) {
       result.edge_src[at] = place[graph.edge_src[e]];

@@ -1,15 +1,15 @@
-// Passes "share" and "share_products": common-subexpression elimination for nodes. Of those with equal type, attributes
-// and inputs, the first is kept.
+// Passes "share" and "share_products": common-subexpression elimination for nodes. Of the nodes with equal type,
+// attributes and inputs, only the first is kept.
 //
 // Each node is written as a record, with its sources replaced by the first nodes equal to them, so that equal nodes
 // over equal inputs have equal records. A hash table finds earlier records with the same hash, which are then compared
 // word by word. Float attributes are compared as bits: NaN equals itself, and 0.0 is not -0.0. A node whose cell draws
-// random numbers equals no other, because its numbers depend on its instance and its place there.
+// random numbers is equal to no other, because its numbers depend on its instance and its place there.
 //
 // By the rule, nodes that multiply matrices are shared, and so are the nodes that equal ones read. A node is looked up
 // only if it reads no node, or if it multiplies matrices and all nodes that it reads were looked up. A type is given up
-// when its look-ups cost too much more than its equal nodes save. So chains of calls are followed until they differ,
-// and little is looked up where nothing repeats.
+// when its look-ups cost too much more than its equal nodes save. As a result, chains of calls are followed until they
+// differ, and little is looked up where nothing repeats.
 
 #pragma once
 
@@ -27,8 +27,8 @@ constexpr int64_t FEW = 32;
 // gathering operands that are no longer contiguous.
 constexpr int64_t LOOK_UP = 2048, WORD = 64, NODE = 8192, WRITE = 1024;
 
-// What a type may lose by look-ups, since later nodes have more to equal: 1 / SHARE of the cost of its nodes or, if
-// that is more, CREDIT for each node of the graph, SMALL nodes at least.
+// The loss by look-ups that a type is allowed, because later nodes have more candidates to equal: 1 / SHARE of the cost
+// of its nodes or, if that is more, CREDIT for each node of the graph, counting at least SMALL nodes.
 constexpr int64_t SHARE = 128, CREDIT = LOOK_UP / 16, SMALL = 1024;
 
 // The results of look-ups.
@@ -44,11 +44,11 @@ int64_t count_products(const Graph& graph, const Types& types);
 // Returns whether the gains of this many nodes fit 64 bits; if not, sets a ValueError.
 bool check_work(const Types& types, ptrdiff_t n_nodes);
 
-// Finds the nodes that stay when equal ones are shared: of all types or, by the rule, of those where it pays.
+// Finds the nodes that stay when equal nodes are shared: for all types or, by the rule, for those where it pays.
 // O(words of the graph) expected, and as much memory.
 bool find_shared(Draft& draft, const Types& types, bool by_rule, Found& found);
 
-// Keeps the first of equal nodes, and redirects readers and outputs of the others to it; counts the others.
+// Keeps the first of equal nodes, redirects readers and outputs of the others to it, and counts the others.
 bool share(Draft& draft, const Types& types, bool by_rule, int64_t& n_shared);
 
 }  // namespace autobatch

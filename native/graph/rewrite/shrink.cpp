@@ -6,7 +6,7 @@ namespace {
 enum Fate : uint8_t { DROPPED, KEPT, DISSOLVED };
 constexpr int32_t NO_READER = -1, SEVERAL = -2;
 
-// Finds the only edge of a port of a node; -1 if the port has none or several.
+// Returns the only edge of a port of a node; -1 if the port has none or several.
 int32_t only_edge(const Graph& graph, int32_t node, int32_t port) {
   int32_t e = graph.edge_ptr[node], end = graph.edge_ptr[node + 1], stop = end;
   while (e < stop) {  // a node's edges are sorted by port
@@ -44,7 +44,7 @@ bool only_readers(const Graph& graph, const Vec<uint8_t>& fate, Vec<int32_t>& re
   return true;
 }
 
-// Marks sums that dissolve into their reader, and counts in `n_terms` what each node then reads.
+// Marks sums that dissolve into their reader, and updates `n_terms`, the number of values that each node then reads.
 //
 // An empty sum is kept: without it, its reader might have one term, which only another forward pass would remove.
 bool dissolve_sums(const Graph& graph, Span<const int32_t> sum_type, Vec<uint8_t>& fate, Vec<int32_t>& n_terms,
@@ -73,7 +73,7 @@ bool dissolve_sums(const Graph& graph, Span<const int32_t> sum_type, Vec<uint8_t
   return true;
 }
 
-// Writes types and edges, readers first, so that a reader sets where the terms of the sums that it absorbs go.
+// Writes types and edges, last node first: a reader decides where the terms of the sums that it absorbs go.
 void write_nodes(const Graph& graph, Span<const int32_t> sum_type, const Vec<uint8_t>& fate,
                  const Vec<int32_t>& n_terms, const Vec<int32_t>& number, bool sums, Vec<int32_t>& place,
                  NewGraph& result) {
@@ -129,6 +129,8 @@ bool forward(Draft& draft, const Types& types, Span<const int32_t> ports, int64_
   if (!words.resize((ptrdiff_t)draft.sizes.words())) return false;
   memcpy(words.data(), from.instance_ptr.data - HEADER, (size_t)words.size() * sizeof(int32_t));
   NewGraph graph = parts_of(words.data(), draft.sizes);
+  // One step follows a whole chain of pass-through nodes: edges are redirected in the order of their readers, so the
+  // edge `origin` of an earlier node has been redirected before.
   auto redirect = [&](int32_t& node, int32_t& out) {
     int32_t port = ports[types.out_ptr[graph.type_id[node]] + (out & OUTPUT)];
     int32_t origin = port < 0 ? -1 : only_edge(from, node, port);

@@ -1,4 +1,4 @@
-// Passes "forward", "dead" and "sums": copy propagation, dead-node elimination, and sums of sums as one sum.
+// Passes "forward", "dead" and "sums": copy propagation, dead-node elimination, and merging of sums of sums.
 
 #pragma once
 
@@ -6,8 +6,8 @@
 
 namespace autobatch {
 
-// Redirects readers of outputs that pass through a port with one edge; counts the redirected edges and outputs. `ports`
-// is that of a `Survey`.
+// Redirects readers of outputs that pass through a port with one edge, and counts the redirected edges and outputs.
+// `ports` comes from a `Survey`.
 bool forward(Draft& draft, const Types& types, Span<const int32_t> ports, int64_t& n_forwarded);
 
 struct Shrunk {

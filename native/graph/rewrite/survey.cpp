@@ -6,7 +6,7 @@ namespace autobatch {
 namespace {
 
 enum Use : uint8_t { UNUSED, READ, ASKED_FOR };
-// Nodes of a type multiply matrices; are sums, or pass a value through; are sums of fixed arity.
+// The kinds of a type: its nodes multiply matrices; are sums or pass a value through; are sums of fixed arity.
 enum Kind : uint8_t { MULTIPLIES = 1, SUMS = 2, WIDENS = 4 };
 
 // Finds the port that each output passes through; a variadic sum passes a single value through.
@@ -30,7 +30,7 @@ bool find_kinds(const Types& types, const Vec<int32_t>& ports, Vec<uint8_t>& kin
   return true;
 }
 
-// Whether any port of a node has exactly one edge.
+// Returns whether any port of a node has exactly one edge.
 bool has_single(const Graph& graph, ptrdiff_t node) {
   int32_t first = graph.edge_ptr[node], end = graph.edge_ptr[node + 1];
   for (int32_t e = first; e < end; e++)

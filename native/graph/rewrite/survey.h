@@ -1,4 +1,4 @@
-// Looks, before any pass runs, for nodes that passes may change: a pass that cannot apply does not run.
+// Finds, before any pass runs, which passes may change a node: a pass that cannot apply does not run.
 
 #pragma once
 
@@ -15,7 +15,7 @@ struct Survey {
   bool may_share = false;    // enough nodes multiply matrices to look for equal ones
 };
 
-// Returns false if memory runs out.
+// Surveys a graph; returns false if memory runs out.
 bool survey(const Graph& graph, const Types& types, Survey& found);
 
 }  // namespace autobatch
