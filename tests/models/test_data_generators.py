@@ -142,7 +142,7 @@ def tell(phrase: list[str]) -> list[str]:
 
 
 def test_the_label_of_a_review_is_its_last_opinion() -> None:
-    """ "not" inverts an opinion, and "although" discounts the first one. The same holds for the words of every node."""
+    """Check that "not" inverts an opinion, and that "although" discounts the first one, for the words of every node."""
     roots = []
     for tree in reviews.draw_reviews(300, np.random.default_rng(0)):
         nodes = [node for node in tree.postorder() if not node.is_leaf] or [tree]
