@@ -14,13 +14,14 @@ namespace autobatch {
 #ifdef AUTOBATCH_AMX
 namespace {
 
-// Asks the system to save the registers of tiles for the threads of this process.
+// Asks Linux for permission to use the tile registers, which it saves only for processes that asked; returns whether it
+// was granted.
 bool ask_for_tiles() {
   constexpr long ARCH_REQ_XCOMP_PERM = 0x1023, TILE_DATA = 18;
   return processor().has_amx && syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0;
 }
 
-// The layout of the tile registers, as the processor reads it.
+// The tile configuration, in the memory layout that the LDTILECFG instruction reads.
 struct alignas(64) Layout {
   uint8_t palette = 1, start = 0, unused[14] = {};
   uint16_t n_bytes[16] = {};
@@ -32,7 +33,8 @@ struct alignas(64) Layout {
   }
 };
 
-// Some rows of the left matrix, and up to 64 columns of a panel.
+// The operands of a block: up to 32 rows of the left matrix, up to 64 columns of a panel, and the place of the result.
+// `row` and `out_row` are row strides in words.
 struct Block {
   const uint32_t* rows;
   int64_t row;
@@ -43,9 +45,9 @@ struct Block {
   bool adds;
 };
 
-// Where the blocks of each shape keep what. Sums are in registers 0 to 3, rows in 4 and 5, columns in 5 to 7; the last
-// columns, which may be fewer than sixteen, have registers to themselves.
-enum Shape { SQUARE, TALL, WIDE, SINGLE };  // 2 by 2, 2 by 1, 1 by 4, and 1 by 1 registers
+// The shapes of blocks. Registers 0 to 3 hold sums, 4 and 5 rows, and 5 to 7 columns. The last columns of a block may
+// be fewer than 16, so they and their sums have registers of their own, which are configured narrower.
+enum Shape { SQUARE, TALL, WIDE, SINGLE };  // registers of sums: 2 by 2, 2 by 1, 1 by 4, and 1 by 1
 
 AUTOBATCH_AMX void lay_out(Shape shape, int64_t last_rows, int64_t last_columns) {
   bool has_lower = shape == SQUARE || shape == TALL;
@@ -56,13 +58,14 @@ AUTOBATCH_AMX void lay_out(Shape shape, int64_t last_rows, int64_t last_columns)
   layout.set(2, has_lower ? last_rows : upper, shape == TALL ? last_columns : LANES);
   layout.set(3, has_lower ? last_rows : upper, last_columns);
   layout.set(4, upper, AMX_PAIRS);
-  layout.set(5, has_lower ? last_rows : AMX_PAIRS, AMX_PAIRS);  // rows, or sixteen columns
+  layout.set(5, has_lower ? last_rows : AMX_PAIRS, AMX_PAIRS);  // rows, or 16 columns of a WIDE block
   layout.set(6, AMX_PAIRS, LANES);
   layout.set(7, AMX_PAIRS, last_columns);
   _tile_loadconfig(&layout);
 }
 
-// The numbers of registers must be literals.
+// Initializes a register of sums with zeros or with the result so far. A macro, because the intrinsics take register
+// numbers as literals.
 #define START(sum, place)               \
   {                                     \
     if (block.adds)                     \
@@ -126,7 +129,8 @@ AUTOBATCH_AMX void multiply(const Block& block) {
 }
 #undef START
 
-// Multiplies blocks. The layout of the registers is set only where a block differs from the one before.
+// Multiplies blocks. Reconfigures the tile registers only when the shape of a block differs from that of the previous
+// one.
 class Multiplier {
  public:
   AUTOBATCH_AMX void multiply(const Block& block, int64_t n_rows, int64_t n_columns) {
@@ -146,14 +150,15 @@ class Multiplier {
         return autobatch::multiply<SINGLE>(block);
     }
   }
-  AUTOBATCH_AMX ~Multiplier() { _tile_release(); }
+  AUTOBATCH_AMX ~Multiplier() { _tile_release(); }  // to the initial state, which context switches need not save
 
  private:
   Shape shape_ = SINGLE;
-  int64_t last_rows_ = 0, last_columns_ = 0;  // of no block
+  int64_t last_rows_ = 0, last_columns_ = 0;  // no block has 0 rows, so the first one configures the registers
 };
 
-// Counts the columns of the next block: two registers of them beside two of rows, four beside one, or one.
+// Returns the number of columns of the next block. With two registers of rows, it takes one or two registers of
+// columns; with one, it takes four (WIDE) if there are enough columns, and else one.
 int64_t columns_at_once(int64_t n_rows, int64_t n_columns) {
   int64_t most = n_rows > AMX_ROWS ? 2 * LANES : 4 * LANES;
   return n_columns > most ? most : n_columns > most - LANES ? n_columns : n_columns > LANES ? LANES : n_columns;
@@ -164,7 +169,7 @@ int64_t columns_at_once(int64_t n_rows, int64_t n_columns) {
 bool may_use_amx() {
   enum Answer : int64_t { UNKNOWN, YES, NO };
   static int64_t answer = UNKNOWN;
-  if (load(&answer) == UNKNOWN) store(&answer, ask_for_tiles() ? YES : NO);  // twice does no harm
+  if (load(&answer) == UNKNOWN) store(&answer, ask_for_tiles() ? YES : NO);  // threads that race store the same answer
   return load(&answer) == YES;
 }
 

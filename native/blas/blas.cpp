@@ -1,4 +1,4 @@
-// The functions of this folder that Python calls; `_native.pyi` describes them.
+// The Python bindings of this folder; `_native.pyi` documents them.
 
 #include "blas/calling.h"
 #include "blas/packed.h"
@@ -8,9 +8,9 @@
 namespace autobatch {
 namespace {
 
-constexpr npy_intp MOST_ROWS = INT32_MAX;  // so that products of sizes can be computed
+constexpr npy_intp MOST_ROWS = INT32_MAX;  // so that the product of two sizes fits in 64 bits
 
-// Reads an array of float32 with any steps between its elements, which are counted in elements; null with an error.
+// Reads a float32 array with arbitrary strides, which must be whole elements; null with an error.
 PyArrayObject* read_strided(PyObject* object, const char* what, int ndim, bool is_written) {
   if (!PyArray_Check(object) || PyArray_TYPE(reinterpret_cast<PyArrayObject*>(object)) != NPY_FLOAT32)
     return refuse_type(what, "an array of float32", object), nullptr;
@@ -32,7 +32,7 @@ bool is_contiguous(PyArrayObject* array, int axis) {
 
 float* floats_of(PyArrayObject* array) { return static_cast<float*>(PyArray_DATA(array)); }
 
-// Sets an error if the processor lacks the instructions of our own products.
+// Returns whether the processor has the instructions of the native products; if not, sets an error.
 bool has_products(bool is_bf16) {
   bool has = is_bf16 ? processor().has_bf16 : processor().has_avx512;
   if (!has)
@@ -52,7 +52,7 @@ PyObject* pack(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments) {
   int64_t inner = PyArray_DIM(matrix, 0), n = PyArray_DIM(matrix, 1);
   int64_t row = step_of(matrix, 0), column = is_contiguous(matrix, 1) ? 1 : step_of(matrix, 1);
   if (!is_contiguous(matrix, 0) && column != 1) return refuse_value("matrix must have a contiguous axis, got none");
-  if (column != 1) row = 1;
+  if (column != 1) row = 1;  // axis 0 is contiguous: its stride is 1, or irrelevant for a single element
   if (panels.size < panel_words(inner, n, is_bf16)) return refuse_value("panels must have room for matrix, got less");
   Vec<uint32_t> turned;
   if (!turned.resize(is_bf16 ? PANEL_WIDTH * padded_pairs(inner) : 0)) return PyErr_NoMemory();
@@ -65,8 +65,8 @@ PyObject* pack(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments) {
   Py_RETURN_NONE;
 }
 
-// multiply_packed(rows, panels, out, is_bf16, adds, times): rows @ a packed matrix; each of `times` takes the next of
-// the sets of rows, in turn.
+// multiply_packed(rows, panels, out, is_bf16, adds, times): multiplies rows by a packed matrix, `times` times. The
+// first axis of `rows` lists copies of the rows, which are used in turn.
 PyObject* multiply_packed(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments) {
   int32_t is_bf16, adds;
   int64_t times;
@@ -102,7 +102,7 @@ PyObject* multiply_packed(PyObject*, PyObject* const* arguments, Py_ssize_t n_ar
   Py_RETURN_NONE;
 }
 
-// add_outer_bf16(x, y, out, times): adds x' @ y, both rounded to bf16, to `out`.
+// add_outer_bf16(x, y, out, times): adds x' @ y, both rounded to bf16, to `out`, `times` times.
 PyObject* add_outer_bf16(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments) {
   int64_t times;
   if (!takes("add_outer_bf16", n_arguments, 4) || !has_products(true) || !read_long(arguments[3], "times", times))
@@ -128,7 +128,7 @@ PyObject* add_outer_bf16(PyObject*, PyObject* const* arguments, Py_ssize_t n_arg
   Py_RETURN_NONE;
 }
 
-// Reads a tuple of ints.
+// Reads a tuple of N ints; `kind` names the expected type in errors.
 template <int N>
 bool read_tuple(PyObject* tuple, const char* what, const char* kind, int64_t (&ints)[N]) {
   if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != N) return refuse_type(what, kind, tuple);
@@ -137,8 +137,9 @@ bool read_tuple(PyObject* tuple, const char* what, const char* kind, int64_t (&i
   return true;
 }
 
-// repeat_product(times, itemsize, routine, product, beta, copies): calls a BLAS routine by its address. `copies` are
-// the number of pairs of operands that are used in turn, and the bytes from one a, and from one b, to the next.
+// repeat_product(times, itemsize, routine, product, beta, copies): calls a BLAS routine by its address, `times` times.
+// `copies` holds the number of pairs of operands, which are used in turn, and the strides in bytes from one a, and from
+// one b, to the next.
 PyObject* repeat_product(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments) {
   int64_t times, itemsize, routine, product[11], copies[3];
   double beta;
@@ -166,10 +167,11 @@ PyObject* repeat_product(PyObject*, PyObject* const* arguments, Py_ssize_t n_arg
   Py_RETURN_NONE;
 }
 
-// sgemm_address(): the address of our own product of float32 matrices.
+// sgemm_address(): returns the address of the native float32 product.
 PyObject* sgemm_address(PyObject*, PyObject*) { return PyLong_FromVoidPtr(reinterpret_cast<void*>(sgemm)); }
 
-// find_features(): whether our own products work in float32, and in bf16; and whether the latter may use AMX.
+// find_features(): returns whether the processor supports the native float32 products, the native bf16 products, and
+// AMX for the latter.
 PyObject* find_features(PyObject*, PyObject*) {
   return Py_BuildValue("NNN", PyBool_FromLong(processor().has_avx512), PyBool_FromLong(processor().has_bf16),
                        PyBool_FromLong(processor().has_amx));

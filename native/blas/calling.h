@@ -1,4 +1,4 @@
-// Calling a BLAS matrix product by its address.
+// Calls a BLAS matrix product by its address.
 
 #pragma once
 
@@ -6,15 +6,16 @@
 
 namespace autobatch {
 
-// out = a @ b in row-major terms; see `Gemm` in autobatch/blas/product.py. Addresses are in bytes, steps in elements.
+// out = a @ b in row-major terms; see `Gemm` in autobatch/blas/product.py. Addresses are in bytes, strides in elements.
 struct Gemm {
   int64_t a_flipped, b_flipped, m, n, k, a, a_step, b, b_step, out, out_step;
 };
 
 // Calls a product; beta 0 overwrites `out`, 1 adds to it.
 //
-// All libraries have the Fortran interface, which passes every argument by address. Ints are 64 bits; a library that
-// reads 32 bits finds the same number in the first half, because the supported machines are little-endian.
+// BLAS is column-major, so it is asked for the transpose: out' = b' @ a', with the operands swapped. All libraries have
+// the Fortran interface, which passes every argument by address. Ints are 64 bits; a library that reads 32 bits finds
+// the same number in the first half, because the supported machines are little-endian.
 inline void call_product(int64_t routine, int64_t itemsize, const Gemm& product, double beta) {
   using Any = const void*;
   using Routine = void (*)(Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, void*, Any);

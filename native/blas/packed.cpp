@@ -5,7 +5,8 @@
 namespace autobatch {
 namespace {
 
-// Returns the first half of a float32, rounded to nearest, ties to even; NaN stays NaN.
+// Rounds a float32 to bf16, its upper 16 bits, to nearest and ties to even. NaN stays NaN: its quiet bit is set,
+// because a payload only in the lower bits would be cut off, which leaves infinity.
 AUTOBATCH_INLINE uint32_t to_bf16(uint32_t bits) {
   constexpr uint32_t MAGNITUDE = 0x7fffffff, INFINITE = 0x7f800000, QUIET = 0x40;
   uint32_t high = bits >> 16, rounded = (bits + (0x7fff + (high & 1))) >> 16;
@@ -18,7 +19,7 @@ AUTOBATCH_INLINE void round_rows_inline(const uint32_t* source, int64_t row, int
     for (int64_t i = 0; i < width; i++) out[r * width + i] = to_bf16(source[r * row + i]) << 16;
 }
 
-// Rounds rows to bf16; each takes `padded_pairs(inner)` words, the last of which may be zeros.
+// Rounds rows to bf16. Each row of the result has `padded_pairs(inner)` words and is padded with zeros.
 AUTOBATCH_AVX512 void halve_rows(const uint32_t* source, int64_t row, int64_t n_rows, int64_t inner, uint32_t* out) {
   int64_t width = 2 * padded_pairs(inner);
   uint16_t* halves = reinterpret_cast<uint16_t*>(out);
@@ -28,8 +29,9 @@ AUTOBATCH_AVX512 void halve_rows(const uint32_t* source, int64_t row, int64_t n_
   }
 }
 
-// Rounds rows and pairs them: element i of rows 2r and 2r + 1 make word i of row r, which ends in zeros. So do the rows
-// up to `padded_pairs(n_rows)`.
+// Rounds rows to bf16 and interleaves them in pairs: word i of row r of the result holds element i of rows 2r and 2r+1.
+// Pads each row of the result with zeros to `out_row` words, and the result with zero rows to `padded_pairs(n_rows)`
+// rows.
 AUTOBATCH_AVX512 void pair_rows(const uint32_t* source, int64_t row, int64_t n_rows, int64_t width, uint32_t* out,
                                 int64_t out_row) {
   for (int64_t r = 0; r < 2 * padded_pairs(n_rows); r += 2, source += 2 * row, out += out_row) {
@@ -46,7 +48,7 @@ AUTOBATCH_AVX512 void pair_rows(const uint32_t* source, int64_t row, int64_t n_r
 const uint32_t* bits_of(const float* numbers) { return reinterpret_cast<const uint32_t*>(numbers); }
 uint32_t* bits_of(float* numbers) { return reinterpret_cast<uint32_t*>(numbers); }
 
-// Packs words, whatever they hold.
+// Packs 32-bit words: float32 numbers, or pairs of bf16 numbers.
 AUTOBATCH_AVX512 void pack_words(const uint32_t* words, int64_t row, int64_t column, int64_t inner, int64_t n,
                                  uint32_t* panels) {
   for (int64_t left = 0; left < n; left += PANEL_WIDTH) {
@@ -57,7 +59,7 @@ AUTOBATCH_AVX512 void pack_words(const uint32_t* words, int64_t row, int64_t col
       if (column == 1) {
         for (int64_t k = first; k < last; k++)
           for (int64_t j = 0; j < width; j++) panel[k * PANEL_WIDTH + j] = words[k * row + left + j];
-      } else {
+      } else {  // full blocks of a transposed matrix are turned in registers; the remaining columns, word by word
         if (row == 1 && last - first == LANES)
           for (; turned + LANES <= width; turned += LANES)
             turn_words(words + first + (left + turned) * column, column, panel + first * PANEL_WIDTH + turned,
@@ -96,6 +98,7 @@ void multiply_packed(const Size& size, const float* a, int64_t a_row, const floa
                      bool adds) {
   for (int64_t top = 0; top < size.m; top += ROWS_AT_ONCE) {
     int64_t bottom = least(top + ROWS_AT_ONCE, size.m);
+    // The first block of inner indices overwrites `out`, unless `adds`; the others add to it.
     for (int64_t first = 0; first < size.inner; first += INNER_AT_ONCE) {
       int64_t n_inner = least(INNER_AT_ONCE, size.inner - first);
       NextRows next = {a + bottom * a_row + first, a_row, least(ROWS_AT_ONCE, size.m - bottom), n_inner};
@@ -126,7 +129,8 @@ void multiply_packed_bf16(const Size& size, const float* a, int64_t a_row, const
   }
 }
 
-// Adds left' @ panels to `out`, for a left matrix (pairs, m) of paired rows.
+// Adds left' @ panels to `out`. `left` (pairs, m) is written by `pair_rows`; AMX reads its transpose, so 32 columns at
+// a time are turned into rows.
 AUTOBATCH_AVX512 void add_amx_outer(const Size& size, const uint32_t* left, int64_t left_row, const Panels& panels,
                                     float* out, int64_t out_row) {
   constexpr int64_t AT_ONCE = 2 * AMX_ROWS;

@@ -1,4 +1,4 @@
-// Our own product of float32 matrices behind the Fortran interface of all libraries.
+// The native product of float32 matrices, behind the Fortran interface that all BLAS libraries have.
 
 #include <stdlib.h>
 
@@ -7,20 +7,23 @@
 namespace autobatch {
 namespace {
 
-constexpr int64_t LYING_ROWS = 256;       // up to as many rows of a result, the other factor is read unpacked
-constexpr int64_t BLOCK_WORDS = 1 << 17;  // the largest block of a matrix that is packed at once
-constexpr int64_t LINE = 64;              // bytes: a vector that does not begin where a line does is read as two
+constexpr int64_t LYING_ROWS = 256;       // up to this many rows of the result, `a` may be read unpacked
+constexpr int64_t BLOCK_WORDS = 1 << 17;  // the largest block of `a` that is packed at once
+constexpr int64_t LINE = 64;              // bytes of a cache line; an unaligned vector of 64 bytes spans two lines
 constexpr int64_t SPARE_WORDS = OUTER_AT_ONCE * PANEL_WIDTH;
 
-// Returns the first word of a line at or behind a word.
+// Rounds an address up to the start of a cache line.
 float* align(float* words) {
   return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(words) + LINE - 1) / LINE * LINE);
 }
 
 }  // namespace
 
-// In row-major terms (BLAS is column-major), out (n, m) is b (n, inner) @ a (inner, m). The factors of a weight
-// gradient are as long as there are rows: one block of rows is multiplied while the next is prefetched.
+// In row-major terms (BLAS is column-major), out (n, m) is b (n, inner) @ a (inner, m). For a weight gradient, `inner`
+// is the number of rows of a type, which is large: while one block of rows is multiplied, the next is prefetched.
+//
+// If the rows of `a` are contiguous and the result has few rows, packing does not pay: `a` itself is read as panels,
+// whose inner stride is the row stride of `a`.
 void sgemm(const char* a_flag, const char* b_flag, const int64_t* m_at, const int64_t* n_at, const int64_t* inner_at,
            const float*, const float* a, const int64_t* a_step, const float* b, const int64_t* b_step,
            const float* beta, float* out, const int64_t* out_step) {
@@ -41,7 +44,7 @@ void sgemm(const char* a_flag, const char* b_flag, const int64_t* m_at, const in
     allocated = malloc((size_t)(at_once * round_up(wide, PANEL_WIDTH)) * sizeof(float) + LINE);
     if (allocated)
       packed = static_cast<float*>(allocated);
-    else  // smaller blocks need no more memory, and give the same bits
+    else  // blocks of one panel fit in `spare`, and the result is bit-identical
       wide = PANEL_WIDTH;
   }
   packed = align(packed);

@@ -15,7 +15,8 @@ namespace autobatch {
 #ifdef AUTOBATCH_X86
 namespace {
 
-// Up to 6 rows, which are multiplied by up to 64 columns; or 16, by up to 16; or one or two, by four or two panels.
+// The operands of a register tile: up to 6 rows by up to 64 columns, 16 rows by up to 16 columns, 1 row by 4 panels, or
+// 2 rows by 2 panels.
 struct Tile {
   Grid a;
   const float* panel;
@@ -25,7 +26,7 @@ struct Tile {
   bool adds;
 };
 
-// Keeps the compiler from unrolling a loop, which would need more registers than there are.
+// Keeps the compiler from unrolling a loop: unrolled, it would need more registers than there are.
 AUTOBATCH_INLINE void stay_rolled() {
 #ifndef _MSC_VER
   __asm__ volatile("");
@@ -58,8 +59,8 @@ namespace bf16 {
 }  // namespace bf16
 #endif
 
-// Prefetches the share of rows that belongs to the steps from `begin` to `end` out of `whole`. Addresses need not be
-// valid.
+// Prefetches a share of the rows, as progress goes from `begin` to `end` out of `whole`. Addresses need not be valid,
+// because prefetches do not fault.
 void prefetch_share(const NextRows& rows, int64_t begin, int64_t end, int64_t whole) {
   for (int64_t r = rows.n_rows * begin / whole; r < rows.n_rows * end / whole; r++)
     for (int64_t word = 0; word < rows.width; word += LANES)
@@ -71,6 +72,7 @@ void multiply(const Size& size, const Grid& a, const Panels& panels, float* out,
               const NextRows& rows, const NextRows& columns) {
   int64_t whole = size.m * size.n, wide = size.m == 1 ? 4 * PANEL_WIDTH : size.m == 2 ? 2 * PANEL_WIDTH : PANEL_WIDTH;
   for (int64_t left = 0, width; left < size.n; left += width) {
+    // One or two rows take panels one by one once there are fewer than a wide tile needs.
     width = size.n - left;
     width = width >= wide ? wide : width < PANEL_WIDTH ? width : PANEL_WIDTH;
     const float* panel = panels.first + left / PANEL_WIDTH * panels.panel;
@@ -102,7 +104,8 @@ void multiply_bf16_block(const Size& size, const Grid& a, const Panels& panels, 
 #endif
 }
 
-// Swaps single words, then pairs of them, and so on, in registers.
+// Transposes in registers: swaps single words between adjacent lines, then pairs of words between lines that are two
+// apart, and so on.
 AUTOBATCH_AVX512 void turn_words(const uint32_t* source, int64_t source_row, uint32_t* out, int64_t out_row) {
   __m512i lines[LANES];
   UNROLL for (int i = 0; i < LANES; i++) lines[i] = _mm512_loadu_si512(source + source_row * i);

@@ -3,7 +3,7 @@
 namespace autobatch {
 namespace {
 
-// Appends the tiles of parts, with the calls of some consecutive steps each.
+// Writes a list of calls, part by part and tile by tile. `start` reserves all memory, so that later calls cannot fail.
 class Writer {
  public:
   explicit Writer(CallList& list) : list_(list) {}
@@ -21,7 +21,7 @@ class Writer {
   CallList& list_;
 };
 
-// Adds unchecked numbers; a sum that is too large wraps around, which all callers check.
+// Adds numbers that were not checked. A sum that overflows wraps around; callers check that the result is in range.
 int64_t sum(int64_t a, int64_t b) { return (int64_t)((uint64_t)a + (uint64_t)b); }
 
 }  // namespace
@@ -30,13 +30,14 @@ bool list_calls(const PlanArrays& plan, const CellSizes& sizes, Span<const int64
                 int32_t n_threads, CallList& list) {
   enum Moment { BEFORE, INSIDE, AFTER };
   int32_t n_types = plan.n_types(), n_batches = plan.n_batches();
-  Vec<int64_t> first, n_done;  // of each type, the first step of each moment, and the end; and its tiles so far
+  Vec<int64_t> first, n_done;  // per type: the first step of each moment and the end; its tiles so far
   if (!first.assign(4 * (ptrdiff_t)n_types, 0) || !n_done.assign(n_types, 0)) return false;
   int64_t n_steps = 0, n_calls = 0, n_tiles = 0;
   for (int32_t type = 0; type < n_types; type++) {
     int64_t n_cut = counts[2 * (ptrdiff_t)type], n_whole = counts[2 * (ptrdiff_t)type + 1];
     if (!n_cut) continue;
     const int64_t* steps = sizes.steps_of(stage, type);
+    // Without tiles for all rows, the steps before and after the batches run with the tiles of each batch.
     int64_t before = n_whole ? steps[BEFORE] : 0, after = n_whole ? steps[AFTER] : 0;
     int64_t inside = steps[BEFORE] + steps[INSIDE] + steps[AFTER] - before - after;
     int64_t* own = first.data() + 4 * (ptrdiff_t)type;
@@ -63,7 +64,7 @@ bool list_calls(const PlanArrays& plan, const CellSizes& sizes, Span<const int64
     const int64_t* own = first.data() + 4 * (ptrdiff_t)type;
     int64_t n = count_tiles(plan.n_rows(batch), sizes.most_rows[type], n_threads), n_cut = counts[2 * (ptrdiff_t)type];
     for (int64_t i = 0; own[INSIDE] < own[AFTER] && i < n; i++) {
-      int64_t tile = n_done[type]++;
+      int64_t tile = n_done[type]++;  // backward visits batches, and the tiles of each batch, in reverse order
       writer.add_tile(own[INSIDE], own[AFTER], stage == BACKWARD_STAGE ? n_cut - 1 - tile : tile);
     }
     writer.end_part();
@@ -73,9 +74,9 @@ bool list_calls(const PlanArrays& plan, const CellSizes& sizes, Span<const int64
 }
 
 bool list_weight_calls(const CellSizes& sizes, Span<const int64_t> counts, int32_t n_threads, CallList& list) {
-  enum Part { COMPILED = 0, OTHERS = 2 };  // the places of their numbers among the steps
+  enum Part { COMPILED = 0, OTHERS = 2 };  // the indices of their counts in `steps_of`
   ptrdiff_t n_types = sizes.fields.size;
-  Vec<int64_t> first;  // of each type, its first compiled step, its first other one, and the end
+  Vec<int64_t> first;  // per type: the first compiled step, the first other step, and the end
   if (!first.assign(3 * n_types, 0)) return false;
   int64_t n_steps = 0, n_calls = 0;
   for (int32_t type = 0; type < n_types; type++) {

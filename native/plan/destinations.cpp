@@ -3,9 +3,11 @@
 namespace autobatch {
 namespace {
 
-// Loops visit nodes in graph order where possible, and not batch by batch: an instance then stays in the cache while
-// its nodes are placed, and each batch's rows are written consecutively. From a million nodes on, where the cache holds
-// little of a graph, this takes a third of the time.
+// The output rows of all nodes, and their readers.
+//
+// Loops visit nodes in graph order where possible, instead of batch by batch: an instance then stays in the cache while
+// its nodes are placed, and each batch's rows are still written in order. With a million nodes or more, when the cache
+// holds little of a graph, this takes 33% of the time.
 class Outputs {
  public:
   bool start(const Graph& graph, const Rows& rows, const TypeTables& tables) {
@@ -22,8 +24,8 @@ class Outputs {
     return ptr.assign(base.back() + 1, 0) && place.resize(n_readers) && rank.resize(n_readers);
   }
 
-  // Numbers the outputs that readers read, by (type, output, row), and counts the earlier readers of each. Returns
-  // whether all exist.
+  // Finds the output row that each reader reads, numbered by (type, output, row), and counts the earlier readers of
+  // that row. Returns whether all of these rows exist.
   bool count_readers(const Graph& graph, Span<const int32_t> sources, Span<const int32_t> ports, const Rows& rows,
                      const TypeTables& tables, ptrdiff_t at) {
     for (ptrdiff_t e = 0; e < sources.size; e++) {
@@ -41,7 +43,7 @@ class Outputs {
     return true;
   }
 
-  // Turns the numbers of readers into the positions of their entries.
+  // Turns the number of readers of each row in `ptr` into the position of its first entry.
   void add_up() {
     int64_t total = 0;
     for (int64_t& n : Span<int64_t>(ptr)) {
@@ -52,11 +54,11 @@ class Outputs {
   }
   int64_t entry(ptrdiff_t reader) const { return ptr[place[reader]] + rank[reader]; }
 
-  Vec<int64_t> base, ptr;    // the number of the first row of each output; the entries of each row
-  Vec<int32_t> place, rank;  // of each edge, and of each returned value: the row that it reads, and its earlier readers
+  Vec<int64_t> base, ptr;    // the number of each output's first row; the first entry of each row
+  Vec<int32_t> place, rank;  // per edge, then per returned value: the row that it reads, and its earlier readers
 
  private:
-  Vec<int64_t> edges_;  // where the first edges of each node are in the segments; -1 for an output with a row per node
+  Vec<int64_t> edges_;  // where the segments of each output's block begin; -1 for an output with one row per node
 };
 
 // Sorts the nodes by type.
@@ -67,14 +69,14 @@ bool sort_by_type(Span<const int32_t> type_id, Span<const int32_t> type_ptr, Vec
   return true;
 }
 
-// Whether node a runs before node b.
+// Returns whether node a runs before node b.
 bool is_earlier(const Rows& rows, int32_t a, int32_t b) {
   if (rows.batch_of[a] == rows.batch_of[b]) return rows.row[a] < rows.row[b];
   return rows.batch_of[a] < rows.batch_of[b];
 }
 
-// Writes the place where each edge's reader finds its value. Nodes are visited by type, so that branches are
-// predictable.
+// Writes the destination of each edge: the place where its reader finds the value. Visits nodes by type, so that
+// branches are predictable.
 template <class T>
 bool write_edges(const Graph& graph, const Rows& rows, const TypeTables& tables, const Outputs& outputs, Span<T> dest,
                  Span<uint8_t> adds) {
@@ -91,13 +93,15 @@ bool write_edges(const Graph& graph, const Rows& rows, const TypeTables& tables,
         int64_t entry = outputs.entry(e);
         bool is_again = port == before;
         before = port;
-        if (!is_again) run = e;  // the first edge of the port, or the one that stores
-        if (block) {
+        if (!is_again) run = e;  // the first edge of the port, later the one that stores
+        if (block) {  // the edges of a port of a variadic group take consecutive rows of the node's segment
           int64_t n = rows.segments[rows.segment_base[first + block] + own] + (e - run);
           dest[entry] = (T)(rows.origin[at + block] + n * tables.block_width[first + block] + tables.port_column[port]);
           continue;
         }
         dest[entry] = (T)(plain + tables.port_column[port]);
+        // The edges of a plain port are summed. The value that is made first stores, the others add: if this edge's
+        // value is made before that of `run`, they swap roles.
         if (!is_again) continue;
         int32_t source = graph.edge_src[e], stored = graph.edge_src[run];
         adds[entry] = source == stored ? graph.edge_out[e] >= graph.edge_out[run] : !is_earlier(rows, source, stored);

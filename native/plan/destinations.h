@@ -6,9 +6,9 @@
 
 namespace autobatch {
 
-// Lists the places that each node output is written to, and whether it is added there, by (type, output, row). Several
-// edges of a plain port are summed: the value that is made first is stored, the others are added. T is the type of
-// places. Returns a problem of the graph, or NO_MEMORY.
+// Lists the places to which each node output is written, and whether it is added there, by (type, output, row). Several
+// edges of a plain port are summed: the value that is made first is stored, and the others are added. T is the int type
+// of places. Returns a problem of the graph, or NO_MEMORY.
 template <class T>
 Problem list_destinations(const Graph& graph, const Rows& rows, const TypeTables& tables,
                           Span<const int64_t> slot_width, Vec<int64_t>& dest_base, Vec<int64_t>& dest_ptr, Span<T> dest,

@@ -7,11 +7,12 @@ struct Gap {
   int64_t start, end;
 };
 
-// Free memory between areas, by place.
+// The free gaps between areas, in order of place.
 class Gaps {
  public:
+  // Makes room for `n` gaps at a time, which `open` does not check.
   bool reserve(ptrdiff_t n) { return gaps_.reserve(n); }
-  // Finds the smallest gap that holds an area, the first of equal ones; -1 if no gap does.
+  // Finds the smallest gap that fits an area, the first among equals; -1 if no gap does.
   ptrdiff_t find(int64_t size) const {
     ptrdiff_t best = -1;
     for (ptrdiff_t g = 0; g < gaps_.size(); g++) {
@@ -26,9 +27,9 @@ class Gaps {
     if (gaps_[g].start == gaps_[g].end) close(g);
     return place;
   }
-  // Removes a gap that ends at `end`, and returns where the used memory then ends.
+  // Removes the gap that ends at `end`, if there is one, and returns the new end of the used memory.
   int64_t trim(int64_t end) { return gaps_.size() && gaps_.back().end == end ? gaps_.pop().start : end; }
-  // Adds a gap, merged with the gaps that it touches.
+  // Adds a gap, and merges it with adjacent gaps.
   void open(int64_t start, int64_t end) {
     ptrdiff_t at = gaps_.size();
     while (at > 0 && gaps_[at - 1].start >= end) at--;
@@ -70,7 +71,7 @@ bool find_first_writers(const Graph& graph, Span<const int32_t> batch_of, int32_
 
 bool give_out(Span<const int32_t> first, Span<const int64_t> size, int64_t& end, Vec<int64_t>& place) {
   ptrdiff_t n = first.size;
-  Vec<int32_t> next_born, born_at;  // per step, a linked list of the areas that begin
+  Vec<int32_t> next_born, born_at;  // per step, a linked list of the areas whose live range begins there
   Gaps gaps;
   if (!place.assign(n, end) || !next_born.assign(n, -1) || !born_at.assign(n, -1) || !gaps.reserve(n + 1)) return false;
   for (ptrdiff_t k = n - 1; k >= 0; k--) {
@@ -88,6 +89,7 @@ bool give_out(Span<const int32_t> first, Span<const int64_t> size, int64_t& end,
         end = place[k] + size[k];
       }
     }
+    // Freed last: while a batch runs, it reads its own area and writes to the areas that begin in this step.
     if (size[step] > 0) gaps.open(place[step], place[step] + size[step]);
   }
   return true;

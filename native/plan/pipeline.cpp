@@ -67,7 +67,7 @@ bool Loss::read(PyObject* flows_given, PyObject* slot_given, const Placement& pl
 Problem Loss::find_whole(const Graph& graph, ptrdiff_t n_slots, bool& is_whole) const {
   is_whole = false;
   if (slot < 0) return nullptr;
-  ptrdiff_t width = 1;  // the first column is of the nodes
+  ptrdiff_t width = 1;  // the first column stands for the nodes themselves
   for (int32_t n_outputs : flows.n_outputs) width = n_outputs >= width ? n_outputs + ptrdiff_t(1) : width;
   Vec<uint8_t> marks, wanted;
   if (!marks.resize(graph.n_nodes() * width) || !wanted.assign(n_slots, 0)) return NO_MEMORY;

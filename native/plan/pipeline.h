@@ -1,4 +1,4 @@
-// From a graph to its plan and tables: rewrite, schedule, place, and make the tables of calls.
+// Makes the plan and the tables of a graph: rewrites, schedules and places it, and lists its calls.
 
 #pragma once
 
@@ -10,24 +10,24 @@
 
 namespace autobatch {
 
-// Reads a number of threads; an error if it is out of range.
+// Reads a number of threads; false with an error if it is out of range.
 bool read_threads(PyObject* number, int32_t& n_threads);
 
-// The stages that follow once a graph is merged or emitted.
+// The stages of planning after a graph was merged or emitted.
 class Pipeline {
  public:
-  // Reads types, passes, rule, layout, sizes and n_threads.
+  // Reads the arguments (types, passes, rule, layout, sizes, n_threads). Types, layout and sizes are left to `take`.
   bool read(PyObject* const* arguments);
-  // Takes a graph, and checks that it fits the layout of its types.
+  // Takes a graph and its types, and checks that they fit the layout and the sizes; false with an error if not.
   bool take(const Merging::Part& part, PyObject* types);
   // Runs the stages; needs no interpreter lock.
   Problem run();
-  // Returns, if there is no problem, the words, floats and changes of the rewritten graph; its schedule; the parts of a
-  // plan; those of its tables, or None if a type of the plan has no sizes yet; and the seconds that rewriting,
-  // scheduling and placing took.
+  // Makes a tuple: the words, floats and changes of the rewritten graph; its schedule; the parts of a plan; the parts
+  // of its tables, or None if a type of the plan has no sizes yet; and the seconds that rewriting, scheduling and
+  // placing took. Null with an error if there is a problem.
   Ref to_python(Problem problem);
 
-  TypedGraph graph;  // rewritten
+  TypedGraph graph;  // the rewritten one
   Placement placement;
 
  private:
@@ -43,12 +43,12 @@ class Pipeline {
   double times_[4];  // when each stage begins, and when all are done
 };
 
-// A loss, by the paths of its gradients.
+// The slot of a loss, and the paths along which its gradients flow.
 struct Loss {
   Flows flows;
   int32_t slot = -1;
 
-  // Reads both; the paths may be None if there is no slot.
+  // Reads both; a negative slot means that there is no loss, and then the paths are not read.
   bool read(PyObject* flows_given, PyObject* slot_given, const Placement& placement);
   // Finds whether the loss depends on all nodes of a graph; false without a loss.
   Problem find_whole(const Graph& graph, ptrdiff_t n_slots, bool& is_whole) const;

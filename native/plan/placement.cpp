@@ -23,6 +23,7 @@ bool gather_attributes(const TypedGraph& graph, const Rows& rows, Span<const dou
     for (int32_t wanted = types.data_ptr[type]; wanted < types.data_ptr[type + 1]; wanted++)
       for (int32_t node : nodes) {
         int64_t at = graph.int_starts[node] + int_width, start = graph.float_starts[node] + float_width;
+        // Skips the lists before the wanted one: in `attr` each is its length and then its ints; floats have no length.
         for (int32_t number = types.data_ptr[type]; number < wanted; number++) {
           int64_t length = attr[at];
           at += 1 + length * types.data_ints[number];
@@ -124,6 +125,7 @@ Ref Placement::to_python(PlanArrays& plan) {
   auto data = [&](Py_ssize_t part) {
     return PyArray_DATA(reinterpret_cast<PyArrayObject*>(PyTuple_GET_ITEM(found.get(), part)));
   };
+  // Tables store the addresses of these arrays, which must be those of the Python arrays: `adopt` copies small vectors.
   enum { BLOCK_ROWS = 3, SEGMENTS = 7, SEGMENT_BASE, DEST_PTR = 10, DEST, ADDS, INTS = 17, FLOATS };
   plan.block_rows.data = static_cast<const int64_t*>(data(BLOCK_ROWS));
   plan.segments.data = static_cast<const int64_t*>(data(SEGMENTS));

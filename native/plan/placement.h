@@ -9,16 +9,16 @@ namespace autobatch {
 
 class Placement {
  public:
-  // Reads the tables of types, `(tables, slot_width, saved_width, training)`, for types that were read before.
+  // Reads a `LayoutArrays`, `(tables, slot_width, saved_width, training)`, for types that were already read.
   bool read_layout(PyObject* tuple, const Types& types);
-  // Checks that the layout fits a graph, whose types were checked; false with an error if it does not.
+  // Checks that the layout fits a graph whose types were checked; false with an error if it does not.
   bool fits(const TypedGraph& graph, Span<const double> floats) const;
   // Places a scheduled graph. Returns a problem of the schedule or the graph, or NO_MEMORY. Needs no interpreter lock.
   Problem place(const TypedGraph& graph, Span<const double> floats, const BatchSpans& batches);
-  // Lists the arrays that tables are made from, of the graph that was placed with this schedule.
+  // Points `plan` at the arrays that tables are made from; `batches` is the schedule that `place` was given.
   void list_arrays(const BatchSpans& batches, PlanArrays& plan) const;
-  // Makes the parts of a `Plan` from `row` to `floats`, and lists in `plan` those that steps read; null with an error
-  // if memory runs out. The vectors are handed over.
+  // Makes the parts of a `Plan` from `row` to `floats`; null with an error if memory runs out. Hands the vectors over
+  // to Python, and points `plan` at the arrays that steps read.
   Ref to_python(PlanArrays& plan);
 
   int32_t n_types() const { return tables_.n_types(); }

@@ -1,4 +1,4 @@
-// The functions of this folder that Python calls; `_native.pyi` describes them.
+// The Python bindings of this folder; `_native.pyi` documents them.
 
 #include "graph/growing/round.h"
 #include "plan/lifetimes.h"
@@ -9,9 +9,9 @@
 namespace autobatch {
 namespace {
 
-constexpr int64_t MOST_PLACE = int64_t(1) << 61;  // so that places behind the buffer can be counted
+constexpr int64_t MOST_PLACE = int64_t(1) << 61;  // so that places after the buffer do not overflow
 
-// place_values(words, floats, batches, types, layout): the parts of a plan, in the order of `Plan`.
+// place_values(words, floats, batches, types, layout): returns the parts of a plan, in the order of `Plan`.
 PyObject* place_values(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   TypedGraph graph;
   Span<const double> floats;
@@ -32,9 +32,9 @@ PyObject* place_values(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return set_problem(problem) ? placement.to_python(plan).release() : nullptr;
 }
 
-// plan_graphs(graphs, types, passes, rule, layout, sizes, n_threads, flows, slot): the merged graph, or None for a
-// single graph; the parts of a `Planned`; whether the loss in the slot depends on all nodes; the seconds that merging
-// took.
+// plan_graphs(graphs, types, passes, rule, layout, sizes, n_threads, flows, slot): returns the merged graph, or None
+// for a single graph; the parts of a `Planned`; whether the loss in the slot depends on all nodes; and the seconds that
+// merging took.
 PyObject* plan_graphs(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Merging merging;
   Pipeline pipeline;
@@ -60,9 +60,9 @@ PyObject* plan_graphs(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return Py_BuildValue("NNOd", merged.release(), planned.release(), is_whole ? Py_True : Py_False, merged_at - began);
 }
 
-// plan_round(round, types, passes, rule, layout, sizes, n_threads): the parts of a `Choice`; those of `RowMoves`, or
-// None if nothing is to run; the words and floats of the graph and the parts of a `Planned`, each None if nothing is to
-// run, or if a source has no type yet.
+// plan_round(round, types, passes, rule, layout, sizes, n_threads): returns the parts of a `Choice`; the parts of a
+// `RowMoves`, or None if there is nothing to run; the words and floats of the graph; and the parts of a `Planned`. The
+// last two are None if there is nothing to run, or if a source has no type yet.
 PyObject* plan_round(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Growing g;
   Choice choice;
@@ -112,7 +112,7 @@ PyObject* plan_round(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
                        emission.floats.release(), planned.release());
 }
 
-// give_out(first, size, start): the places of areas, and the end of memory; see `lifetimes.h`.
+// give_out(first, size, start): returns the places of areas, and the end of memory; see `lifetimes.h`.
 PyObject* give_out_areas(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Span<const int32_t> first;
   Span<const int64_t> size;
@@ -124,6 +124,7 @@ PyObject* give_out_areas(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   bool fits = size.size == first.size && first.size < INT32_MAX;
   for (ptrdiff_t k = 0; fits && k < first.size; k++) fits = first[k] >= 0 && first[k] <= k;
   if (!fits) return PyErr_SetString(PyExc_ValueError, "first[k] must lie in 0..k for each size, got others"), nullptr;
+  // If no area reuses a gap, memory ends at the start plus all sizes, which must not overflow.
   for (int64_t left = last < 0 ? INT64_MAX : INT64_MAX - last; int64_t one : size)
     if (one > 0 && (left -= one) < 0)
       return PyErr_SetString(PyExc_ValueError, "areas must end within 64 bits, got more"), nullptr;
@@ -131,7 +132,7 @@ PyObject* give_out_areas(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return Py_BuildValue("NL", to_array<int64_t>(place).release(), (long long)last);
 }
 
-// make_tables(plan, sizes, n_threads): the parts of a `PlanTables`, in order.
+// make_tables(plan, sizes, n_threads): returns the parts of a `PlanTables`, in order.
 PyObject* make_tables(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   PlanArrays plan;
   CellSizes sizes;
@@ -149,7 +150,7 @@ PyObject* make_tables(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return set_problem(problem) ? tables.to_python(plan).release() : nullptr;
 }
 
-// find_sums(plan, dest, width, first): (to, table, parts, ptr, size), see `Sums` in Python.
+// find_sums(plan, dest, width, first): returns (to, table, parts, ptr, size); see `Sums` in Python.
 PyObject* find_sums_of(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   PlanArrays plan;
   Span<const int64_t> dest, width;

@@ -3,9 +3,9 @@
 namespace autobatch {
 namespace {
 
-constexpr int32_t N_DESTINATIONS = 3;  // the first addresses
+constexpr int32_t N_DESTINATIONS = 3;  // the number of leading addresses
 
-// Makes a `CallList` of Python, without its name.
+// Makes the fields of a Python `CallList`.
 Ref to_python(const CallList& list, const Vec<uint8_t>* is_serial) {
   static_assert(sizeof(CallList::Call) == 2 * sizeof(int64_t));
   Table<int64_t> rows;
@@ -18,7 +18,7 @@ Ref to_python(const CallList& list, const Vec<uint8_t>* is_serial) {
   return Ref(Py_BuildValue("NNNN", calls.release(), tile_ptr.release(), ptr.release(), serial.release()));
 }
 
-// Lists addresses: of `dest_ptr`, `dest` and `adds`; of the tiles of each type; and of the ints, the floats and the
+// Lists the addresses of `dest_ptr`, `dest` and `adds`; of the tiles of each type; and of the ints, the floats and the
 // segments of each block.
 void list_addresses(const PlanArrays& plan, const Tiles& tiles, const int64_t* words, Span<int64_t> addresses) {
   auto address = [](const void* memory) { return (int64_t)(intptr_t)memory; };
@@ -62,7 +62,7 @@ uint8_t n_bits(int64_t number) {
 }  // namespace
 
 Problem PlanTables::make(const PlanArrays& plan, const CellSizes& sizes, int32_t n_threads) {
-  bool adds_up = false;
+  bool adds_up = false;  // otherwise, and with a single thread, `is_serial_` stays empty
   for (ptrdiff_t i = 0; n_threads > 1 && i < plan.adds.size; i++) adds_up |= plan.adds[i] != 0;
   if (adds_up)
     if (Problem problem = find_serial(plan, is_serial_)) return problem;

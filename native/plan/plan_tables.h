@@ -1,4 +1,4 @@
-// The tables of a plan: its tiles and the calls of each stage. `autobatch.backends.tables.PlanTables` describes them.
+// The tables of a plan: its tiles and the calls of each stage. `autobatch.backends.tables.PlanTables` documents them.
 
 #pragma once
 

@@ -11,14 +11,14 @@ constexpr Problem TOO_LARGE = "values must have fewer elements than can be count
 
 int64_t aligned(int64_t size) { return (size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
 
-// Adds the elements of an area to `end`; false if there are more than can be counted.
+// Adds the aligned size of an area to `end`; false if the sum exceeds MOST_ELEMENTS.
 bool add(int64_t n_rows, int64_t width, int64_t& end) {
   if (width < 0 || (width && n_rows > (MOST_ELEMENTS - end) / width)) return false;
   end += aligned(n_rows * width);
   return true;
 }
 
-// Places areas of these numbers of rows one after another from `start`, aligned, and moves `start` to their end.
+// Places aligned areas with these numbers of rows one after the other from `start`, and moves `start` to their end.
 template <class T>
 Problem follow(Span<const int64_t> n_rows, Span<const T> width, int64_t& start, Vec<int64_t>& base) {
   if (!base.resize(n_rows.size)) return NO_MEMORY;
@@ -46,6 +46,7 @@ Problem Rows::place(const TypedGraph& graph, const BatchSpans& batches, const Ty
   int64_t end = 0, all_rows = 0;
   for (ptrdiff_t block = 0; block < tables.n_blocks(); block++)  // so that no product below overflows
     if (!add(block_rows[block], tables.block_width[block], all_rows)) return TOO_LARGE;
+  // In training, the buffer holds inputs and results; then their gradients, in the same layout; then saved values.
   if (training) {
     Vec<int64_t> block_base;
     problem = follow<int32_t>(block_rows, tables.block_width, end, block_base);
@@ -71,7 +72,7 @@ Problem Rows::place(const TypedGraph& graph, const BatchSpans& batches, const Ty
   return nullptr;
 }
 
-// Numbers the nodes of each type by schedule order.
+// Numbers the nodes of each type in schedule order.
 Problem Rows::number(const TypedGraph& graph, const BatchSpans& batches, int32_t n_types) {
   Span<const int32_t> type_of = graph.graph.type_id;
   Vec<int32_t> n_placed;
@@ -96,7 +97,7 @@ Problem Rows::number(const TypedGraph& graph, const BatchSpans& batches, int32_t
   return nullptr;
 }
 
-// Finds the first edge row of each node row, for all variadic group blocks; and where each block's begin.
+// Finds the first edge row of each node row in every block of a variadic group, and where each block's segments begin.
 Problem Rows::count_segments(const TypedGraph& graph, const TypeTables& tables) {
   Vec<int64_t> lengths;
   if (!segment_base.assign(tables.n_blocks() + 1, 0) || !lengths.assign(tables.n_blocks() + 1, 0)) return NO_MEMORY;
@@ -114,7 +115,7 @@ Problem Rows::count_segments(const TypedGraph& graph, const TypeTables& tables) 
       count_groups(graph.graph, node, graph.int_starts[node], graph.types, lengths.data());
       for (int32_t group = 0; group < n_groups; group++) {
         int64_t at = segment_base[first + group] + own;
-        if (lengths[group] >= MOST_ROWS) return TOO_LARGE;  // which `count_groups` clips
+        if (lengths[group] >= MOST_ROWS) return TOO_LARGE;  // `count_groups` clips to it
         segments[at + 1] = segments[at] + lengths[group];
       }
     }

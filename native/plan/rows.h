@@ -20,12 +20,12 @@ struct BatchSpans {
   int32_t size() const { return (int32_t)type_id.size; }
 };
 
-// Elements per row of everything but inputs: of each slot of the output, and of the saved values of each block.
+// Elements per row of each slot of the results, and of the saved values of each block.
 struct Widths {
   Span<const int64_t> slot, saved;
 };
 
-// The row of each node, and where the rows of each batch and type are; `Plan` documents the fields it keeps.
+// The row of each node, and the places of the rows of batches and types. `Plan` documents the fields that it keeps.
 class Rows {
  public:
   // Numbers nodes and places rows. Returns a problem of the schedule or the graph, or NO_MEMORY.
@@ -37,7 +37,7 @@ class Rows {
   Vec<int64_t> segments;      // the first edge row of each node row, for all variadic group blocks in turn
   Vec<int64_t> segment_base;  // [blocks+1] where each block's segments begin
   Vec<int64_t> block_rows, base_ptr, base;
-  Vec<int64_t> origin;  // as base, but of row 0 of the block: row r of the batch's block is at origin + r * width
+  Vec<int64_t> origin;  // like `base`, but for row 0 of the block: row r is at origin + r * width
   Vec<int64_t> slot_base, slot_rows, saved_base;
   int64_t mirror = 0, size = 0;
 
@@ -47,7 +47,7 @@ class Rows {
   bool count_rows(const BatchSpans& batches, const TypeTables& tables);
   bool place_areas(const Graph& graph, const BatchSpans& batches, const TypeTables& tables, int64_t start);
 
-  Vec<int64_t> before_, n_rows_;  // for each block of each batch, its rows in earlier batches, and in this one
+  Vec<int64_t> before_, n_rows_;  // per block of each batch: its rows in earlier batches, and in this batch
 };
 
 }  // namespace autobatch

@@ -3,11 +3,12 @@
 namespace autobatch {
 namespace {
 
-// A value that is kept in a place of its own, and later added to another place.
+// A value that is first written to a place of its own, and later added to `place`.
 struct Added {
   int64_t place, width, own;
   ptrdiff_t number;
 
+  // Compares places, then the order of the nodes, which an unstable sort would not keep.
   bool is_before(const Added& other) const {
     return place != other.place ? place < other.place : number < other.number;
   }
@@ -25,6 +26,7 @@ Problem find_sums(const PlanArrays& plan, Span<const int64_t> dest, Span<const i
   for (int32_t batch = 0; batch < plan.n_batches(); batch++) {
     int32_t type = plan.batch_type[batch];
     int64_t start = n_done[type], end = n_done[type] += plan.n_rows(batch), behind = 0;
+    // Every batch uses the same places from `first` on, which are free again when its sums are added up.
     found.resize(0);
     for (int32_t output = plan.out_ptr[type]; output < plan.out_ptr[type + 1]; output++) {
       Span<const int64_t> entries = entries_of(plan, type, output, start, end);

@@ -1,5 +1,6 @@
-// Values that several nodes of a batch add to one place, on a device: each is left in a place of its own, and when the
-// batch is done they are added up in the order of the nodes. `autobatch.backends.cuda.sums` describes the arrays.
+// Sums of values that several nodes of a batch add to one place, on a device. Each node writes its value to a place of
+// its own; after the batch, these are added up in the order of the nodes, so that equal runs are bit-identical.
+// `autobatch.backends.cuda.sums` documents the arrays.
 
 #pragma once
 
@@ -16,7 +17,7 @@ struct Sums {
   int64_t size = 0;
 };
 
-// Finds the sums of a plan with these destinations and widths of outputs; places of their own begin at `first`.
+// Finds the sums of a plan with these destinations and widths of outputs; the values' own places begin at `first`.
 // Returns a problem of the destinations, or NO_MEMORY.
 Problem find_sums(const PlanArrays& plan, Span<const int64_t> dest, Span<const int64_t> width, int64_t first,
                   Sums& sums);

@@ -1,4 +1,4 @@
-// Layouts of types, and widths of rows; `autobatch.plan.plan.TypeTables` describes the arrays.
+// The layouts of types, and the widths of their rows; `autobatch.plan.plan.TypeTables` documents the arrays.
 
 #pragma once
 
@@ -7,7 +7,7 @@
 
 namespace autobatch {
 
-// A block is one domain of one type: the rows of nodes, or of a variadic group.
+// A block is one domain of one type: the rows of its nodes, or of the edges of a variadic group.
 struct TypeTables {
   Span<const int32_t> out_ptr, out_block, block_ptr, block_width, block_ints, block_floats, port_ptr, port_block,
       port_column;

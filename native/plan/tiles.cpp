@@ -3,11 +3,11 @@
 namespace autobatch {
 namespace {
 
-constexpr int64_t ROUND_ROWS = 16;  // tiles have a multiple of it, so that products take whole tiles of their own
+constexpr int64_t ROUND_ROWS = 16;  // a tile has a multiple of this many rows, for whole register tiles
 constexpr int64_t WHOLE = int64_t(1) << 40;  // the row limit of types whose batches are not cut
 constexpr int64_t MOST_WORDS = int64_t(1) << 60;
 
-// Where the fields of a tile begin; `Fields` in Python describes them.
+// The offsets of the fields of a tile; autobatch/compiler/tiles.py documents the fields.
 struct Fields {
   explicit Fields(int32_t n_domains)
       : rows(2),
@@ -22,7 +22,8 @@ struct Fields {
   int64_t rows, inputs, mirror, saved, forward, backward, kept, outputs;
 };
 
-// Writes the tiles of a type. Positions in memory are unsigned: they are only added and multiplied.
+// Writes the tiles of a type. Positions in memory are computed as unsigned ints: inputs are not fully checked, and
+// unsigned overflow is not undefined behavior.
 class TypeTiles {
  public:
   TypeTiles(const PlanArrays& plan, const CellSizes& sizes, int32_t type, uint64_t kept_base, bool has_whole)
@@ -34,8 +35,8 @@ class TypeTiles {
         at_(n_domains_),
         kept_base_(kept_base),
         has_whole_(has_whole) {}
-  // Cuts all batches, then all rows if they have tiles of their own, then all rows once more for each strip; returns
-  // the elements of scratch memory that the tiles use in turn.
+  // Writes the tiles of all batches; then those of all rows, if there are any; then one tile of all rows per strip of
+  // the gradients. Returns the elements of scratch memory that tiles use in turn.
   int64_t fill(int64_t* words, int32_t n_threads) {
     next_ = words;
     int32_t first = -1;
@@ -57,7 +58,8 @@ class TypeTiles {
     for (int64_t start = begin; start < end; start += at_once)
       write(batch, begin, start, at_once < end - start ? at_once : end - start, strip);
   }
-  // Writes the tile of some rows; `begin` is the first row of the batch.
+  // Writes the tile of some rows; `begin` is the first row of the batch, and `strip` is -1 for tiles that need scratch
+  // memory.
   void write(int32_t batch, int64_t begin, int64_t start, int64_t n_rows, int32_t strip) {
     uint64_t* row = reinterpret_cast<uint64_t*>(next_);
     row[Fields::START] = (uint64_t)start;
@@ -78,6 +80,8 @@ class TypeTiles {
       row[at_.saved + domain] = own * (uint64_t)sizes_.saved[block];
       if (plan_.mirror) row[at_.saved + domain] += (uint64_t)plan_.saved_base[block];
     }
+    // Scratch memory holds the elements per tile, then the rows of each domain; in forward also the kept rows, unless
+    // they lie in persistent scratch because steps run for all rows.
     uint64_t kept_width = (uint64_t)sizes_.kept[type_];
     for (int stage = 0; strip < 0 && stage < (int)sizes_.scratch.rows; stage++) {
       uint64_t free = (uint64_t)sizes_.own[type_];
@@ -122,6 +126,7 @@ bool read_address(PyObject* object, const char* what, int type, int other, const
   return true;
 }
 
+// Returns whether the arrays of a plan fit each other. The order matters: each check relies on the previous ones.
 bool fits(const PlanArrays& plan, ptrdiff_t n_dest) {
   ptrdiff_t n_outputs = plan.out_block.size;
   int64_t n_rows = plan.batch_ptr.size ? plan.batch_ptr[plan.batch_ptr.size - 1] : 0;
@@ -237,6 +242,7 @@ bool make_tiles(const PlanArrays& plan, const CellSizes& sizes, int32_t n_thread
   for (int32_t type = 0; type < n_types; type++) {
     int64_t n_rows = plan.block_rows[plan.block_ptr[type]], most = sizes.most_rows[type];
     int64_t* counts = tiles.counts.data() + 2 * (ptrdiff_t)type;
+    // Tiles of all rows only pay if batches are smaller than tiles; see autobatch/backends/tiles.py.
     if (n_rows && n_rows / n_batches[type] < most) counts[1] = count_tiles(n_rows, most, n_threads);
     int64_t n_tiles = counts[0] + counts[1] + (n_rows && sizes.has_backward() ? n_threads : 0);
     if (n_tiles && sizes.fields[type] > (MOST_WORDS - tiles.ptr[type]) / n_tiles) return false;

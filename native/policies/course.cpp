@@ -32,8 +32,8 @@ void free_course(PyObject* self) {
   Py_TYPE(self)->tp_free(self);
 }
 
-// run(table, machine, rules, epsilon, generator, plan): plays an episode, and learns from it. It keeps the interpreter
-// lock, since the table and the NumPy bit generator may be those of other threads, too.
+// run(table, machine, rules, epsilon, generator, plan): plays an episode, and learns from it. Holds the interpreter
+// lock, because other threads may use the same table and the same NumPy bit generator.
 PyObject* run(PyObject* object, PyObject* const* arguments, Py_ssize_t n) {
   Course& course = *as_course(object)->course;
   ValueTable table;
@@ -42,7 +42,7 @@ PyObject* run(PyObject* object, PyObject* const* arguments, Py_ssize_t n) {
   double epsilon;
   Span<const int32_t> plan;
   if (!takes("run", n, 6)) return nullptr;
-  Ref capsule(PyObject_GetAttrString(arguments[4], "capsule"));  // first, as it may run code
+  Ref capsule(PyObject_GetAttrString(arguments[4], "capsule"));  // first, because it may run code that changes arrays
   if (!capsule && PyErr_ExceptionMatches(PyExc_AttributeError))
     return PyErr_Format(PyExc_TypeError, "generator must be a NumPy bit generator, got %.80s",
                         Py_TYPE(arguments[4])->tp_name);
@@ -61,7 +61,7 @@ PyObject* run(PyObject* object, PyObject* const* arguments, Py_ssize_t n) {
   Py_RETURN_NONE;
 }
 
-// episode(): the state before each batch of the last episode, the type that ran, and the reward.
+// episode(): returns the state before each batch of the last episode, the type that ran, and the reward.
 PyObject* episode(PyObject* object, PyObject*) {
   const Course& course = *as_course(object)->course;
   const Episode& last = course.episode();

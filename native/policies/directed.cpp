@@ -5,7 +5,7 @@
 namespace autobatch {
 namespace {
 
-// Plans a DAG by a rule in one direction.
+// Plans a DAG by a rule in one direction; false if memory runs out.
 bool plan_in(const Dag& dag, const DirectedRule& by, bool is_backward, Batches& batches) {
   if (!is_backward) return plan_by_rule(dag, by.rule, by.weights, batches);
   OwnedDag reverse;
@@ -14,7 +14,7 @@ bool plan_in(const Dag& dag, const DirectedRule& by, bool is_backward, Batches& 
   return true;
 }
 
-// Replaces a schedule by one that has no superfluous batch, if it has any.
+// Removes the superfluous batches of a schedule, if it has any; false if memory runs out.
 bool compact_batches(const Dag& dag, Batches& batches) {
   Vec<int32_t> sequence, position;
   Stops stops;

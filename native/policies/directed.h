@@ -1,4 +1,4 @@
-// Planning by a rule from the inputs, from the outputs, or both; `autobatch.policies.rules.directed` says why.
+// Plans by a rule from the inputs, from the outputs, or both; `autobatch.policies.rules.directed` explains why.
 
 #pragma once
 
@@ -6,9 +6,9 @@
 
 namespace autobatch {
 
-enum Direction : int { FORWARD = 1, BACKWARD = 2 };  // a set of them
+enum Direction : int { FORWARD = 1, BACKWARD = 2 };  // flags; both may be set
 
-// A rule, and how it is used: Python's `CoreRule`.
+// A rule, and how to apply it: a Python `CoreRule`.
 struct DirectedRule {
   Rule rule;
   int32_t directions;
@@ -16,8 +16,8 @@ struct DirectedRule {
   Weights weights;
 };
 
-// Plans in each direction, and keeps the schedule with the fewest batches, the first among equals; false if memory runs
-// out.
+// Plans in each of the directions, and keeps the schedule with the fewest batches, the first among equals; false if
+// memory runs out.
 bool plan_best(const Dag& dag, const DirectedRule& by, Batches& best);
 
 }  // namespace autobatch

@@ -7,10 +7,10 @@
 
 namespace autobatch {
 
-// Sets a ValueError if an edge points backward.
+// Returns whether an edge points backward; if so, sets a ValueError.
 bool refuse_backward_edges(const Dag& dag);
 
-// Reads a `MachineRules`, a `Weights`, a `CoreRule`, and a `LearningRules`.
+// Read a `MachineRules`, a `Weights`, a `CoreRule`, and a `LearningRules`; false with an error.
 bool read_machine(PyObject* tuple, Machine& machine);
 bool read_weights(PyObject* tuple, Weights& weights);
 bool read_directed_rule(PyObject* tuple, DirectedRule& rule);

@@ -3,7 +3,7 @@
 namespace autobatch {
 namespace {
 
-// Costs whose difference, relative to the largest, is below this are equal: a sum of floats depends on its order.
+// Costs with a smaller relative difference count as equal, because a sum of floats depends on its order.
 constexpr double TOLERANCE = 1e-9, INFINITE = Py_HUGE_VAL;
 
 int32_t count_ones(uint64_t bits) {
@@ -14,12 +14,12 @@ int32_t count_ones(uint64_t bits) {
 
 double smaller(double a, double b) { return a < b ? a : b; }
 
-// States: state s has left[ptr[s]:ptr[s+1]] to run.
+// The states of a layer. The remaining work of state s is the antichain left[ptr[s]:ptr[s+1]].
 struct Layer {
   Vec<int64_t> ptr;
   Vec<int32_t> left;
-  Vec<double> paid, total;       // the cost so far; that, plus the chain bound of the rest
-  Vec<int32_t> parent, type_id;  // its place in the layer before, and the type that ran last
+  Vec<double> paid, total;       // the cost so far; the same plus the chain bound of the remaining work
+  Vec<int32_t> parent, type_id;  // the state before, in the previous layer; the type that ran last
 
   ptrdiff_t size() const { return paid.size(); }
   Span<const int32_t> state(int64_t s) const { return Span<const int32_t>(left).part(ptr[s], ptr[s + 1]); }
@@ -54,7 +54,7 @@ struct Trie {
     }
     paid[node] = smaller(paid[node], cost);
   }
-  // Whether a state that costs no more has only suffixes marked in `row` left.
+  // Returns whether the trie has a state that costs no more and has only suffixes that are marked in `row` left.
   bool is_worse(const uint64_t* row, double cost) {
     stack[0] = 0;
     for (ptrdiff_t top = 1; top > 0;) {
@@ -88,7 +88,7 @@ class Search {
   const Suffixes& suffixes_;
   Span<const double> cost_;
   Unlocked& unlocked_;
-  Vec<int32_t> ahead_;  // [S, T] the most suffixes of a type on a path from each suffix on
+  Vec<int32_t> ahead_;  // [S, T] the largest number of suffixes of a type on a path from each suffix on
   double slack_ = 0;
   Vec<int32_t> result_, table_;
   Vec<uint8_t> may_run_;
@@ -108,7 +108,8 @@ bool Search::count_chains() {
   return true;
 }
 
-// Bounds the cost of the remaining work by its chains.
+// Returns the chain bound of the remaining work, a lower bound on its cost: a type needs a batch for each of its
+// suffixes on one path.
 double Search::rest(Span<const int32_t> left) const {
   double total = 0;
   for (ptrdiff_t type = 0; type < cost_.size; type++) {
@@ -128,9 +129,9 @@ bool Search::begin(Layer& layer) const {
          layer.type_id.push(-1);
 }
 
-// Runs one type: lists in `result_`, in order, the suffixes that are left then, and returns their number. A follower is
-// left out if it is within another remaining suffix. (No remaining suffix is within a follower: it would be within a
-// suffix that ran.)
+// Runs one type. Lists the remaining suffixes in `result_`, in order, and returns their number. A follower is left out
+// if it is within another remaining suffix. The reverse cannot happen: a suffix that stays and is within a follower
+// would also be within the suffix that ran, but the state is an antichain.
 ptrdiff_t Search::run_type(Span<const int32_t> left, int32_t type) {
   ptrdiff_t n = 0;
   for (int32_t one : left)
@@ -143,7 +144,8 @@ ptrdiff_t Search::run_type(Span<const int32_t> left, int32_t type) {
   return n;
 }
 
-// Adds a suffix to an antichain whose first `n_stay` members are not within it, and returns the new length.
+// Adds a suffix to the antichain of the first `n` suffixes of `result_`, and returns the new length. The first `n_stay`
+// of them are known not to be within it.
 ptrdiff_t Search::insert(int32_t added, ptrdiff_t n_stay, ptrdiff_t n) {
   for (ptrdiff_t i = 0; i < n; i++)
     if (result_[i] == added || suffixes_.is_within(added, result_[i])) return n;
@@ -157,8 +159,8 @@ ptrdiff_t Search::insert(int32_t added, ptrdiff_t n_stay, ptrdiff_t n) {
   return n + 1;
 }
 
-// Marks the types worth running: all ready ones, or one alone if no ready node of another type leads to it. Running
-// such a type now is optimal: in a cheapest sequence it can be moved to the front.
+// Marks the types worth running: all ready types, or a single ready type if no ready suffix of another type leads to
+// it. Running such a type now is optimal: in a cheapest sequence, its next batch can be moved to the front.
 void Search::find_types(Span<const int32_t> state) {
   for (uint8_t& one : Span<uint8_t>(may_run_)) one = 0;
   for (int32_t n : state) may_run_[suffixes_.type_id[n]] = 1;
@@ -173,7 +175,7 @@ void Search::find_types(Span<const int32_t> state) {
   }
 }
 
-// Finds the slot of the state with this antichain, or where it belongs.
+// Finds the slot of the state with this antichain, or the free slot where it belongs.
 ptrdiff_t Search::slot_of(const Layer& layer, Span<const int32_t> state) const {
   uint64_t key = (uint64_t)state.size + 1;
   for (int32_t n : state) key = mix(key, n);
@@ -185,7 +187,8 @@ ptrdiff_t Search::slot_of(const Layer& layer, Span<const int32_t> state) const {
   return slot;
 }
 
-// Runs every type worth running in every state: makes the distinct results, and finds the least cost above the limit.
+// Runs every type worth running in every state of a layer. Makes the distinct children whose bound is within the limit,
+// and finds the least bound `beyond` it.
 bool Search::expand(const Layer& layer, double limit, Layer& children, double& beyond) {
   ptrdiff_t most = layer.size() * cost_.size, n_slots = 16;
   while (n_slots < 2 * most) n_slots *= 2;
@@ -235,7 +238,7 @@ bool rank(Span<const double> total, Span<const int32_t> n_left, Vec<int64_t>& or
   return true;
 }
 
-// Chooses the states to keep, best first, and finds the least cost dropped for the width.
+// Chooses the states to keep, best first, and finds the least bound that is dropped because of the width.
 bool Search::select(const Layer& layer, int64_t width, Vec<int64_t>& stay, double& dropped) {
   ptrdiff_t n = layer.size(), n_words = suffixes_.n_words;
   Vec<uint64_t> rows;
@@ -256,7 +259,7 @@ bool Search::select(const Layer& layer, int64_t width, Vec<int64_t>& stay, doubl
   if (!rank(layer.total, n_left, order)) return false;
   for (ptrdiff_t i = 0; i < n; i++) {
     int64_t s = order[i];
-    if (unlocked_.is_interrupted(stay.size() + 1)) return false;  // as many as the trie may have branches
+    if (unlocked_.is_interrupted(stay.size() + 1)) return false;  // about as many as the trie has branches
     if (trie.is_worse(rows.data() + s * n_words, layer.paid[s])) continue;
     if (stay.size() == width) {
       dropped = layer.total[s];
@@ -299,6 +302,7 @@ bool Search::run(double limit, int64_t width, int64_t max_states, Outcome& outco
     Layer children, next;
     Vec<int64_t> stay;
     double beyond, dropped;
+    // `expand` adds one slack_, so only sequences that are cheaper by at least a slack_ are still searched.
     if (!expand(layer, smaller(limit, outcome.cost - 2 * slack_), children, beyond)) return false;
     outcome.n_states += children.size();
     outcome.unseen = smaller(outcome.unseen, beyond);
@@ -311,6 +315,7 @@ bool Search::run(double limit, int64_t width, int64_t max_states, Outcome& outco
     if (!select(children, width, stay, dropped) || !take(children, stay, next)) return false;
     outcome.unseen = smaller(outcome.unseen, dropped);
     if (parents.size() + next.size() >= INT32_MAX) return false;
+    // `parent` is a place in the layer; `parents` holds numbers among all states that were kept.
     for (ptrdiff_t s = 0; s < next.size(); s++)
       if (!parents.push(next.parent[s] + (int32_t)offset) || !type_ids.push(next.type_id[s])) return false;
     offset += layer.size();
@@ -321,7 +326,7 @@ bool Search::run(double limit, int64_t width, int64_t max_states, Outcome& outco
     layer.parent = static_cast<Vec<int32_t>&&>(next.parent);
     layer.type_id = static_cast<Vec<int32_t>&&>(next.type_id);
   }
-  for (int64_t at = best_at; at > 0; at = parents[at])
+  for (int64_t at = best_at; at > 0; at = parents[at])  // state 0 is the beginning
     if (!outcome.sequence.push(type_ids[at])) return false;
   turn<int32_t>(outcome.sequence);
   return true;

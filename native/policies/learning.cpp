@@ -3,7 +3,8 @@
 namespace autobatch {
 namespace {
 
-// Moves the value of the type run at `first` towards its return: the rewards before `end`, then `ahead`, discounted.
+// Moves the value of the type that ran at step `first` towards its return: the discounted sum of the rewards before
+// step `end`, and then of `ahead`.
 void update(const Episode& episode, ValueTable& table, const LearningRules& rules, ptrdiff_t first, ptrdiff_t end,
             double ahead) {
   double total = ahead;
@@ -13,7 +14,8 @@ void update(const Episode& episode, ValueTable& table, const LearningRules& rule
   table.updates[number][type]++;
 }
 
-// Finds the allowed type of the highest value, the lowest among equals; without optimism, tried ones come first.
+// Finds the allowed type with the highest value, the lowest type among equals. Without optimism, types that were tried
+// come first.
 int32_t best_of(const ValueTable& table, int32_t number, Span<const uint8_t> allowed, bool is_optimistic) {
   const double* values = table.values[number];
   const int32_t* updates = table.updates[number];
@@ -26,7 +28,7 @@ int32_t best_of(const ValueTable& table, int32_t number, Span<const uint8_t> all
   return best;
 }
 
-// Draws an allowed type.
+// Draws one of the allowed types, all with equal probability.
 int32_t any_of(Span<const uint8_t> allowed, bitgen_t* random) {
   int32_t n = 0;
   for (uint8_t one : allowed) n += one;
@@ -74,6 +76,8 @@ bool Course::run(ValueTable& table, const Machine& machine, const LearningRules&
     if (plan.size && t == plan.size) return false;
     encode(sim_, chains_, n_types(), machine.encoding, state_.data(), table.width());
     int32_t number = table.add(state_.data());
+    // The step `n_steps` ago now has all its rewards. If the rules bootstrap, the best value of this state stands for
+    // the rewards to come.
     if (t >= rules.n_steps) {
       double ahead =
           rules.bootstraps ? table.values[number][best_of(table, number, allowed_, rules.is_optimistic)] : 0.0;

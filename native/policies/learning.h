@@ -1,6 +1,7 @@
 // Q-learning: plays episodes, which schedule a mini-batch from its first batch to its last, and learns from them.
 //
-// N batches after a choice, the value of that type in that state moves towards the sum of the N rewards since.
+// The value of a type in a state is updated N batches after it was chosen: it moves towards the sum of the N rewards
+// since.
 
 #pragma once
 
@@ -20,23 +21,25 @@ struct LearningRules {
   bool bootstraps, is_optimistic;
 };
 
-// What happened: the state before each batch, the type that ran, and the reward.
+// The record of an episode: per batch, the state before it, the type that ran, and the reward.
 struct Episode {
   Vec<int32_t> visited, chosen;
   Vec<double> rewards;
 };
 
-// The reward of a batch. Only PUBLISHED reads the ready nodes and those at the frontier of the restricted DAG.
+// Returns the reward of a batch. PUBLISHED depends on the ready nodes and the frontier of the restricted DAG, CRITICAL
+// only on `is_critical`.
 double reward_of(Reward reward, int32_t n_ready, int32_t frontier, bool is_critical);
 
 // A step of an episode that was played on a device.
 struct LearnedStep {
   int32_t state;  // its number, or -1 - k for fresh state k
   int32_t type, n_ready;
-  int32_t against;  // the size of the type's frontier, or whether it was critical, as the reward needs
+  int32_t against;  // the size of the type's frontier, or whether the type was critical, as the reward needs
 };
 
-// Learns from an episode that was played before: as a course does by a plan, without bootstrapping.
+// Learns from an episode that was already played, like a course with a plan and without bootstrapping; false if memory
+// runs out.
 bool learn_from(Span<const LearnedStep> steps, Table<const int16_t> fresh, ValueTable& table,
                 const LearningRules& rules, Episode& episode);
 
@@ -46,10 +49,10 @@ class Course {
   // Sets up the simulation; false if memory runs out.
   bool start(const Dag& dag);
   // Schedules the mini-batch once, by `plan` unless that is empty, and learns from it. The table must have the types of
-  // the DAG, and room for a state per batch. False if the plan names a type that is not ready.
+  // the DAG, and room for a state per batch. False if the plan ends early or names a type that is not ready.
   bool run(ValueTable& table, const Machine& machine, const LearningRules& rules, double epsilon, bitgen_t* random,
            Span<const int32_t> plan);
-  // The last episode, and how many batches it had.
+  // Returns the last episode, of which only the first `n_batches()` entries are valid.
   const Episode& episode() const { return episode_; }
   int32_t n_batches() const { return sim_.n_batches[0]; }
   int32_t n_nodes() const { return sim_.dag.n_nodes(); }

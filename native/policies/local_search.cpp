@@ -3,7 +3,7 @@
 namespace autobatch {
 namespace {
 
-constexpr int32_t PERCENT_INSERTED = 90;  // of all steps; of the rest, half move an entry, and half swap two
+constexpr int32_t PERCENT_INSERTED = 90;  // percent of steps; of the rest, half move an entry, and half swap two
 constexpr int32_t MOST_INSERTED = 8, INSERT_REACH = 10, SHIFT_REACH = 8;
 
 }  // namespace
@@ -15,7 +15,7 @@ bool LocalSearch::start(const Dag& dag, Span<const int32_t> sequence, int64_t se
 }
 
 bool LocalSearch::run(int64_t n_steps, double enough, Unlocked& unlocked) {
-  int64_t work = 4 * (dag_.n_nodes() + dag_.n_edges());  // about that of a step
+  int64_t work = 4 * (dag_.n_nodes() + dag_.n_edges());  // approximately that of a step
   for (int64_t i = 0; i < n_steps && current.size() && (double)current.size() > enough; i++) {
     if (unlocked.is_interrupted(work + current.size()) || !disturb()) return false;
     bool is_from_left = draws_.next(2) == 0;
@@ -25,12 +25,13 @@ bool LocalSearch::run(int64_t n_steps, double enough, Unlocked& unlocked) {
   return true;
 }
 
-// Compacting from the right is compacting the turned sequence for the reversed DAG from the left.
+// Compacts `other_` from the left, and keeps the result if it is not longer. To compact from the right, the caller has
+// reversed the sequence, and the DAG is reversed here.
 bool LocalSearch::compact_once(bool is_from_left) {
   Dag dag = is_from_left ? dag_ : backward_.view();
   Stops stops;
   if (!stops.index(other_, true, dag.n_types, dag.n_nodes())) return false;
-  if (!fill_mirrored(dag, stops, position_)) return true;  // it does not finish the DAG: no change
+  if (!fill_mirrored(dag, stops, position_)) return true;  // the sequence does not finish the DAG: no change
   for (int32_t& place : Span<int32_t>(position_)) place = (int32_t)other_.size() - 1 - place;
   if (!stops.index(other_, false, dag.n_types, dag.n_nodes()) || !keep_from_left(dag, stops, position_, kept_))
     return false;
@@ -63,7 +64,7 @@ void LocalSearch::move_one() {
   }
 }
 
-// Inserts one to eight random types near a random place, each number half as often as the one before.
+// Inserts one to eight random types near a random place; each number is half as likely as the previous one.
 bool LocalSearch::insert_some() {
   int32_t count = 1, before = (int32_t)current.size();
   while (count < MOST_INSERTED && draws_.next(2) == 0) count++;

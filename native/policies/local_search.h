@@ -10,7 +10,7 @@
 
 namespace autobatch {
 
-// A generator of Park, Miller and Stockmeyer (1993), Remarks on random number generators.
+// The random number generator of Park, Miller and Stockmeyer (1993), Remarks on random number generators.
 class Draws {
  public:
   explicit Draws(int64_t seed) : state_(seed) {}
@@ -29,7 +29,8 @@ class LocalSearch {
  public:
   // Prepares a search around a sequence that finishes the DAG; false if memory runs out.
   bool start(const Dag& dag, Span<const int32_t> sequence, int64_t seed);
-  // Does some steps, fewer if the length reaches `enough`; false if memory runs out, or with an error if interrupted.
+  // Takes `n_steps` steps, or fewer if the length reaches `enough`; false if memory runs out, or with an error if
+  // interrupted.
   bool run(int64_t n_steps, double enough, Unlocked& unlocked);
 
   Vec<int32_t> current;

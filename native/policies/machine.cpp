@@ -7,13 +7,15 @@ constexpr uint32_t FNV_OFFSET = 2166136261u, FNV_PRIME = 16777619u;  // of the 3
 
 double absolute(double x) { return x < 0 ? -x : x; }
 
-// With a mask, ready critical types must score highest.
+// Returns the weights of the scoring rule. With a mask, critical types must score highest, so their weight exceeds any
+// difference of the other terms.
 Weights mask_weights(const Weights& weights, bool has_mask) {
   double others = absolute(weights.ready) + absolute(weights.own) + absolute(weights.height);
   return {has_mask ? 1.0 + 2.0 * others : weights.critical, weights.ready, weights.own, weights.height};
 }
 
-// Finds the tried type of highest value in the present state, the lowest of equal ones; -1 if no type was tried.
+// Finds the allowed type with the highest value among those tried in the current state, the lowest type among equals;
+// -1 if none was tried, or if a type that the table does not know is ready.
 int32_t best_tried(const Simulator& sim, const Chains& chains, const ValueTable& table, Encoding encoding,
                    int16_t* state, Span<const uint8_t> allowed) {
   int32_t n_known = table.n_types(), best = -1;
@@ -78,7 +80,7 @@ bool read_value_table(PyObject* tuple, bool is_written, ValueTable& table) {
                                   overlap(table.states.all(), n_states)));
   ptrdiff_t n_taken = 0;
   for (ptrdiff_t slot = 0; fits && slot < n_slots; slot++) n_taken += table.slots[slot] >= 0;
-  if (fits && n_taken <= table.n_states[0]) return true;  // some slot stays free, at which each lookup ends
+  if (fits && n_taken <= table.n_states[0]) return true;  // some slot is free, so each lookup ends
   PyErr_SetString(PyExc_ValueError, "table must have parts that fit each other, got others");
   return false;
 }

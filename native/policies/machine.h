@@ -29,9 +29,10 @@ struct ValueTable {
 
   // Finds the number of a state, or -1 if it was never met.
   int32_t find(const int16_t* state) const { return slots[slot_of(state)]; }
-  // Finds the number of a state; adds it if it is new, for which there must be room.
+  // Finds the number of a state; adds the state if it is new. There must be room for it.
   int32_t add(const int16_t* state);
-  // Sets a ValueError if an input shares memory with the table, which is written to while the input is read.
+  // Returns whether an input shares memory with the table, which is written while the input is read; if so, sets a
+  // ValueError.
   template <class T>
   bool refuse_overlap(Span<const T> other) const {
     bool is_shared =
@@ -45,17 +46,19 @@ struct ValueTable {
   ptrdiff_t slot_of(const int16_t* state) const;
 };
 
-// Reads a table, and checks that its parts fit each other, so that lookups end and stay within it.
+// Reads a table, and checks that its parts fit each other, so that lookups end and stay in bounds.
 bool read_value_table(PyObject* tuple, bool is_written, ValueTable& table);
 
-// Writes the state of the first `n_types` types of a single DAG, in `width` numbers: one or two for each.
+// Writes the state of the first `n_types` types of a single DAG in `width` numbers, one or two per type.
 void encode(const Simulator& sim, const Chains& chains, int32_t n_types, Encoding encoding, int16_t* state,
             int32_t width);
 
-// Marks the types that may run: the ready ones, or only the critical ones; returns whether any may.
+// Marks the types that may run: all ready types or, with a mask, only the critical ones if there are any. Returns
+// whether any type is ready.
 bool allow(const Simulator& sim, const Chains& chains, bool has_mask, Span<uint8_t> allowed);
 
-// Schedules a DAG by a machine, and counts the batches that the rule of scores decided; false if memory runs out.
+// Schedules a DAG by a machine; counts in `n_unseen` the batches that the table could not decide and the scoring rule
+// did. False if memory runs out.
 bool plan_by_machine(const Dag& dag, const ValueTable& table, const Machine& machine, const Weights& weights,
                      Batches& batches, int32_t& n_unseen);
 

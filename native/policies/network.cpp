@@ -6,7 +6,8 @@ namespace {
 enum TypeFeature : int { UNRUN, READY, CRITICAL, READY_SHARE, OWN_SHARE, HEIGHT, CHAIN, RATIO, OF_READY, OF_UNRUN };
 enum OverallFeature : int { LEFT, ALL_READY, READY_TYPES, CRITICAL_TYPES, INVERSE_TYPES };
 
-// Scores the types of a DAG.
+// Scores the types of a DAG: w3 . relu(W2 h + V2 mean(h) + U2 overall + b2) with h = relu(W1 row + b1). The terms of
+// V2, U2 and b2 are the same for all types, so they are computed once, in `shared_`.
 class Scorer {
  public:
   bool start(const Network& network, int32_t n_types) {
@@ -16,7 +17,7 @@ class Scorer {
     return rows.resize((ptrdiff_t)n_types * N_TYPE_FEATURES) && scores.resize(n_types) && hidden_.resize(n_types * n) &&
            mean_.resize(n) && shared_.resize(n);
   }
-  // Writes the score of every type that has unrun nodes, from the features in `rows` and `overall`.
+  // Writes the scores of all types, from the features in `rows` and `overall`; 0 for types without unrun nodes.
   void score() {
     ptrdiff_t n = network_.n_hidden();
     int32_t n_unrun = 0;

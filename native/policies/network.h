@@ -17,14 +17,15 @@ struct Network {
   ptrdiff_t n_hidden() const { return w3.size; }
 };
 
-// Writes the features of the types of a single DAG in the midst of its simulation, and of the whole.
+// Writes the features of the types of a single DAG, at any point of its simulation, and of the whole DAG.
 void describe_types(const Simulator& sim, const Chains& chains, const Restricted& restricted, float* rows,
                     float* overall);
 
-// Scores types by their features, those without unrun nodes with 0; false if memory runs out.
+// Scores types by their features; types without unrun nodes have a score of 0. False if memory runs out.
 bool score_types(const Network& network, Table<const float> rows, Span<const float> overall, Span<double> scores);
 
-// Schedules a DAG by a network, the lowest type among equals; false if memory runs out.
+// Schedules a DAG by always running the ready type with the highest score, the lowest type among equals; false if
+// memory runs out.
 bool plan_by_network(const Dag& dag, const Network& network, Batches& batches);
 
 }  // namespace autobatch

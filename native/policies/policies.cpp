@@ -1,4 +1,4 @@
-// The functions of this folder that Python calls; `_native.pyi` describes them.
+// The Python bindings of this folder; `_native.pyi` documents them.
 
 #include "policies/course.h"
 #include "policies/directed.h"
@@ -15,7 +15,7 @@
 namespace autobatch {
 namespace {
 
-// plan_by_rule(dag, rule): the schedule of a DAG by a rule.
+// plan_by_rule(dag, rule): returns the schedule of a DAG by a rule.
 PyObject* plan(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Dag dag;
   DirectedRule rule;
@@ -31,9 +31,9 @@ PyObject* plan(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return is_made ? to_python(batches) : PyErr_NoMemory();
 }
 
-constexpr ptrdiff_t MOST_POSITIONS = INT32_MAX - 16;  // of a sequence, which local search makes longer by a few
+constexpr ptrdiff_t MOST_POSITIONS = INT32_MAX - 16;  // of a sequence, to which local search adds a few
 
-// Reads a DAG, whose edges must point forward, and a sequence.
+// Reads a DAG, whose edges must point forward, and a sequence of types.
 bool read_sequence(PyObject* const* arguments, Dag& dag, Span<const int32_t>& sequence) {
   if (!read_dag(arguments[0], dag) || !read<int32_t>(arguments[1], "sequence", sequence) || refuse_backward_edges(dag))
     return false;
@@ -42,7 +42,8 @@ bool read_sequence(PyObject* const* arguments, Dag& dag, Span<const int32_t>& se
          false;
 }
 
-// embed(dag, sequence, is_late): the first, or the last, position at which each node can run; K, or -1, if it has none.
+// embed(dag, sequence, is_late): returns the first position at which each node can run, or K for none; if `is_late`,
+// the last position, or -1 for none.
 PyObject* embed(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Dag dag;
   Span<const int32_t> sequence;
@@ -64,7 +65,8 @@ PyObject* embed(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return made.release();
 }
 
-// compact_sequence(dag, sequence): the shortest result of dropping positions; None if the sequence leaves out nodes.
+// compact_sequence(dag, sequence): returns the sequence without superfluous positions; None if it does not run all
+// nodes.
 PyObject* compact_sequence(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Dag dag;
   Span<const int32_t> sequence;
@@ -80,7 +82,8 @@ PyObject* compact_sequence(PyObject*, PyObject* const* arguments, Py_ssize_t n) 
   return to_array<int32_t>(shorter).release();
 }
 
-// batches_at(dag, sequence, position): the schedule of nodes at these positions, or a node not at one of its type.
+// batches_at(dag, sequence, position): returns the schedule that runs each node at its position, or a node whose
+// position does not have its type.
 PyObject* batches_at(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Dag dag;
   Span<const int32_t> sequence, position;
@@ -100,7 +103,8 @@ PyObject* batches_at(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return misplaced >= 0 ? PyLong_FromLong(misplaced) : to_python(batches);
 }
 
-// plan_by_machine(dag, table, machine, weights): a schedule, and how many batches the rule decided.
+// plan_by_machine(dag, table, machine, weights): returns a schedule, and the number of batches that the scoring rule
+// decided.
 PyObject* plan_machine(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Dag dag;
   ValueTable table;
@@ -115,7 +119,7 @@ PyObject* plan_machine(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   int32_t n_unseen;
   bool is_made;
   {
-    Unlocked unlocked;  // another thread may learn meanwhile: lookups then see some of its updates, within the table
+    Unlocked unlocked;  // another thread may learn meanwhile: lookups may see its updates, but stay in bounds
     is_made = plan_by_machine(dag, table, machine, weights, batches, n_unseen);
   }
   if (!is_made) return PyErr_NoMemory();
@@ -144,7 +148,7 @@ bool read_network(PyObject* tuple, Network& network) {
   return true;
 }
 
-// plan_by_network(dag, weights): the schedule of a DAG by a network.
+// plan_by_network(dag, weights): returns the schedule of a DAG by a network.
 PyObject* plan_network(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Dag dag;
   Network network;
@@ -160,7 +164,7 @@ PyObject* plan_network(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return is_made ? to_python(batches) : PyErr_NoMemory();
 }
 
-// score_types(weights, rows, overall): the scores of types with these features.
+// score_types(weights, rows, overall): returns the scores of types with these features.
 PyObject* score(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Network network;
   Table<const float> rows;
@@ -176,7 +180,7 @@ PyObject* score(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return score_types(network, rows, overall, scores) ? made.release() : PyErr_NoMemory();
 }
 
-// local_search(dag, sequence, seed, n_steps, enough): a sequence that is not longer.
+// local_search(dag, sequence, seed, n_steps, enough): returns a sequence that is not longer than the given one.
 PyObject* search_locally(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Dag dag;
   Span<const int32_t> sequence;
@@ -198,7 +202,7 @@ PyObject* search_locally(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return is_done ? to_array<int32_t>(search.current).release() : fail();
 }
 
-// find_suffixes(dag, kept, compares): the arrays of `Suffixes`, and the suffix of each node.
+// find_suffixes(dag, kept, compares): returns the fields of a `Suffixes`, and the suffix of each node.
 PyObject* find_suffixes(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Dag dag;
   Span<const uint8_t> kept;
@@ -229,14 +233,14 @@ PyObject* find_suffixes(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
                        within.release(), (int)dag.n_types, suffix.release());
 }
 
-// Whether numbers rise, and are of suffixes below `end`.
+// Returns whether numbers strictly increase and lie in 0..end-1.
 bool are_suffixes(Span<const int32_t> numbers, int32_t end) {
   for (ptrdiff_t i = 0; i + 1 < numbers.size; i++)
     if (numbers[i] >= numbers[i + 1]) return false;
   return within(numbers, 0, end);
 }
 
-// Reads a `Suffixes`, which must have been compared if `is_compared`.
+// Reads a `Suffixes`, and checks it; if `is_compared`, `within` must have a row per suffix.
 bool read_suffixes(PyObject* tuple, bool is_compared, Suffixes& found) {
   if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 6) return refuse_type("suffixes", "a Suffixes", tuple);
   PyObject** parts = &PyTuple_GET_ITEM(tuple, 0);
@@ -256,7 +260,7 @@ bool read_suffixes(PyObject* tuple, bool is_compared, Suffixes& found) {
   return fits;
 }
 
-// search_layers(suffixes, cost, limit, width, max_states): (sequence, cost, unseen, n_states, gave_up).
+// search_layers(suffixes, cost, limit, width, max_states): returns (sequence, cost, unseen, n_states, gave_up).
 PyObject* search(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Suffixes suffixes;
   Span<const double> cost;
@@ -280,7 +284,7 @@ PyObject* search(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
                        (long long)outcome.n_states, outcome.gave_up ? Py_True : Py_False);
 }
 
-// suffixes_to_dag(suffixes): the DAG of those that can be reached, and the node of each, or -1.
+// suffixes_to_dag(suffixes): returns the DAG of the reachable suffixes, and the node of each suffix, or -1.
 PyObject* suffixes_to_dag(PyObject*, PyObject* tuple) {
   Suffixes suffixes;
   if (!read_suffixes(tuple, false, suffixes)) return nullptr;
@@ -294,7 +298,8 @@ PyObject* suffixes_to_dag(PyObject*, PyObject* tuple) {
                        places.release());
 }
 
-// visit_states(dag, sequence, n_known, machine, width): the state before each step of a sequence: int16[K, width].
+// visit_states(dag, sequence, n_known, machine, width): returns the state before each step of a sequence, as
+// int16[K, width].
 PyObject* visit_states(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Dag dag;
   Span<const int32_t> sequence;
@@ -322,7 +327,8 @@ PyObject* visit_states(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return made.release();
 }
 
-// add_states(table, states): the numbers of states, of which new ones are added; there must be room for all.
+// add_states(table, states): adds states that are not in the table, which must have room for all of them; returns the
+// number of each state.
 PyObject* add_states(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   ValueTable table;
   Table<const int16_t> states;
@@ -337,8 +343,8 @@ PyObject* add_states(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return made.release();
 }
 
-// learn_from_all(table, rules, n_batches, steps, fresh): learns from episodes one after the other. Steps are int32[R,
-// n, 4], and the fresh states, for which the table must have room, int16[F, width].
+// learn_from_all(table, rules, n_batches, steps, fresh): learns from episodes one after the other. `steps` is
+// int32[R, n, 4]. `fresh` is int16[F, width]: the states that may be new, for all of which the table must have room.
 PyObject* learn_from_all(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   ValueTable table;
   LearningRules rules;
@@ -368,7 +374,7 @@ PyObject* learn_from_all(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Py_RETURN_NONE;
 }
 
-// longest_chains(dag): the most nodes of each type on a path.
+// longest_chains(dag): returns, for each type, the largest number of its nodes on a path.
 PyObject* longest_chains(PyObject*, PyObject* tuple) {
   Dag dag;
   Span<int32_t> lengths;

@@ -3,9 +3,9 @@
 namespace autobatch {
 namespace {
 
-constexpr double ROUNDING = 1e-9;  // scores that differ by less count as equal: the order of a sum changes them as much
+constexpr double ROUNDING = 1e-9;  // scores this close count as equal; the order of a sum can change them so much
 
-// Sorts nodes stably by key: one pass of a radix sort.
+// Sorts nodes stably by key, with a counting sort.
 bool sort_stably(Span<const int32_t> key, Span<const int32_t> nodes, Vec<int32_t>& sorted) {
   int32_t largest = -1;
   for (int32_t value : key) largest = value > largest ? value : largest;
@@ -17,6 +17,8 @@ bool sort_stably(Span<const int32_t> key, Span<const int32_t> nodes, Vec<int32_t
   return true;
 }
 
+// Makes a batch of all nodes of one type at one depth. Sorts by type, then stably by depth, so that these nodes are
+// adjacent and batches are in the order of depth.
 bool plan_by_depth(const Dag& dag, Batches& batches) {
   Vec<int32_t> depth, all, by_type;
   int32_t n = dag.n_nodes();
@@ -34,12 +36,14 @@ bool plan_by_depth(const Dag& dag, Batches& batches) {
   return batches.batch_ptr.push(n);
 }
 
-// Whether a / b < c / d, for a, c >= 0 and b, d > 0, without the overflow of a * d.
+// Returns whether the fraction a / b is less than c / d, for a, c >= 0 and b, d > 0. Compares quotients, then
+// remainders, because a * d may overflow; b and d are counts of nodes, so products of remainders fit.
 bool is_less(int64_t a, int64_t b, int64_t c, int64_t d) {
   if (a / b != c / d) return a / b < c / d;
   return (a % b) * d < (c % d) * b;
 }
 
+// Always runs the ready type whose unrun nodes have the smallest mean depth; `total` is the sum of their depths.
 bool plan_by_agenda(const Dag& dag, Batches& batches) {
   Simulator sim;
   Vec<int32_t> depth;
@@ -56,7 +60,7 @@ bool plan_by_agenda(const Dag& dag, Batches& batches) {
   }
 }
 
-// Whether the ratio of ready nodes to the frontier of type a is less than that of type b.
+// Returns whether the ratio of ready nodes to the frontier is less for type a than for type b.
 bool is_less(const Simulator& sim, const Restricted& restricted, int32_t a, int32_t b) {
   return (int64_t)sim.n_ready(a) * restricted.frontier[b] < (int64_t)sim.n_ready(b) * restricted.frontier[a];
 }

@@ -1,5 +1,5 @@
-// Rules that choose the type to run next: DyNet's agenda, the ratio of ED-Batch, critical types, and a weighted score.
-// `autobatch.policies.rules` describes them.
+// Rules that choose the type to run next: depth, DyNet's agenda, ED-Batch's ratio, critical types, and a weighted
+// score. `autobatch.policies.rules` documents them.
 
 #pragma once
 

@@ -3,11 +3,11 @@
 namespace autobatch {
 namespace {
 
-constexpr int64_t INTS_PER_ITEM = 2;  // the approximate size of an index, per node and position
+constexpr int64_t INTS_PER_ITEM = 2;  // the largest size of an index, per node and position, approximately
 
 int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
 
-// Lists nodes by position, -1 to K, those of one position in node order: position k has order[ptr[k]:ptr[k+1]].
+// Sorts nodes stably by position, from -1 to K: position k has the nodes order[ptr[k]:ptr[k+1]].
 bool bucket(Span<const int32_t> position, int32_t n_positions, Vec<int32_t>& ptr, Vec<int32_t>& order) {
   if (!ptr.assign(n_positions + 2, 0) || !order.resize(position.size)) return false;
   for (int32_t place : position) ptr[place + 1]++;
@@ -18,10 +18,10 @@ bool bucket(Span<const int32_t> position, int32_t n_positions, Vec<int32_t>& ptr
     end += n;
   }
   for (int32_t node = 0; node < (int32_t)position.size; node++) order[ptr[position[node] + 1]++] = node;
-  return true;  // each entry has moved to its end, which is where the next position begins
+  return true;  // each entry has moved to the end of its bucket, where the next one begins
 }
 
-// Positions that stand for dropped ones: the next of the same type.
+// Maps each dropped position to the next one of its type: a union-find forest with path halving.
 class Instead {
  public:
   bool start(int32_t n_positions) {
@@ -30,7 +30,7 @@ class Instead {
     return true;
   }
   void drop(int32_t k, int32_t next) { next_[k] = next; }
-  // Finds the first kept or undecided position of a type from `k` on, and shortens the path to it.
+  // Finds the first kept or undecided position of k's type from `k` on, and shortens the path to it.
   int32_t find(int32_t k) {
     while (next_[k] != k) {
       next_[k] = next_[next_[k]];
@@ -43,8 +43,8 @@ class Instead {
   Vec<int32_t> next_;
 };
 
-// Does the same from the right: `turned` are the stops of the turned sequence, `early` has early positions. Positions
-// count from the end; a node's is pushed to what it reads.
+// Mirrors `keep_from_left`: decides from the right. `turned` are the stops of the reversed sequence, and `early` holds
+// the early positions. Positions count from the end; the position of a node is pushed to its sources.
 bool keep_from_right(const Dag& dag, const Stops& turned, Span<const int32_t> early, Vec<int32_t>& kept) {
   int32_t size = turned.size();
   Vec<int32_t> ptr, order, ready;
@@ -76,6 +76,8 @@ bool keep_from_left(const Dag& dag, const Stops& stops, Span<int32_t> position, 
   Instead instead;
   kept.resize(0);
   if (!bucket(position, size, ptr, order) || !instead.start(size) || !kept.reserve(size)) return false;
+  // Nodes with late position k run at the first position of their type after their sources that is kept or undecided.
+  // If this is k for any of them, k is needed. `autobatch.policies.sequences.compaction` has the proof.
   for (int32_t k = 0; k < size; k++) {
     bool is_needed = false;
     for (int32_t i = ptr[k]; i < ptr[k + 1]; i++) {
@@ -98,6 +100,7 @@ bool Stops::index(Span<const int32_t> given, bool is_turned, int32_t n_types, in
   for (int32_t k = 0; is_turned && k < n; k++) sequence[k] = given[n - 1 - k];
   n_types_ = n_types;
   shift_ = 0;
+  // Doubles the distance of rows until the index is small enough.
   while ((int64_t)(n >> shift_) * n_types > INTS_PER_ITEM * ((int64_t)n_nodes + n)) shift_++;
   int32_t rows = (n >> shift_) + 2;
   if (!first_.assign((ptrdiff_t)rows * n_types, n)) return false;
@@ -112,6 +115,7 @@ bool Stops::index(Span<const int32_t> given, bool is_turned, int32_t n_types, in
 }
 
 int32_t Stops::next(int32_t type, int32_t position) const {
+  // Scans up to the next row of the index, and then reads the row.
   int32_t row = (int32_t)(((int64_t)position + (1 << shift_) - 1) >> shift_);
   int64_t end = (int64_t)row << shift_;
   for (int32_t near = position; near < end && near < size(); near++)
@@ -134,7 +138,7 @@ bool fill_early(const Dag& dag, const Stops& stops, Span<int32_t> position) {
 bool fill_mirrored(const Dag& dag, const Stops& turned, Span<int32_t> position) {
   int32_t last = turned.size();
   bool is_finished = true;
-  for (int32_t& ready : position) ready = 0;  // until a node is visited, where it becomes ready
+  for (int32_t& ready : position) ready = 0;  // until a node is visited, the position from which it is ready
   for (int32_t node = dag.n_nodes() - 1; node >= 0; node--) {
     int32_t place = turned.next(dag.type_id[node], position[node]);
     position[node] = place;

@@ -61,7 +61,7 @@ void free_simulation(PyObject* self) {
   Py_TYPE(self)->tp_free(self);
 }
 
-// ready(): the ready nodes of each type.
+// ready(): returns the number of ready nodes of each type.
 PyObject* ready(PyObject* self, PyObject*) {
   const Simulator& sim = state_of(self).sim;
   Span<int32_t> counts;
@@ -70,7 +70,7 @@ PyObject* ready(PyObject* self, PyObject*) {
   return made.release();
 }
 
-// unrun(): the nodes of each type that have not run.
+// unrun(): returns the number of nodes of each type that have not run.
 PyObject* unrun(PyObject* self, PyObject*) {
   const Simulator& sim = state_of(self).sim;
   Span<int32_t> counts;
@@ -79,7 +79,7 @@ PyObject* unrun(PyObject* self, PyObject*) {
   return made.release();
 }
 
-// Reads a type of which a node is ready.
+// Reads a type, which must have a ready node.
 bool read_ready(const Simulator& sim, PyObject* object, int32_t& type) {
   if (!read_int(object, "type", type)) return false;
   if (type >= 0 && type < sim.dag.n_types && sim.is_ready(type)) return true;
@@ -99,13 +99,13 @@ PyObject* step(PyObject* self, PyObject* object) {
   Py_RETURN_NONE;
 }
 
-// Sets a ValueError if chains and frontiers were not followed.
+// Returns whether chains and frontiers are not followed; if so, sets a ValueError.
 bool refuse_unmeasured(const State& state) {
   if (!state.is_measured) PyErr_SetString(PyExc_ValueError, "simulation must be measured, got an unmeasured one");
   return !state.is_measured;
 }
 
-// reward(kind, type): that of running a type now.
+// reward(kind, type): returns the reward of running a type now.
 PyObject* reward(PyObject* self, PyObject* const* arguments, Py_ssize_t n) {
   const State& state = state_of(self);
   int32_t kind, type;
@@ -118,7 +118,7 @@ PyObject* reward(PyObject* self, PyObject* const* arguments, Py_ssize_t n) {
                                       state.chains.is_critical(type)));
 }
 
-// bound(): a lower bound on the number of remaining batches, by the chains ahead.
+// bound(): returns a lower bound on the number of remaining batches, by the chains ahead.
 PyObject* bound(PyObject* self, PyObject*) {
   int64_t total = 0;
   if (refuse_unmeasured(state_of(self))) return nullptr;
@@ -126,13 +126,13 @@ PyObject* bound(PyObject* self, PyObject*) {
   return PyLong_FromLongLong(total);
 }
 
-// batches(): the schedule of a single DAG so far.
+// batches(): returns the schedule of a single DAG so far.
 PyObject* batches(PyObject* self, PyObject*) {
   Batches found;
   return state_of(self).sim.finish(found) ? to_python(found) : PyErr_NoMemory();
 }
 
-// features(): those of the types of a single DAG, and of the whole, for a network.
+// features(): returns the features of the types of a single DAG, and of the whole DAG, for a network.
 PyObject* features(PyObject* self, PyObject*) {
   const State& state = state_of(self);
   Table<float> rows;
@@ -145,7 +145,7 @@ PyObject* features(PyObject* self, PyObject*) {
   return Py_BuildValue("NN", of_types.release(), of_all.release());
 }
 
-// tables(): reader_ptr, reader, ahead, height, segment, blocked and frontier.
+// tables(): returns reader_ptr, reader, ahead, height, segment, blocked and frontier, for a device.
 PyObject* tables(PyObject* self, PyObject*) {
   const State& state = state_of(self);
   if (refuse_unmeasured(state)) return nullptr;

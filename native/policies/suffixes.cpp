@@ -27,6 +27,7 @@ bool SuffixFinder::link(const Dag& dag, Span<const uint8_t> kept) {
     }
     if (level_[node] > level_[n]) level_[n] = level_[node];
   }
+  // Sorts by level, kept nodes first within a level, and else from the last node on: readers come before their sources.
   if (!place.assign(2 * level_[n] + 3, 0)) return false;
   for (int32_t node = 0; node < n; node++) place[2 * level_[node] + (kept_type_[node] < 0) + 1]++;
   for (ptrdiff_t bucket = 1; bucket < place.size(); bucket++) place[bucket] += place[bucket - 1];
@@ -59,6 +60,8 @@ bool SuffixFinder::find(const Dag& dag, Span<const uint8_t> kept, bool compares,
   Span<const int32_t> here;
   for (int32_t visit = 0; visit < order_.size(); visit++) {
     int32_t node = order_[visit], type = kept_type_[node];
+    // The suffixes of a level are complete when a node that is not kept, or a node of a higher level, comes. They are
+    // compared then, because `keep_largest` reads their rows from here on.
     if (compares && (type < 0 || level_[node] > level)) {
       if (!compare(compared, size(), unlocked)) return false;
       compared = size();
@@ -85,7 +88,7 @@ bool SuffixFinder::find(const Dag& dag, Span<const uint8_t> kept, bool compares,
   return first_.copy(here) && within_.resize((compares ? size() : 0) * n_words_) && suffix.resize(dag.n_nodes());
 }
 
-// Lists in `here_` the first suffixes of a node's readers, and returns their number.
+// Lists in `here_` the suffixes of a node's readers, or of the first kept nodes after them, and returns their number.
 ptrdiff_t SuffixFinder::meet(int32_t node, int32_t visit) {
   ptrdiff_t n = 0;
   auto add = [&](int32_t one) {
@@ -104,7 +107,8 @@ ptrdiff_t SuffixFinder::meet(int32_t node, int32_t visit) {
   return n;
 }
 
-// Drops from `here_` suffixes within another, which are compared already, and returns the number kept.
+// Drops from `here_` the suffixes that are within another, and returns the number kept. All were compared before. Tests
+// each suffix against all others or against the union of their rows, whichever is cheaper.
 ptrdiff_t SuffixFinder::keep_largest(ptrdiff_t n) {
   ptrdiff_t n_words = (size() + 63) / 64;
   bool by_union = n > n_words;
@@ -125,7 +129,7 @@ ptrdiff_t SuffixFinder::keep_largest(ptrdiff_t n) {
   return n;
 }
 
-// Finds the slot of the suffix of this type and these followers, or the free slot where it belongs.
+// Finds the slot of the suffix with this type and these followers, or the free slot where it belongs.
 ptrdiff_t SuffixFinder::slot_of(int32_t type, Span<const int32_t> followers) const {
   uint64_t key = (uint64_t)type + 1;
   for (int32_t n : followers) key = mix(key, n);
@@ -148,8 +152,8 @@ bool SuffixFinder::append(int32_t type, Span<const int32_t> followers) {
   return type_id_.push(type) && after_ptr_.push((int32_t)after_.size()) && before_.push(before);
 }
 
-// Finds the suffixes within each of `start` to `end`, which are all of one level, the highest so far; false with an
-// error if interrupted.
+// Finds the suffixes that are within each of the suffixes start:end, which are all of one level, the highest so far;
+// false with an error if interrupted.
 bool SuffixFinder::compare(int32_t start, int32_t end, Unlocked& unlocked) {
   ptrdiff_t n_words = (end + 63) / 64;
   for (int32_t n = start; n < end; n++) {
@@ -160,7 +164,9 @@ bool SuffixFinder::compare(int32_t start, int32_t end, Unlocked& unlocked) {
       for (ptrdiff_t word = 0; word < n_words; word++) own[word] |= of_follower[word];
       own[after_[a] >> 6] |= uint64_t(1) << (after_[a] & 63);
     }
-    // Bits set below are of n's type and n's level or lower; followers of those are lower, so rows stay correct.
+    // A suffix m of n's type is within n if each follower of m is one of n's followers or within one: if it is in
+    // `union_`. The copy keeps the bits that are set below out of this test. Followers are of lower levels, so their
+    // rows are final.
     for (ptrdiff_t word = 0; word < n_words; word++) union_[word] = own[word];
     for (int32_t m = last_[type_id_[n]]; m >= 0; m = before_[m]) {
       bool is_inside = m != n;
@@ -176,6 +182,7 @@ bool to_dag(const Suffixes& suffixes, OwnedDag& dag, Vec<int32_t>& place) {
   int32_t n_nodes = 0;
   ptrdiff_t n_edges = 0;
   if (!place.assign(suffixes.size(), -1)) return false;
+  // Followers have lower numbers, so one pass from the last suffix on marks all that can be reached, and numbers them.
   for (int32_t n : suffixes.first) place[n] = 0;
   for (int32_t n = suffixes.size() - 1; n >= 0; n--) {
     if (place[n] < 0) continue;
@@ -194,7 +201,7 @@ bool to_dag(const Suffixes& suffixes, OwnedDag& dag, Vec<int32_t>& place) {
   for (int32_t node = 0; node < n_nodes; node++) dag.edge_ptr[node + 1] += dag.edge_ptr[node];
   Vec<int32_t> end;
   if (!end.copy(Span<const int32_t>(dag.edge_ptr).part(0, n_nodes))) return false;
-  for (int32_t n = suffixes.size() - 1; n >= 0; n--)  // in the order of nodes, so that sources rise
+  for (int32_t n = suffixes.size() - 1; n >= 0; n--)  // in the order of nodes, so that sources increase
     for (int32_t follower : place[n] >= 0 ? suffixes.followers(n) : Span<const int32_t>())
       dag.edge_src[end[place[follower]]++] = place[n];
   return true;

@@ -1,4 +1,4 @@
-// Suffixes: nodes with the same continuations are merged, and nodes that others imply are dropped.
+// Suffixes: merges nodes with the same continuations, and drops nodes that others imply.
 //
 // A suffix represents all nodes after which the same types must run. Suffix m is within suffix n if each path from m is
 // a subsequence of a path from n, so that every sequence that finishes n finishes m. This holds if m is within some
@@ -32,8 +32,8 @@ struct Suffixes {
 // Finds the suffixes of a DAG, projected on the types that are kept.
 class SuffixFinder {
  public:
-  // With `compares`, also finds which suffixes are within which; without, only nodes of equal type and followers are
-  // merged. False if memory runs out, or with an error if interrupted.
+  // With `compares`, also finds which suffixes are within which; otherwise, only nodes with equal types and followers
+  // are merged. False if memory runs out, or with an error if interrupted.
   bool find(const Dag& dag, Span<const uint8_t> kept, bool compares, Unlocked& unlocked);
   Suffixes suffixes() const { return {type_id_, after_ptr_, after_, first_, within_, n_words_, n_types_}; }
 
@@ -52,27 +52,27 @@ class SuffixFinder {
 
   int32_t n_types_ = 0;
   bool compares_ = false;
-  // The nodes in reverse order, and one more that all nodes without inputs read.
-  Vec<int32_t> order_;      // [N+1] readers first; of one level, kept ones first
-  Vec<int32_t> level_;      // [N+1] the most kept nodes on a path from here
+  // The nodes, and a virtual node N that all nodes without inputs read.
+  Vec<int32_t> order_;      // [N+1] readers before sources; within a level, kept nodes first
+  Vec<int32_t> level_;      // [N+1] the largest number of kept nodes on a path from here
   Vec<int32_t> kept_type_;  // [N+1] the type of a kept node, or -1
   Vec<int32_t> reader_ptr_, reader_;
   // Suffixes found so far.
   Vec<int32_t> type_id_, after_ptr_, after_, first_;
-  Vec<int32_t> before_;  // the suffix of the same type found just before, or -1
-  Vec<int32_t> last_;    // [T] the last of each type
+  Vec<int32_t> before_;  // the previous suffix of the same type, or -1
+  Vec<int32_t> last_;    // [T] the last suffix of each type
   Vec<uint64_t> within_, union_;
   ptrdiff_t n_words_ = 0;
-  Vec<int32_t> table_;                         // open addressing, by type and followers
+  Vec<int32_t> table_;                         // a hash table with open addressing, by type and followers
   Vec<int32_t> passed_, pass_ptr_, pass_end_;  // the first suffixes after each node that is not kept
-  Vec<int32_t> seen_;                          // the last visit that met a suffix
+  Vec<int32_t> seen_;                          // the last visit that met each suffix
   Vec<int32_t> here_;                          // suffixes met in this visit
 };
 
-// Makes the DAG of the suffixes that can be reached, and finds the node of each, or -1; false if memory runs out.
+// Makes the DAG of the reachable suffixes, and finds the node of each suffix, or -1; false if memory runs out.
 bool to_dag(const Suffixes& suffixes, OwnedDag& dag, Vec<int32_t>& place);
 
-// Mixes the hash of a list of numbers.
+// Mixes a number into the hash of a list of numbers.
 inline uint64_t mix(uint64_t key, int32_t number) {
   key = (key ^ (uint64_t)number) * 0x9E3779B97F4A7C15u;
   return key ^ key >> 29;

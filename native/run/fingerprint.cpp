@@ -10,10 +10,11 @@ namespace {
 
 constexpr int N_LANES = 4;  // independent chains, so that multiplications overlap
 constexpr int BLOCK = 16 * N_LANES;
-constexpr uint64_t FIRST = 0x6A09E667F3BCC908u, SECOND = 0xBB67AE8584CAA73Bu;  // fractions of the roots of 2 and 3
+constexpr uint64_t FIRST = 0x6A09E667F3BCC908u, SECOND = 0xBB67AE8584CAA73Bu;  // fractions of sqrt(2) and sqrt(3)
 
-// Multiplies two words and adds both halves of the product without carry, so that each bit depends on all others. A
-// product of 64 bits would not do: the highest bit, which is the sign of a float, would change no other bit.
+// Multiplies two words and combines both halves of the 128-bit product by xor, so that every bit of a word affects many
+// bits of the result. The lower half alone would not do: there, the top bit of a word, the sign of a float, affects
+// only the top bit.
 uint64_t fold(uint64_t a, uint64_t b) {
 #ifdef _MSC_VER
   return (a * b) ^ __umulh(a, b);
@@ -46,7 +47,7 @@ uint64_t fingerprint(const uint8_t* bytes, int64_t n_bytes) {
     memcpy(rest, bytes + at, (size_t)(n_bytes - at));
     take_in(lanes, rest);
   }
-  uint64_t found = (uint64_t)n_bytes;
+  uint64_t found = (uint64_t)n_bytes;  // the last block is padded with zeros, so the length must count
   for (int k = 0; k < N_LANES; k++) found = fold(found ^ FIRST, lanes[k] ^ SECOND);
   return found;
 }

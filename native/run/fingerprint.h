@@ -1,4 +1,4 @@
-// A fingerprint of an array's bytes, to detect changes that are not reported.
+// A fingerprint of an array's bytes, to detect unreported changes.
 
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace autobatch {
 
-// Returns a number that differs, with near certainty, between arrays of other bytes. It does not resist attacks.
+// Returns a hash that almost certainly differs between arrays with different bytes. It is not cryptographic.
 uint64_t fingerprint(const uint8_t* bytes, int64_t n_bytes);
 
 }  // namespace autobatch

@@ -1,4 +1,4 @@
-// What steps read: rows of arrays, by the numbers that describe them.
+// The operands of steps: rows of arrays, located by the ints of a descriptor and of a tile.
 
 #pragma once
 
@@ -6,10 +6,10 @@
 
 namespace autobatch {
 
-enum Slot : int64_t { SCRATCH_SLOT = 1, TABLE_SLOT = 7 };  // of the memory of a stage; `SLOTS` in compiler/writer.py
+enum Slot : int64_t { SCRATCH_SLOT = 1, TABLE_SLOT = 7 };  // in a stage's memory; see `SLOTS` in compiler/writer.py
 
-// Rows of an array: the slot of the array, the field of a tile that holds where rows begin, the bytes from there, and
-// the elements from one row to the next.
+// Rows of an array: the slot of the array, the field of a tile that holds their first element, an offset from there in
+// bytes, and the row stride in elements.
 struct Operand {
   int64_t slot, first, offset, step;
 };

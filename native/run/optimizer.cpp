@@ -7,7 +7,7 @@
 namespace autobatch {
 namespace {
 
-constexpr int64_t N_ZEROS = 4096;  // numbers without a gradient that are processed together
+constexpr int64_t N_ZEROS = 4096;  // numbers without a gradient that are updated at a time
 
 inline float root_of(float x) { return sqrtf(x); }
 inline double root_of(double x) { return sqrt(x); }
@@ -47,7 +47,7 @@ AUTOBATCH_INLINE void update_by_moments(T* __restrict data, T* __restrict mean, 
   }
 }
 
-// Changes consecutive numbers.
+// Updates contiguous numbers by the rule that the state arrays select.
 template <class T>
 void update(T* data, T* first, T* second, const T* grad, const T* constants, int64_t size) {
   if (second)
@@ -58,7 +58,7 @@ void update(T* data, T* first, T* second, const T* grad, const T* constants, int
     Vectorized<update_plainly<T>>::run(data, grad, constants, size);
 }
 
-// Changes rows first:last of a parameter by a gradient of zero.
+// Updates rows first:last of a parameter with a gradient of zero.
 template <class T>
 void update_without_gradient(const Parameter<T>& p, int64_t first, int64_t last, const T* constants) {
   static const T ZEROS[N_ZEROS] = {};
@@ -71,7 +71,7 @@ void update_without_gradient(const Parameter<T>& p, int64_t first, int64_t last,
     }
 }
 
-// Changes one row by a gradient.
+// Updates one row.
 template <class T>
 void update_row(const Parameter<T>& p, int64_t row, const T* grad, const T* constants) {
   int64_t at = row * p.width;
@@ -83,7 +83,7 @@ void update_row(const Parameter<T>& p, int64_t row, const T* grad, const T* cons
 
 template <class T>
 RowsChanged rows_that_change(bool has_first, bool has_second, const T* constants) {
-  // The rule is tried on one number whose gradient and state are zero; it treats all such numbers alike.
+  // Tries the rule on one number whose gradient and state are zero, because it treats all such numbers alike.
   T number = 1, first = 0, second = 0, zero = 0;
   update(&number, has_first ? &first : nullptr, has_second ? &second : nullptr, &zero, constants, 1);
   if (number != 1 || first != 0 || second != 0) return RowsChanged::ALL;
@@ -103,6 +103,8 @@ void update_rows(const Parameter<T>& p, Span<const int64_t> ids, const T* values
                  bool is_lazy) {
   RowsChanged which = is_lazy ? RowsChanged::GIVEN : rows_that_change(p.first, p.second, constants);
   int64_t row = 0;
+  // Before each id, and after the last one, lies a gap of rows without a gradient. Of a gap, ALL updates every row,
+  // TOUCHED each run of rows that ever had a gradient, and GIVEN none.
   for (ptrdiff_t at = 0; at <= ids.size; at++) {
     int64_t stop = at < ids.size ? ids[at] : p.n_rows;
     while (which != RowsChanged::GIVEN && row < stop) {

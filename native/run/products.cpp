@@ -1,4 +1,4 @@
-// The steps that multiply the rows of a tile by a matrix which all tiles share.
+// The steps that multiply the rows of a tile by a matrix that all tiles share.
 
 #include "blas/calling.h"
 #include "blas/packed.h"
@@ -8,14 +8,14 @@
 namespace autobatch {
 namespace {
 
-// The descriptor of a product.
+// The descriptor of a product, `PRODUCT` of autobatch/backends/cpu/products.py.
 struct Product {
   int64_t routine, beta, n_fields, rows, n, inner, itemsize;
   Operand a, out;
   int64_t b_flipped, b, b_step, scratch;
 };
 
-// A product on one tile.
+// The operands of a product for one tile.
 struct Operands {
   const Product& product;
   TileView tile;
@@ -34,7 +34,7 @@ struct Operands {
 
 }  // namespace
 
-// Multiplies by a library.
+// Multiplies with a BLAS library.
 void multiply_by_library(int64_t memory, int64_t descriptor, int64_t k) {
   Operands at(memory, descriptor, k);
   const Product& product = at.product;
@@ -53,7 +53,7 @@ void multiply_by_panels(int64_t memory, int64_t descriptor, int64_t k) {
                     reinterpret_cast<float*>(at.out), at.product.out.step, at.product.beta);
 }
 
-// Multiplies by a packed matrix, both rounded to bf16.
+// Multiplies by a packed matrix of bf16 numbers; the rows are rounded to bf16.
 void multiply_by_bf16_panels(int64_t memory, int64_t descriptor, int64_t k) {
   Operands at(memory, descriptor, k);
   if (at.n_rows > 0)
@@ -62,7 +62,8 @@ void multiply_by_bf16_panels(int64_t memory, int64_t descriptor, int64_t k) {
                          reinterpret_cast<uint32_t*>(at.tile.scratch(at.product.scratch)));
 }
 
-// Multiplies rows, rounded to bf16 but stored as float32, by a matrix that was rounded before: by a library, or packed.
+// Multiplies in float32 after rounding: rows are rounded to bf16 but stored as float32, and the matrix was rounded
+// before. Uses a BLAS library, or the native product if the matrix is packed.
 void multiply_rounded(int64_t memory, int64_t descriptor, int64_t k) {
   Operands at(memory, descriptor, k);
   const Product& product = at.product;

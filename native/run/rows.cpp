@@ -8,7 +8,8 @@ namespace {
 constexpr int N_BITS = 11;
 constexpr int64_t N_BUCKETS = 1 << N_BITS;
 
-// Sorts keys, and `order` with them, by the N_BITS from `shift` on; the sort is stable.
+// Sorts the keys, and `order` with them, stably by N_BITS bits from bit `shift` on: one pass of a radix sort, from
+// `keys` and `order` to `other_keys` and `other_order`.
 void sort_by_bits(int64_t n, int shift, const SortRoom& room) {
   int64_t starts[N_BUCKETS] = {}, total = 0;
   auto bucket_of = [&](int64_t at) { return (room.keys[at] >> shift) & (N_BUCKETS - 1); };
@@ -45,7 +46,7 @@ int64_t sum_rows_by_id(int64_t n, SortRoom room, const NumberRows<T>& rows, int6
   }
   for (int shift = 0; shift < 64 && (shift == 0 || largest >> shift); shift += N_BITS) {
     sort_by_bits(n, shift, room);
-    room = {room.other_keys, room.other_order, room.keys, room.order};
+    room = {room.other_keys, room.other_order, room.keys, room.order};  // the next pass sorts from there
   }
   for (int64_t at = 0; at < n; at++) {
     const T* row = rows.first + room.order[at] * rows.step;

@@ -1,4 +1,4 @@
-// The functions of this folder that Python calls; `_native.pyi` describes them.
+// The Python bindings of this folder; `_native.pyi` documents them.
 
 #include "run/entries.h"
 #include "run/fingerprint.h"
@@ -41,7 +41,8 @@ bool read_call_list(PyObject* tuple, Span<const BoundStep> steps, int64_t first,
 
 namespace {
 
-// call_steps(addresses, calls, at, end): the first of the calls at:end of a step that Python runs, or `end`.
+// call_steps(addresses, calls, at, end): makes the calls at:end, up to the first call of a step that Python runs;
+// returns the number of that call, or `end`.
 PyObject* call_steps(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Span<const BoundStep> steps;
   Span<const Call> calls;
@@ -71,7 +72,7 @@ constexpr NamedStep STEPS[] = {{"multiply_by_library", multiply_by_library},
                                {"add_rounded_outer", add_rounded_outer},
                                {"add_row_sum", add_row_sum}};
 
-// step_addresses(): the addresses of the steps that need no generated kernel, by name.
+// step_addresses(): returns the addresses of the steps that need no generated kernel, by name.
 PyObject* step_addresses(PyObject*, PyObject*) {
   Ref found(PyDict_New());
   for (const NamedStep& one : STEPS) {
@@ -81,7 +82,7 @@ PyObject* step_addresses(PyObject*, PyObject*) {
   return found.release();
 }
 
-// Calls `function` with a float or a double, as the elements of an array are; null with an error if they are neither.
+// Calls `function` with a float or a double, whichever is the element type of an array; null with an error for others.
 template <class Function>
 PyObject* by_dtype(PyObject* array, const char* what, Function function) {
   int type = PyArray_Check(array) ? PyArray_TYPE(reinterpret_cast<PyArrayObject*>(array)) : NPY_NOTYPE;
@@ -91,7 +92,8 @@ PyObject* by_dtype(PyObject* array, const char* what, Function function) {
                       Py_TYPE(array)->tp_name);
 }
 
-// Whether rows, `step` numbers apart, lie within `size` numbers; their number and width are not negative.
+// Returns whether rows with a stride of `step` lie within `size` numbers; false if any number is negative. Divides,
+// because the product of the number of rows and the stride may overflow.
 bool rows_fit(int64_t n_rows, int64_t width, int64_t step, int64_t size) {
   if (n_rows < 0 || width < 0 || step < 0) return false;
   if (n_rows == 0 || width == 0) return true;
@@ -104,7 +106,8 @@ bool rises_strictly(Span<const int64_t> ids, int64_t end) {
   return rises;
 }
 
-// sum_rows(n, work, values, first, step, width, ids, sums): the number of distinct ids among the first n of `work[0]`.
+// sum_rows(n, work, values, first, step, width, ids, sums): sums rows by the first n ids of `work[0]`; returns the
+// number of distinct ids.
 PyObject* sum_rows(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments) {
   if (!takes("sum_rows", n_arguments, 8)) return nullptr;
   return by_dtype(arguments[2], "values", [&](auto zero) -> PyObject* {
@@ -135,8 +138,8 @@ PyObject* sum_rows(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments
   });
 }
 
-// merge_rows(n, ids, values, n_more, more, more_values, width): the number of distinct ids, after rows were added to
-// others in place.
+// merge_rows(n, ids, values, n_more, more, more_values, width): adds rows to others in place; returns the number of
+// distinct ids.
 PyObject* merge_rows(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments) {
   if (!takes("merge_rows", n_arguments, 7)) return nullptr;
   return by_dtype(arguments[2], "values", [&](auto zero) -> PyObject* {
@@ -166,7 +169,7 @@ PyObject* merge_rows(PyObject*, PyObject* const* arguments, Py_ssize_t n_argumen
   });
 }
 
-// Reads one of the state arrays of a rule: null where it has none.
+// Reads a state array of a rule; leaves `state` null for None.
 template <class T>
 bool read_state(PyObject* object, const char* what, const Parameter<T>& p, T*& state) {
   Span<T> found;
@@ -178,7 +181,7 @@ bool read_state(PyObject* object, const char* what, const Parameter<T>& p, T*& s
          false;
 }
 
-// Reads `given`, which are rows, data, first and second, and the constants.
+// Reads a parameter from `given` (rows, data, first, second), and the constants of its rule from `numbers`.
 template <class T>
 bool read_parameter(PyObject* const* given, PyObject* numbers, Parameter<T>& p, Span<const T>& constants) {
   Span<T> data;
@@ -196,7 +199,7 @@ bool read_parameter(PyObject* const* given, PyObject* numbers, Parameter<T>& p, 
   return read_state<T>(given[2], "first", p, p.first) && read_state<T>(given[3], "second", p, p.second);
 }
 
-// update_dense(rows, data, first, second, grad, grad_step, constants): changes all rows of a parameter.
+// update_dense(rows, data, first, second, grad, grad_step, constants): updates all rows of a parameter.
 PyObject* update_dense(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   if (!takes("update_dense", n, 7)) return nullptr;
   return by_dtype(arguments[1], "data", [&](auto zero) -> PyObject* {
@@ -217,7 +220,7 @@ PyObject* update_dense(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   });
 }
 
-// update_rows(rows, data, first, second, ids, values, touched, constants, is_lazy): changes rows of a parameter.
+// update_rows(rows, data, first, second, ids, values, touched, constants, is_lazy): updates rows of a parameter.
 PyObject* update_rows(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   if (!takes("update_rows", n, 9)) return nullptr;
   return by_dtype(arguments[1], "data", [&](auto zero) -> PyObject* {
@@ -244,7 +247,7 @@ PyObject* update_rows(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   });
 }
 
-// changes_all(constants): whether plain descent changes a number without a gradient.
+// changes_all(constants): returns whether plain SGD changes numbers without a gradient.
 PyObject* changes_all(PyObject*, PyObject* constants) {
   return by_dtype(constants, "constants", [&](auto zero) -> PyObject* {
     using T = decltype(zero);
@@ -255,7 +258,7 @@ PyObject* changes_all(PyObject*, PyObject* constants) {
   });
 }
 
-// fingerprint(array): a number that stands for the bytes of an array of floats.
+// fingerprint(array): returns a hash of the bytes of an array of floats.
 PyObject* fingerprint_of(PyObject*, PyObject* array) {
   return by_dtype(array, "array", [&](auto zero) -> PyObject* {
     using T = decltype(zero);

@@ -1,4 +1,4 @@
-// The Python type of a sweep.
+// The Python type `Sweep`.
 
 #include "run/entries.h"
 #include "run/team.h"
@@ -28,7 +28,7 @@ void free_sweep(PyObject* self) {
   Py_TYPE(self)->tp_free(self);
 }
 
-// Sets a ValueError unless a sweep is open, or closed, as it must be.
+// Returns whether a sweep is open, or closed, as `is_open` demands; if not, sets a ValueError.
 bool check_open(Sweep& sweep, bool is_open) {
   if (sweep.is_open() == is_open) return true;
   PyErr_SetString(PyExc_ValueError,
@@ -36,7 +36,7 @@ bool check_open(Sweep& sweep, bool is_open) {
   return false;
 }
 
-// open(first, last): the number of the sweep over these parts.
+// open(first, last): opens a sweep over these parts; returns its number.
 PyObject* open_sweep(PyObject* self, PyObject* const* arguments, Py_ssize_t n) {
   constexpr int64_t MOST_PARTS = INT32_MAX;
   int64_t first, last;
@@ -49,7 +49,7 @@ PyObject* open_sweep(PyObject* self, PyObject* const* arguments, Py_ssize_t n) {
   return number < 0 ? PyErr_NoMemory() : PyLong_FromLongLong(number);
 }
 
-// close(): after it, nobody makes a call of the sweep.
+// close(): closes the sweep, and waits until no thread makes a call of it.
 PyObject* close_sweep(PyObject* self, PyObject*) {
   if (!check_open(sweep_of(self), true)) return nullptr;
   {
@@ -59,7 +59,7 @@ PyObject* close_sweep(PyObject* self, PyObject*) {
   Py_RETURN_NONE;
 }
 
-// Reads steps and calls, and works; false with an error.
+// Reads steps and calls, and takes part in the open sweep; false with an error.
 bool work(Sweep& sweep, PyObject* steps, PyObject* calls, bool leads) {
   Span<const BoundStep> bound;
   CallSpans list;
@@ -70,7 +70,7 @@ bool work(Sweep& sweep, PyObject* steps, PyObject* calls, bool leads) {
   return true;
 }
 
-// lead(addresses, calls): makes all calls of the open sweep that nobody else makes.
+// lead(addresses, calls): makes all calls of the open sweep that helpers do not make.
 PyObject* lead_sweep(PyObject* self, PyObject* const* arguments, Py_ssize_t n) {
   if (!takes("lead", n, 2) || !check_open(sweep_of(self), true) ||
       !work(sweep_of(self), arguments[0], arguments[1], true))
@@ -79,6 +79,9 @@ PyObject* lead_sweep(PyObject* self, PyObject* const* arguments, Py_ssize_t n) {
 }
 
 // join(number, addresses, calls): makes calls of the sweep with this number until none are left or it is closed.
+//
+// `enter` comes first: only between `enter` and `leave` is it certain that the leader keeps the sweep, its range and
+// the arrays that the calls use.
 PyObject* join_sweep(PyObject* self, PyObject* const* arguments, Py_ssize_t n) {
   int64_t number;
   if (!takes("join", n, 3) || !read_long(arguments[0], "number", number)) return nullptr;

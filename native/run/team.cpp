@@ -11,10 +11,11 @@
 namespace autobatch {
 namespace {
 
-// What being open, each thread inside, and each sweep add to the gate.
+// The units of the gate: bit 0 says that a sweep is open, bits 1 to 15 count the helpers inside, and the upper bits
+// hold the number of the sweep.
 constexpr int64_t OPEN = 1, MEMBER = 2, SWEEP = 1 << 16;
 
-// Waits a little; after some microseconds, lets other threads have the core in between.
+// Waits by spinning; after some microseconds, yields the core between two looks.
 class Patience {
  public:
   void wait() {
@@ -48,12 +49,13 @@ int64_t Sweep::open(int64_t first, int64_t last) {
   if (!parts_.resize((ptrdiff_t)(last - first))) return -1;
   memset(parts_.data(), 0, (size_t)parts_.size() * sizeof(Part));
   first_ = first, last_ = last;
+  // Publishes the parts and the range: a helper reads them only after it has seen this number in the gate.
   store(&gate_, ++n_sweeps_ * SWEEP + OPEN);
   return n_sweeps_;
 }
 
 void Sweep::close() {
-  fetch_add(&gate_, -OPEN);
+  fetch_add(&gate_, -OPEN);  // from here on, no helper can enter
   Patience patience;
   while (load(&gate_) % SWEEP) patience.wait();
   n_closed_ = n_sweeps_;
@@ -63,6 +65,7 @@ bool Sweep::enter(int64_t number) {
   for (;;) {
     int64_t seen = load(&gate_);
     if (seen / SWEEP != number || seen % MEMBER == 0) return false;
+    // Fails, and looks again, if the gate has changed meanwhile: the sweep may be closed, or a new one open.
     if (exchange_if(&gate_, seen, seen + MEMBER)) return true;
   }
 }
@@ -74,12 +77,14 @@ void Sweep::work(Span<const BoundStep> steps, const CallSpans& list, bool leads)
     Part& part = parts_[(ptrdiff_t)(number - first_)];
     int64_t begin = list.ptr[number], n = list.ptr[number + 1] - begin;
     bool is_serial = number > 0 && number <= list.is_serial.size && list.is_serial[number - 1];
+    // Helpers skip what cannot be shared: a single tile, and batches that add to values of others. `done` is increased
+    // after a tile's calls, so a thread that finds all tiles done also sees their results.
     if (leads || !(n == 1 || is_serial))
       for (int64_t tile; (tile = fetch_add(&part.taken, 1)) < n; fetch_add(&part.done, 1))
         call_steps(steps, list.calls, list.tile_ptr[begin + tile], list.tile_ptr[begin + tile + 1]);
     Patience patience;
     while (load(&part.done) < n) {
-      if (load(&gate_) % MEMBER == 0) return;  // an interrupt closed the sweep
+      if (load(&gate_) % MEMBER == 0) return;  // all is done, or an error or interrupt closed it
       patience.wait();
     }
   }

@@ -1,4 +1,4 @@
-// The calls of a stage, made by one thread, or by several that share the tiles of each batch.
+// Makes the calls of a stage, with one thread, or with several that share the tiles of each batch.
 
 #pragma once
 
@@ -7,7 +7,7 @@
 
 namespace autobatch {
 
-// A bound step: its function, 0 if Python runs it, and the addresses that the function takes.
+// A step with its addresses: the function, or 0 if Python runs the step, and the memory and descriptor that it takes.
 struct BoundStep {
   int64_t function, memory, descriptor;
 };
@@ -23,23 +23,24 @@ struct CallSpans {
   Span<const uint8_t> is_serial;
 };
 
-// Makes the calls from `at` on; returns the first call of a step without a function, or `end`.
+// Makes the calls at:end, up to the first call of a step without a function; returns the number of that call, or `end`.
 int64_t call_steps(Span<const BoundStep> steps, Span<const Call> calls, int64_t at, int64_t end);
 
-// Threads that share the tiles of some parts of a list of calls. The leader opens a sweep and works through all parts;
-// others join when they come, and take tiles that nobody has taken yet. The leader waits for nobody who has not begun a
-// tile, so where another process has their cores it does the work alone; for a tile that is begun it waits, however
-// long the core is somebody else's.
+// A run over some parts of a list of calls by several threads. The leader opens a sweep and works through all parts;
+// helpers join when they wake up, and take tiles that no thread has taken yet. The leader does not wait for helpers to
+// wake up: while other processes occupy their cores, it does all the work alone. It does wait for helpers that are
+// inside: for the tiles that they have taken, and in the end until they have left, even if they lose their core.
 class Sweep {
  public:
-  // Opens a sweep over parts first:last; returns its number, or -1 if memory runs out. None may be open.
+  // Opens a sweep over parts first:last; returns its number, or -1 if memory runs out. No sweep may be open.
   int64_t open(int64_t first, int64_t last);
-  // Closes the sweep, and waits until nobody is inside.
+  // Closes the sweep, and waits until no helper is inside.
   void close();
-  // Goes in, unless the sweep of this number is over; whoever did works, and leaves.
+  // Enters the sweep with this number; false if it is over. A helper that has entered must leave.
   bool enter(int64_t number);
   void leave();
-  // Takes tiles of one part after the other; a part begins when the one before is done, or never if all is over.
+  // Runs tiles of one part after the other; a part begins when the previous one is done. Returns early if the sweep is
+  // closed.
   void work(Span<const BoundStep> steps, const CallSpans& list, bool leads);
 
   bool is_open() { return n_sweeps_ != n_closed_; }
@@ -47,13 +48,13 @@ class Sweep {
   int64_t last() const { return last_; }
 
  private:
-  // Counts the tiles of a part. It is as long as two lines of the cache, so that no two parts share one.
+  // Counts the tiles of a part. A part takes two cache lines, so that the counters of two parts never share a line.
   struct Part {
     int64_t taken, done, unused[14];
   };
 
-  // The number of the sweep, how many threads are inside besides the leader, and whether it is open. A thread that
-  // wakes up late finds it closed, or the number of another sweep, and touches nothing.
+  // The number of the sweep, the number of helpers inside, and whether it is open, in one atomic word. A helper that
+  // wakes up late finds the sweep closed, or another number, and touches nothing.
   int64_t gate_ = 0;
   int64_t n_sweeps_ = 0, n_closed_ = 0, first_ = 0, last_ = 0;
   Vec<Part> parts_;

@@ -9,12 +9,11 @@
 namespace autobatch {
 namespace {
 
-constexpr int64_t STRIP = 48;          // rows or columns of a strip are a multiple of this, for whole register tiles
-constexpr int64_t ROUNDED_ROWS = 256;  // rows of both factors that are rounded at once for a float32 library
+constexpr int64_t STRIP = 48;          // a strip has a multiple of this many rows or columns, for whole register tiles
+constexpr int64_t ROUNDED_ROWS = 256;  // rows of both factors that are rounded at a time for a float32 library
 
-// The descriptor of a step. A sum of rows has the number of its parameters in place of the routine. Behind them is the
-// first slot of each gradient, which has three: the address, and the elements from row to row and from column to
-// column.
+// The descriptor of a step; a sum of rows stores the number of its parameters in `routine`. After it comes the first
+// slot of each gradient. A gradient has three slots: its address, and its row and column strides in elements.
 struct WeightStep {
   int64_t routine, m, n_fields, rows, n, n_strips, itemsize;
   Operand a, b;
@@ -23,8 +22,8 @@ struct WeightStep {
   int64_t gradient(int64_t number) const { return reinterpret_cast<const int64_t*>(this + 1)[number]; }
 };
 
-// Elements of a strip of a gradient: each thread computes one completely, so that gradients do not depend on the number
-// of threads.
+// The range of rows or elements of a strip of a gradient. One thread computes a strip completely, so that gradients do
+// not depend on the number of threads.
 struct Strip {
   int64_t first, end;
 
@@ -52,11 +51,11 @@ struct Outer {
         b_step(step.b.step) {
     const int64_t* gradient = tile.slots + step.gradient(0);
     out_step = gradient[1];
-    if (gradient[2] != 1) {  // the gradient is the transpose of rows
+    if (gradient[2] != 1) {  // the gradient is stored by columns: computes its transpose, b' @ a
       swap(a, b), swap(a_step, b_step), swap(m, n);
       out_step = gradient[2];
     }
-    Strip strip(m, tile.fields[step.n_fields - 1], step.n_strips);
+    Strip strip(m, tile.fields[step.n_fields - 1], step.n_strips);  // the last field of a tile numbers its strip
     m = strip.end - strip.first;
     a += strip.first * step.itemsize;
     out = gradient[0] + strip.first * out_step * step.itemsize;
@@ -73,7 +72,7 @@ const float* floats(int64_t address) { return reinterpret_cast<const float*>(add
 
 }  // namespace
 
-// Adds a strip of a' @ b to a gradient, by a library.
+// Adds a strip of a' @ b to a gradient, with a BLAS library.
 void add_outer(int64_t memory, int64_t descriptor, int64_t k) {
   Outer at(memory, descriptor, k);
   if (at.m > 0 && at.n_rows > 0)
@@ -81,7 +80,7 @@ void add_outer(int64_t memory, int64_t descriptor, int64_t k) {
                  {1, 0, at.m, at.n, at.n_rows, at.a, at.a_step, at.b, at.b_step, at.out, at.out_step}, 1);
 }
 
-// Does so by our own product, both factors rounded to bf16.
+// Does the same with the native bf16 product; both factors are rounded to bf16.
 void add_bf16_outer(int64_t memory, int64_t descriptor, int64_t k) {
   Outer at(memory, descriptor, k);
   if (at.m > 0)
@@ -90,7 +89,7 @@ void add_bf16_outer(int64_t memory, int64_t descriptor, int64_t k) {
                    reinterpret_cast<uint32_t*>(at.tile.scratch(at.step.scratch)));
 }
 
-// Does so by a float32 library, both factors rounded to bf16.
+// Does the same with a float32 library, after rounding both factors to bf16.
 void add_rounded_outer(int64_t memory, int64_t descriptor, int64_t k) {
   Outer at(memory, descriptor, k);
   if (at.m <= 0) return;
@@ -109,7 +108,7 @@ void add_rounded_outer(int64_t memory, int64_t descriptor, int64_t k) {
 
 namespace {
 
-// Writes the sum of rows; four are read at a time, so that sums are written a quarter as often.
+// Writes the sum of rows. Reads four rows at a time, so that sums are written 25% as often.
 template <class T>
 AUTOBATCH_INLINE void sum_rows(const T* rows, int64_t step, int64_t n_rows, int64_t width, T* total) {
   for (int64_t i = 0; i < width; i++) total[i] = 0;
@@ -122,7 +121,7 @@ AUTOBATCH_INLINE void sum_rows(const T* rows, int64_t step, int64_t n_rows, int6
     for (int64_t i = 0; i < width; i++) total[i] += rows[row * step + i];
 }
 
-// Adds elements, of which the first is number `first`, to a matrix of n columns.
+// Adds `total` to the elements from number `first` on of a matrix with n columns; `row` and `column` are its strides.
 template <class T>
 AUTOBATCH_INLINE void add_total(const T* total, int64_t size, int64_t first, int64_t n, T* target, int64_t row,
                                 int64_t column) {

@@ -16,6 +16,7 @@ bool Chains::start(const Simulator& sim) {
 
 void Chains::look_ahead(const Simulator& sim) {
   for (ptrdiff_t g = 0; g < sim.n_batches.size(); g++)
+    // Edges point forward, so from the last node on, all readers have passed their U on before a node is visited.
     for (int32_t node = sim.node_ptr[g + 1] - 1; node >= sim.node_ptr[g]; node--) {
       int32_t* __restrict own = ahead_.data() + (ptrdiff_t)node * n_types_, sum = 0;
       own[sim.dag.type_id[node] - (int32_t)g * n_types_]++;

@@ -33,6 +33,8 @@ void Restricted::unblock(const Simulator& sim, int32_t type, Span<const int32_t>
       int32_t node = stack_[--size];
       for (int32_t reader : sim.readers(node)) {
         if (--blocked_[(ptrdiff_t)reader * n_types_ + own]) continue;
+        // An unblocked node of the same type joins the frontier and blocks its readers until it runs. Other nodes no
+        // longer block their readers.
         if (sim.dag.type_id[reader] == type)
           frontier[type]++;
         else

@@ -61,7 +61,9 @@ Span<const int32_t> Simulator::step(int32_t type) {
     for (int32_t r = reader_ptr[node]; r < reader_ptr[node + 1]; r++) {
       int32_t freed = reader[r], other = type_of[freed];
       waiting[freed]--;
-      queued[free[other]] = freed;  // written always, counted only if no input is missing: avoids a branch
+      // Always written, but counted only if no input is missing, which avoids a branch. The segment of its type has a
+      // free place: at least `freed` itself is not queued yet.
+      queued[free[other]] = freed;
       free[other] += waiting[freed] == 0;
     }
   }

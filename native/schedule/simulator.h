@@ -1,11 +1,11 @@
 // Simulates schedules: running a type runs all its ready nodes as one batch. Only this file implements that rule.
 //
-// Each node becomes ready once, and a batch takes all ready nodes of its type, so the ready nodes of a type are a
-// queue, and the queues of all types fill one array of N nodes, a segment for each type. At the end a type's segment
+// Each node becomes ready once, and a batch takes all ready nodes of its type, so the ready nodes of a type form a
+// queue. The queues of all types share one array of N nodes, with a segment per type. In the end, the segment of a type
 // lists its nodes in the order in which they ran.
 //
-// Many DAGs are simulated as one: each of G stacked DAGs of T types has its own range of nodes, and its type t is
-// g*T+t.
+// Several DAGs can be simulated as one: each of G stacked DAGs of T types has its own range of nodes, and type t of DAG
+// g has number g*T+t.
 
 #pragma once
 
@@ -18,7 +18,7 @@ namespace autobatch {
 struct Batches {
   Vec<int32_t> batch_type, batch_ptr, order;
 
-  // Reads a schedule of the reversed DAG from its end: a schedule of the DAG.
+  // Turns a schedule of the reversed DAG into one of the DAG, by reading it from its end.
   void mirror();
 };
 
@@ -46,9 +46,9 @@ class Simulator {
   Span<const int32_t> all_readers() const { return reader_; }
 
   Dag dag;
-  Vec<int32_t> queue;       // [N] per type a segment: nodes that ran, then ready ones, then room for the rest
+  Vec<int32_t> queue;       // [N] a segment per type: nodes that ran, then ready nodes, then room for the rest
   Vec<int32_t> segment;     // [G*T+1] type t has queue[segment[t]:segment[t+1]]
-  Vec<int32_t> head, tail;  // [G*T] where its ready nodes begin and end
+  Vec<int32_t> head, tail;  // [G*T] where the ready nodes of each type begin and end
   Vec<int32_t> node_ptr;    // [G+1] DAG g has nodes node_ptr[g]:node_ptr[g+1], and its batches lie in the same range
   Vec<int32_t> order;       // [N] nodes in the order in which they ran
   Vec<int32_t> batch_type, batch_end;  // [N] the type of each batch so far, and where it ends in `order`

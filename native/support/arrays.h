@@ -1,4 +1,4 @@
-// Reading NumPy arrays as type-checked spans, and making arrays for results.
+// Reads NumPy arrays as type-checked spans, and makes arrays for results.
 
 #pragma once
 
@@ -125,7 +125,7 @@ inline bool read_flags(PyObject* object, const char* what, Span<const uint8_t>& 
   return true;
 }
 
-// Whether offsets, at least one, start at 0, never decrease, and end at `last`.
+// Returns whether offsets start at 0, never decrease, and end at `last`; there must be at least one.
 template <class T>
 bool rises(Span<const T> ptr, int64_t last) {
   bool falls = false;
@@ -133,7 +133,8 @@ bool rises(Span<const T> ptr, int64_t last) {
   return !falls && ptr[0] == 0 && ptr[ptr.size - 1] == last;
 }
 
-// Whether all values lie in low..high-1; high must be at most 2^31.
+// Returns whether all values lie in low..high-1; high must be at most 2^31. As unsigned ints, values below `low` wrap
+// around to large numbers, so one comparison checks both bounds.
 inline bool within(Span<const int32_t> values, int64_t low, int64_t high) {
   uint32_t first = (uint32_t)low, n = (uint32_t)(high - low), outside = 0;
   for (int32_t value : values) outside |= (uint32_t)value - first >= n;
@@ -146,7 +147,8 @@ inline bool within(Span<const int64_t> values, int64_t low, int64_t high) {
   return !outside;
 }
 
-// Whether two arrays share memory: a write to one would then change what was checked in the other.
+// Returns whether two arrays share memory. If so, a write to one could change values of the other after they were
+// checked.
 template <class T, class U>
 bool overlap(Span<const T> one, Span<const U> other) {
   uintptr_t a = (uintptr_t)one.data, b = (uintptr_t)other.data;
@@ -167,8 +169,8 @@ bool read_records(PyObject* object, const char* what, Span<const T>& span) {
   return false;
 }
 
-// Reads an int, of 32 or 64 bits, or a float. Objects that would have to run code to become one are refused, because
-// that code could change arrays that were checked before.
+// Read an int of 32 or 64 bits, or a float; false with an error. Objects that would run Python code to become a number
+// are refused, because that code could change arrays that were checked before.
 bool read_int(PyObject* object, const char* what, int32_t& number);
 bool read_long(PyObject* object, const char* what, int64_t& number);
 bool read_double(PyObject* object, const char* what, double& number);
@@ -190,7 +192,7 @@ inline Ref make_flags(ptrdiff_t size, Span<uint8_t>& span) {
   return made;
 }
 
-// Makes an uninitialized table, likewise.
+// Makes an uninitialized table; null with an error if memory runs out.
 template <class T>
 Ref make_table(ptrdiff_t rows, ptrdiff_t columns, Table<T>& table) {
   npy_intp shape[2] = {rows, columns};
@@ -208,7 +210,7 @@ Ref to_array(Span<const T> values) {
   return made;
 }
 
-// Makes an array of a vector, whose memory it takes over unless copying is cheaper.
+// Makes an array from a vector. Takes over its memory, unless the vector is so small that copying is cheaper.
 template <class T>
 Ref adopt(Vec<T>& values) {
   constexpr ptrdiff_t FEW_BYTES = 1 << 14;
@@ -217,6 +219,7 @@ Ref adopt(Vec<T>& values) {
   Ref owner(
       PyCapsule_New(values.data(), nullptr, [](PyObject* capsule) { free(PyCapsule_GetPointer(capsule, nullptr)); }));
   if (!owner) return Ref();
+  // From here on the capsule alone owns the memory, and frees it even if no array is made.
   Ref made(PyArray_SimpleNewFromData(1, shape, NumpyType<T>::number, values.release()));
   if (!made || PyArray_SetBaseObject(reinterpret_cast<PyArrayObject*>(made.get()), owner.release()) < 0) return Ref();
   return made;

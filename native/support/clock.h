@@ -1,4 +1,4 @@
-// A clock that never goes back.
+// A monotonic clock.
 
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace autobatch {
 
-// Seconds since some fixed moment.
+// Returns the seconds since a fixed but arbitrary moment.
 inline double seconds_now() {
 #ifdef _WIN32
   LARGE_INTEGER now, frequency;

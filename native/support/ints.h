@@ -1,4 +1,4 @@
-// Reading lists of ints from Python, and a map with int keys.
+// Reads lists of ints from Python, and defines a map with int keys.
 
 #pragma once
 
@@ -7,13 +7,13 @@
 
 namespace autobatch {
 
-// Makes a list of ints; empty with an error.
+// Makes a Python list of ints; null with an error if memory runs out.
 Ref to_list(Span<const int64_t> ints);
 
 // Reads a list of ints into a vector; false with an error.
 bool read_ints(PyObject* list, const char* what, Vec<int64_t>& found);
 
-// Reads the ints of a list one by one, each with a range of its own.
+// Reads the ints of a list one by one, each with its own range.
 class IntReader {
  public:
   bool read(PyObject* list, const char* what) {
@@ -34,7 +34,8 @@ class IntReader {
   bool has_failed_ = false;
 };
 
-// A hash table from ints to non-negative ints, with open addressing.
+// A hash table from ints to non-negative ints, with open addressing. At most half of the slots are taken, so that every
+// lookup ends at a free slot.
 class IntMap {
  public:
   // Returns the value of a key, or -1.
@@ -57,7 +58,7 @@ class IntMap {
   }
   bool grow();
 
-  Vec<Slot> slots_;  // their number is a power of two; a value of -1 marks a free one
+  Vec<Slot> slots_;  // a power of two of them; a value of -1 marks a free slot
   ptrdiff_t n_ = 0;
 };
 

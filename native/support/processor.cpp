@@ -34,7 +34,7 @@ Registers ask(uint32_t leaf, uint32_t subleaf) {
   return found;
 }
 
-// Returns the registers that the system saves, as a set of bits.
+// Returns the set of registers that the operating system saves, as bits (XCR0).
 uint64_t saved_registers() {
 #ifdef _MSC_VER
   return _xgetbv(0);

@@ -1,4 +1,4 @@
-// The instructions of this processor, and functions that are compiled for several sets of them.
+// The instruction sets of this processor, and functions that are compiled for several of them.
 
 #pragma once
 
@@ -24,18 +24,19 @@
 
 namespace autobatch {
 
-// Sets of instructions that the processor has and the system saves the registers of. AVX-512 is that of servers since
-// 2017: F, CD, BW, DQ and VL.
+// The instruction sets that the processor supports and whose registers the operating system saves. AVX-512 means the
+// subset that servers have had since 2017: F, CD, BW, DQ and VL.
 struct Processor {
   bool has_avx2 = false, has_avx512 = false, has_bf16 = false, has_amx = false;
 };
 
-// Asks the processor once. The environment variable AUTOBATCH_DISABLE_CPU_FEATURES, "amx", "avx512" or "avx2", has the
-// process run as on a processor without these instructions, and without those that came later.
+// Returns the instruction sets, which are detected once, when the module is loaded. If the environment variable
+// AUTOBATCH_DISABLE_CPU_FEATURES contains "amx", "avx512" or "avx2", the process runs as if the processor lacked that
+// instruction set and all later ones.
 const Processor& processor();
 
-// Compiles FUNCTION, which must be AUTOBATCH_INLINE, for each set of instructions; `run` takes the best. The results
-// have the same bits: nothing is contracted or reordered.
+// Compiles FUNCTION, which must be AUTOBATCH_INLINE, for each instruction set; `run` calls the best version. The
+// results are bit-identical, because the compiler neither fuses nor reorders float operations.
 template <auto FUNCTION>
 struct Vectorized;
 

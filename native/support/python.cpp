@@ -5,7 +5,8 @@
 namespace autobatch {
 namespace {
 
-// A level takes 2 KB of the stack. Python's own limit counts frames of Python, or allows 10,000 calls in C.
+// A nested call takes 2 KB of the stack. Python's own limit is not enough: it counts Python frames, or allows 10,000
+// calls in C.
 constexpr int MOST_NESTED = 200;
 thread_local int n_nested = 0;
 

@@ -1,4 +1,4 @@
-// The APIs of Python and NumPy, and an owner of references.
+// The C APIs of Python and NumPy, and a class that owns references.
 //
 // Functions that can fail return nullptr or false with a Python error set, unless stated otherwise. Nothing throws.
 
@@ -31,7 +31,7 @@ class Ref {
   Ref& operator=(Ref&& other) {
     PyObject* before = object_;
     object_ = other.release();
-    Py_XDECREF(before);
+    Py_XDECREF(before);  // last, because it may run code that sees this reference
     return *this;
   }
   ~Ref() { Py_XDECREF(object_); }
@@ -53,7 +53,8 @@ class Ref {
   PyObject* object_ = nullptr;
 };
 
-// Calls an object; a RecursionError if calls nest too deeply, which can happen without a Python frame in between.
+// Calls an object with one or two arguments; a RecursionError if calls nest too deeply, which can happen without a
+// Python frame in between.
 Ref call_object(PyObject* callable, PyObject* first, PyObject* second = nullptr);
 
 // Describes a method that takes its arguments as an array.
@@ -70,7 +71,7 @@ inline bool takes(const char* function, Py_ssize_t given, Py_ssize_t n) {
 // Sets a ValueError; returns null.
 inline PyObject* refuse_value(const char* message) { return PyErr_SetString(PyExc_ValueError, message), nullptr; }
 
-// Sets a DataError of the library.
+// Sets an `autobatch.errors.DataError`; `format` is that of `PyErr_Format`.
 void set_data_error(const char* format, ...);
 
 // Sets a TypeError for an argument of the wrong type; returns false.
@@ -85,8 +86,8 @@ inline PyObject* fail() { return PyErr_Occurred() ? nullptr : PyErr_NoMemory(); 
 class Unlocked {
  public:
   Unlocked() : state_(PyEval_SaveThread()) {}
-  // Counts some work, of about a nanosecond each; now and then lets Python handle signals, such as Ctrl-C. Returns
-  // whether that set an error.
+  // Counts units of work of about a nanosecond each. After every BETWEEN_SIGNALS units, lets Python handle signals such
+  // as Ctrl-C, and returns whether that set an error.
   bool is_interrupted(int64_t work) {
     if ((left_ -= work) > 0) return false;
     left_ = BETWEEN_SIGNALS;

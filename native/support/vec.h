@@ -1,4 +1,4 @@
-// Spans and growing vectors of plain data. A vector that cannot grow returns false; nothing throws.
+// Spans and growable vectors of plain data. A vector that cannot grow returns false; nothing throws.
 
 #pragma once
 
@@ -73,7 +73,8 @@ inline void sort(Span<int32_t> values) {
   sort(values, [](int32_t a, int32_t b) { return a < b; });
 }
 
-// A vector of plain data. `reserve` and `resize` return false if memory runs out, and then change nothing.
+// A vector of plain data, which `realloc` may move. `reserve` and `resize` return false if memory runs out, and then
+// change nothing.
 template <class T>
 class Vec {
  public:
@@ -84,6 +85,7 @@ class Vec {
     other.data_ = nullptr;
     other.size_ = other.room_ = 0;
   }
+  // Swaps, so that `other` frees the memory that this vector had.
   Vec& operator=(Vec&& other) {
     swap(data_, other.data_), swap(size_, other.size_), swap(room_, other.room_);
     return *this;
@@ -104,7 +106,7 @@ class Vec {
   }
   // Sets the size; new elements are uninitialized.
   bool resize(ptrdiff_t size) {
-    if (size < 0) return false;  // of a sum that is too large
+    if (size < 0) return false;  // the size is a sum that overflowed
     if (size > size_ && !reserve(size - size_)) return false;
     size_ = size;
     return true;
@@ -174,7 +176,7 @@ class Vec {
   ptrdiff_t size_ = 0, room_ = 0;
 };
 
-// Destroys a vector whose place is freed elsewhere, and discards what its pointers own.
+// Discards the objects that the pointers of a vector own, and destroys the vector, whose place is freed elsewhere.
 template <class T>
 void free_all(Vec<T*>& pointers) {
   for (ptrdiff_t i = 0; i < pointers.size(); i++) discard(pointers[i]);
