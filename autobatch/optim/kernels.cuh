@@ -1,30 +1,30 @@
-// Steps of optimizers and the clipping of gradients on a device. A launch goes through a list of entries, one per
-// parameter, which `entries.py` writes. The numbers of an entry are cut into pieces, and blocks share out the pieces.
+// Optimizer steps and gradient clipping on a device. A launch processes a list of entries, one per parameter, which
+// `entries.py` writes. The numbers of an entry are cut into pieces, and the blocks share the pieces.
 //
-// Numbers change by the rules of `rules.py`, to the bit: the same operations in the same order, each rounded.
+// Results are bit-identical to `native/run/optimizer.cpp`: the same operations in the same order, each rounded.
 
 typedef long long int64;
 
-const int THREADS = 256;  // of every block
-const int PIECE = 1024;   // numbers that a block takes at a time
+const int THREADS = 256;  // per block
+const int PIECE = 1024;   // numbers that a block processes at a time
 const int WARPS = THREADS / 32;
 
 enum Rows { ALL, GIVEN, SPARSE };  // see `Entry.rows`
 
 struct Entry {
-    int64 end;             // pieces of this entry and of all before it
-    int64 data;            // the address of the parameter's numbers,
-    int64 first, second;   // of its state, whose rows are contiguous, or 0,
-    int64 gradient;        // of its gradient,
-    int64 ids;             // and of the ids of the rows that the gradient has, increasing, if it has not all
+    int64 end;             // the number of pieces of this entry and of all earlier ones
+    int64 data;            // the address of the parameter
+    int64 first, second;   // the addresses of its state arrays, whose rows are contiguous, or 0
+    int64 gradient;        // the address of its gradient
+    int64 ids;             // the address of the increasing ids of the gradient's rows, if it does not have all rows
     int64 n_ids;
-    int64 rows;            // those that change: ALL, by a row of the gradient each; GIVEN, those of the ids; or SPARSE,
-                           // all, where the rows that the gradient lacks are zero
+    int64 rows;            // the rows that change: ALL, which all have a row of the gradient; GIVEN, those with ids; or
+                           // SPARSE, all, with a gradient of zero for rows without an id
     int64 size;            // numbers that change
     int64 width;           // numbers per row
-    int64 data_step, gradient_step;  // numbers from the beginning of a row to that of the next
-    int64 is_wide;         // double, not float
-    int64 constants[9];    // of the rule, each in the first bytes of eight
+    int64 data_step, gradient_step;  // row strides
+    int64 is_wide;         // whether numbers are double instead of float
+    int64 constants[9];    // the constants of the rule, each in the first bytes of a word
 };
 
 #ifdef AUTOBATCH_ON_HOST
@@ -33,7 +33,7 @@ template <class real> real minus(real x, real y) { return x - y; }
 template <class real> real times(real x, real y) { return x * y; }
 template <class real> real over(real x, real y) { return x / y; }
 template <class real> real root(real x) { return sqrt(x); }
-#else  // never fused to a multiplication and an addition in one
+#else  // rounds each operation: never fuses a multiplication and an addition
 __device__ inline float plus(float x, float y) { return __fadd_rn(x, y); }
 __device__ inline double plus(double x, double y) { return __dadd_rn(x, y); }
 __device__ inline float minus(float x, float y) { return __fsub_rn(x, y); }
@@ -46,7 +46,8 @@ __device__ inline float root(float x) { return __fsqrt_rn(x); }
 __device__ inline double root(double x) { return __dsqrt_rn(x); }
 #endif
 
-// The number of the first of some increasing ints that is larger than a number, at distances of `step` ints.
+// Returns the index of the first int that is larger than `number` (a binary search), or n; the ints increase and have a
+// stride of `step`.
 __device__ inline int64 count_up_to(const int64 *ints, int64 n, int64 step, int64 number) {
     int64 begin = 0;
     while (n > 0) {
@@ -57,19 +58,21 @@ __device__ inline int64 count_up_to(const int64 *ints, int64 n, int64 step, int6
     return begin;
 }
 
-// A piece: its entry, the first number of it that this thread takes, and where the piece ends.
+// A piece: its entry, the first number that this thread processes, and the end of the piece.
 struct Piece {
     const Entry &entry;
     int64 begin, end;
 };
 
+// Finds a piece by its number. `end` is the first word of an entry, so the ends of all entries are ints with a stride
+// of one entry.
 __device__ inline Piece find_piece(const Entry *entries, int64 n, int64 number) {
     int64 at = count_up_to(&entries->end, n, sizeof(Entry) / sizeof(int64), number);
     int64 first = (number - (at ? entries[at - 1].end : 0)) * PIECE, size = entries[at].size;
     return {entries[at], first + threadIdx.x, first + PIECE < size ? first + PIECE : size};
 }
 
-// Where a number of an entry lies: its row, and its place in the row.
+// The row and the column of number i of an entry. Divides 32-bit numbers if it can, which is faster.
 struct Place {
     int64 row, column;
 
@@ -81,7 +84,7 @@ struct Place {
     }
 };
 
-// Change a number and its state; c are the constants.
+// Updates number i of an entry and its state; c are the constants of the rule, in the order of `optimizer.h`.
 template <class real> __device__ inline void change(const Entry &entry, const real *c, int64 i) {
     const Place place(entry, i);
     const int64 *ids = (const int64 *)entry.ids;
@@ -115,14 +118,14 @@ template <class real> __device__ inline void change(const Entry &entry, const re
     }
 }
 
-// Change the numbers of a piece.
+// Updates the numbers of a piece.
 template <class real> __device__ inline void change_all(const Piece &piece) {
     real c[9];
     for (int k = 0; k < 9; ++k) c[k] = *(const real *)&piece.entry.constants[k];
     for (int64 i = piece.begin; i < piece.end; i += THREADS) change(piece.entry, c, i);
 }
 
-// Change all numbers of all parameters, unless `finite` is the address of a bool that is false.
+// Updates all numbers of all parameters, unless `finite` is the address of a bool that is false.
 extern "C" __global__ void __launch_bounds__(THREADS, 4) update(int64 entries_at, int64 n, int64 finite) {
     if (finite && !*(const bool *)finite) return;
     const Entry *entries = (const Entry *)entries_at;
@@ -133,17 +136,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) update(int64 entries_at
     }
 }
 
-// Clipping: what `measure` finds for `scale`.
+// The arguments of clipping; `measure` writes the sums of squares that `scale` reads.
 struct Clipping {
-    int64 entries, n;     // the address of the entries, and their count
+    int64 entries, n;     // the address and the number of the entries
     double max_norm;
-    int64 sums;           // the address of the sum of squares of each piece,
-    int64 squares;        // of each entry,
-    int64 n_done;         // and of how many blocks are done, which is 0 before and after
-    int64 finite;         // of a bool, or 0
+    int64 sums;           // the address of the sum of squares of each piece
+    int64 squares;        // the address of the sum of squares of each entry
+    int64 n_done;         // the address of the number of blocks that are done, which is 0 between launches
+    int64 finite;         // the address of a bool that is set to false if a sum is not finite, or 0
 };
 
-// The sum of a number per thread, for all threads of the block.
+// Returns the sum of one number per thread of the block, to all its threads.
 __device__ double add_up(double x) {
     __shared__ double sums[WARPS];
     for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
@@ -160,7 +163,8 @@ template <class real> __device__ real &gradient_of(const Entry &entry, int64 i) 
     return ((real *)entry.gradient)[place.row * entry.gradient_step + place.column];
 }
 
-// Add up the squares of each gradient: of each piece, then the last block to be done those of each entry.
+// Sums the squares of each gradient. The blocks sum those of pieces, and the last block to finish adds them up for each
+// entry, always in the same order.
 extern "C" __global__ void __launch_bounds__(THREADS, 4) measure(int64 clipping_at, int64, int64) {
     const Clipping &clipping = *(const Clipping *)clipping_at;
     const Entry *entries = (const Entry *)clipping.entries;
@@ -176,6 +180,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) measure(int64 clipping_
         if (threadIdx.x == 0) sums[at] = total;
     }
     __shared__ bool is_last;
+    // The first fence makes this block's sums visible before it is counted as done; the second keeps the last block
+    // from reading sums of other blocks before it has seen that all are done.
     if (threadIdx.x == 0) {
         __threadfence();
         is_last = atomicAdd((unsigned *)clipping.n_done, 1u) == gridDim.x - 1;
@@ -198,7 +204,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) measure(int64 clipping_
     }
 }
 
-// Scale all gradients by one factor, if their common norm is finite and too large.
+// Scales all gradients by one factor, if their common norm is finite and exceeds the maximum.
 extern "C" __global__ void __launch_bounds__(THREADS, 4) scale(int64 clipping_at, int64, int64) {
     const Clipping &clipping = *(const Clipping *)clipping_at;
     const Entry *entries = (const Entry *)clipping.entries;

@@ -1,13 +1,14 @@
-// Sums of rows by id on a device: each number of a sum is a thread's, which adds in the order of the rows.
+// Sums rows by id on a device. One thread computes each number of a sum, and adds in the order of the rows, so that
+// sums are reproducible.
 
 typedef long long int64;
 
-// What to add up; behind it follow the first of each sum's rows in `order`, the end of all, and `order`: the numbers of
-// the rows, those of an id next to each other.
+// The rows to sum. After the struct come the start of each sum's rows in `order`, the end of the last, and `order`: the
+// numbers of the rows, sorted so that rows with one id are adjacent.
 struct Task {
-    int64 rows, step, width;  // the address of the first row, numbers from row to row, numbers of a row
+    int64 rows, step, width;  // the address of the first row, the row stride, numbers per row
     int64 sums, n_sums;       // the address of the sums, whose rows are contiguous
-    int64 is_wide;            // double, not float
+    int64 is_wide;            // whether numbers are double instead of float
 };
 
 template <class real> __device__ inline void add_rows(const Task &task) {

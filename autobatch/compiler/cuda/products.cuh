@@ -1,11 +1,11 @@
-// Products of matrices that all blocks of a launch share, tile by tile.
+// Matrix products, whose tiles are shared by all blocks of a launch.
 //
-// A tile of `out` is a block's. Its threads are groups, and each group multiplies its own slice of every panel of `inner`;
-// in the end the groups' sums are added. So a product with few tiles is not as slow as one thread's walk along `inner`.
-// While a panel is multiplied, the next one is on its way from memory to registers.
+// A block computes a tile of `out`. Its threads form groups, and each group multiplies its own slice of every panel
+// along `inner`; in the end, the sums of the groups are added. So even if a product has few tiles, no thread has to
+// walk along all of `inner`. While a panel is multiplied, the next one is loaded from memory into registers.
 
 const int PACK = 16 / sizeof(real);   // numbers that a thread reads from shared memory at once
-const int DEPTH = 64 / sizeof(real);  // of a slice
+const int DEPTH = 64 / sizeof(real);  // numbers along `inner` of a slice
 
 struct alignas(16) Pack {
     real of[PACK];
@@ -17,17 +17,17 @@ struct Matrices {
     real *out;
     int64 a_step, b_step, out_step, n_rows;
     int n, inner;
-    bool a_flipped, flipped, accumulate;  // a, and b, is stored transposed; add to `out`
+    bool a_flipped, flipped, accumulate;  // whether a and b are stored transposed; whether to add to `out`
 };
 
-// N rows of a, or columns of b, and K numbers along `inner` that a block multiplies next: they lie in registers first,
-// and then in shared memory as [K, STEP].
+// The panel that a block multiplies next: N rows of a, or columns of b, by K numbers along `inner`. Its threads load it
+// into registers first, and then store it in shared memory as [K, STEP].
 template <int N, int K> struct Panel {
-    static const int EACH = N * K / THREADS, STEP = N + PACK;  // so that threads write to different banks
+    static const int EACH = N * K / THREADS, STEP = N + PACK;  // padded: threads write to different banks
     static const int WARPS = THREADS / 32, ACROSS = K / 8 < WARPS ? K / 8 : WARPS, TURNS = K / 8 / ACROSS;
-    const bool is_inner;  // whether numbers along `inner` are neighbours: a warp reads 8 of them from each of 4 rows
-    const int beside, along;  // where the thread's first number lies
-    const int64 step;         // elements between those that are no neighbours
+    const bool is_inner;  // whether `inner` is the contiguous axis: a warp reads 8 numbers of each of 4 rows
+    const int beside, along;  // the position of the thread's first number
+    const int64 step;         // the stride of the other axis
     const real *next;
     real held[EACH];
 
@@ -36,11 +36,11 @@ template <int N, int K> struct Panel {
           along(is_inner ? threadIdx.x % 8 + threadIdx.x / 32 % ACROSS * 8 : threadIdx.x / N), step(step),
           next(first + (is_inner ? beside * step + along : along * step + beside)) {}
 
-    // The thread's number e is so far from its first one.
+    // Return the distance of the thread's number e from its first one, across and along `inner`, if `is_inner`.
     __device__ static int down(int e) { return e / TURNS * (WARPS / ACROSS * 4); }
     __device__ static int right(int e) { return e % TURNS * (ACROSS * 8); }
 
-    // Read the next numbers of `inner`, of which k are left, from n rows; zeros beyond.
+    // Loads the next K numbers along `inner`, of which k are left, from n rows; zeros beyond.
     __device__ void fetch(int n, int k) {
         n -= beside, k -= along;
         if (is_inner) {
@@ -72,18 +72,19 @@ __device__ inline int count_tiles(const Matrices &m, int rows, int columns) {
     return (int)((m.n_rows + rows - 1) / rows) * ((m.n + columns - 1) / columns);
 }
 
-// Where number e of the n that a thread has along an axis lies: they come in packs, `size` / packs apart.
+// Returns the position of a thread's number e along an axis of `size`, relative to its first number. Its n numbers come
+// in packs, which are spread evenly over the axis.
 __device__ inline int place_of(int e, int n, int size) { return e / PACK * (size / (n / PACK)) + e % PACK; }
 
-// Tiles of ROWS x COLUMNS. Each of SLICES groups of threads has a tile of its own, and each of its threads has M x N
-// numbers of that.
+// Multiplies by tiles of ROWS x COLUMNS. Each of SLICES groups of threads sums up a tile of its own, of which each
+// thread holds M x N numbers.
 template <int ROWS, int COLUMNS, int SLICES, int M, int N>
 __device__ __forceinline__ void multiply_tiles(const Worker &worker, const Matrices &m) {
     const int K = SLICES * DEPTH, GROUP = THREADS / SLICES, ACROSS = COLUMNS / N;
     static_assert(GROUP * M * N == ROWS * COLUMNS, "the threads of a group share a tile");
     const int LEFT_STEP = Panel<ROWS, K>::STEP, RIGHT_STEP = Panel<COLUMNS, K>::STEP;
     BLOCK_MEMORY(memory);
-    real *left = (real *)memory, *right = left + K * LEFT_STEP, *tiles = left;
+    real *left = (real *)memory, *right = left + K * LEFT_STEP, *tiles = left;  // tiles reuse the memory of panels
     const int group = threadIdx.x / GROUP, lane = threadIdx.x % GROUP;
     const int first_row = lane / ACROSS * PACK, first_column = lane % ACROSS * PACK;
     const int across = (m.n + COLUMNS - 1) / COLUMNS, n_tiles = count_tiles(m, ROWS, COLUMNS);
@@ -102,6 +103,8 @@ __device__ __forceinline__ void multiply_tiles(const Worker &worker, const Matri
             const bool adds = m.accumulate && group == 0 && r < n_rows && c < columns;
             sums[e / N][e % N] = adds ? out[r * m.out_step + c] : (real)0;
         }
+        // A software pipeline: loads panel k + K into registers, multiplies panel k in shared memory, and then, between
+        // two barriers, replaces it by the loaded panel. The first iteration only loads.
         for (int k = -K; k < m.inner; k += K) {
             const int next = m.inner - k - K;
             if (next > 0) {
@@ -132,7 +135,7 @@ __device__ __forceinline__ void multiply_tiles(const Worker &worker, const Matri
             }
             __syncthreads();
         }
-        // The upper half of the groups hands its sums to the lower half, until two are left.
+        // The upper half of the groups passes its sums to the lower half, until two groups are left.
 #pragma unroll
         for (int half = SLICES / 2; half > 1; half /= 2) {
             __syncthreads();
@@ -147,7 +150,7 @@ __device__ __forceinline__ void multiply_tiles(const Worker &worker, const Matri
                 for (int e = 0; e < M * N; ++e) sums[e / N][e % N] += mine[e * GROUP];
             }
         }
-        // Two groups, or the only one.
+        // Writes the sums of the only group, or the total of the two.
         if (SLICES == 1) {
 #pragma unroll
             for (int e = 0; e < M * N; ++e) {
@@ -173,8 +176,9 @@ __device__ __forceinline__ void multiply_tiles(const Worker &worker, const Matri
     }
 }
 
-// Large tiles read less memory, and small ones give more blocks work. Eight doubles by eight would not fit in registers.
-const int FULL = 100;  // tiles that nearly all processors of a GPU share; a constant, for the order of sums is the tiles'
+// Large tiles read less memory, and small tiles keep more blocks busy. The largest tiles are for floats only, because
+// doubles take twice as many registers.
+const int FULL = 100;  // enough tiles for a GPU; a constant, because the size of tiles determines the order of sums
 
 __device__ __forceinline__ void multiply(const Worker &worker, const Matrices &m) {
     if (sizeof(real) == 4 && count_tiles(m, 128, 128) >= FULL) multiply_tiles<128, 128, 1, 8, 8>(worker, m);

@@ -1,9 +1,9 @@
-// The calls of a stage, one after the other, in one launch: every block takes part in every call, and blocks wait for
-// each other where a call reads what others wrote.
+// Makes the calls of a stage, one after the other, in one launch. Every block takes part in every call, and blocks wait
+// for each other before a call that reads what other blocks wrote.
 
-// A call: the function, the slots of its stage, its descriptor, the number of a tile, the threads that work on
-// a row, and what follows: whether the next call waits for all blocks (WAIT), and whether to note when the last block was
-// done (NOTE); then the count of blocks that arrived there, and that time.
+// A call: the function, the addresses of its stage's slots and of its descriptor, the number of a tile, the threads per
+// row, and flags: WAIT if the next call waits for all blocks, and NOTE to record when the last block is done. Then come
+// the number of blocks that have arrived at the barrier, and the recorded time.
 const int WAIT = 1, NOTE = 2;
 
 struct Step {
@@ -11,10 +11,10 @@ struct Step {
     unsigned long long arrived, ended;
 };
 
-// The rows of a tile times a matrix. The descriptor: the slots of a, b and out; the field of a tile that holds
-// the rows, and for a and out the field of their first element, an offset and the elements from row to row; then the
-// slot of the elements from row to row of b, n, inner, whether b is stored transposed (1) and to add (2), and the fields
-// of a tile.
+// Returns the operands of a product of the rows of a tile and a matrix. The descriptor holds the slots of the table, a,
+// b and out; the field of a tile with the number of rows; for a and for out, the field of the first element, an offset
+// and the row stride; the slot of the row stride of b; n; inner; flags, 1 if b is stored transposed and 2 to add to
+// out; and the number of fields of a tile.
 __device__ inline Matrices rows_by_matrix(const Step &step) {
     const int64 *slots = (const int64 *)step.memory, *descriptor = (const int64 *)step.descriptor, k = step.k;
     const int64 *table = (const int64 *)slots[descriptor[0]] + k * descriptor[15];
@@ -22,14 +22,14 @@ __device__ inline Matrices rows_by_matrix(const Step &step) {
     m.n_rows = table[descriptor[4]];
     m.a = (const real *)slots[descriptor[1]] + table[descriptor[5]] + descriptor[6], m.a_step = descriptor[7];
     m.out = (real *)slots[descriptor[3]] + table[descriptor[8]] + descriptor[9], m.out_step = descriptor[10];
-    const int64 pitch = slots[descriptor[11]];  // negative: of columns
+    const int64 pitch = slots[descriptor[11]];  // if negative, that of columns
     m.b = (const real *)slots[descriptor[2]], m.b_step = pitch < 0 ? -pitch : pitch;
     m.n = (int)descriptor[12], m.inner = (int)descriptor[13];
     m.a_flipped = false, m.flipped = (descriptor[14] & 1) != (pitch < 0), m.accumulate = descriptor[14] & 2;
     return m;
 }
 
-// Three slots of a gradient from `slot` on: its address, and the elements from row to row and from column to column.
+// A gradient, which has three slots from `slot` on: its address, and its row and column strides in elements.
 struct Gradient {
     real *first;
     int64 row, column;
@@ -38,14 +38,14 @@ struct Gradient {
         : first((real *)slots[slot]), row(slots[slot + 1]), column(slots[slot + 2]) {}
 };
 
-// Add a' @ b, over all rows of a type, to a gradient. The descriptor: the slots of the table, a and b; the field of a
-// tile that holds the rows, and for a and b the field of their first element, an offset and the elements from row to
-// row; then the slot of the gradient, its rows and its columns, and the fields of a tile.
+// Returns the operands of a' @ b over all rows of a type, which is added to a gradient. The descriptor holds the slots
+// of the table, a and b; the field of a tile with the number of rows; for a and for b, the field of the first element,
+// an offset and the row stride; the slot of the gradient, its rows and its columns; and the number of fields of a tile.
 __device__ inline Matrices rows_by_rows(const Step &step) {
     const int64 *slots = (const int64 *)step.memory, *descriptor = (const int64 *)step.descriptor, k = step.k;
     const int64 *table = (const int64 *)slots[descriptor[0]] + k * descriptor[13];
     const Gradient gradient(slots, descriptor[10]);
-    const bool is_flipped = gradient.column != 1;  // the gradient is the transpose of rows
+    const bool is_flipped = gradient.column != 1;  // stored by columns: computes the transpose, b' @ a
     const int64 *left = descriptor + (is_flipped ? 7 : 4), *right = descriptor + (is_flipped ? 4 : 7);
     Matrices m;
     m.a = (const real *)slots[descriptor[is_flipped ? 2 : 1]] + table[left[0]] + left[1], m.a_step = left[2];
@@ -57,10 +57,10 @@ __device__ inline Matrices rows_by_rows(const Step &step) {
     return m;
 }
 
-// Add the sum of all rows of a type to gradients. The threads of a block share 8 columns. The descriptor: the slots of
-// the table and of the rows; the field of a tile that holds the number of rows, and that of their first element, an
-// offset, the elements from row to row and those of a row; the columns of a gradient, how many there are, the fields of
-// a tile, and the slot of each gradient.
+// Adds the sum of all rows of a type to gradients. A block sums 8 columns at a time. The descriptor holds the slots of
+// the table and of the rows; the fields of a tile with the number of rows and with their first element; an offset, the
+// row stride, and the elements per row; the columns of a gradient, and the number of gradients; the number of fields of
+// a tile; and the slot of each gradient.
 __device__ void add_row_sum(const Worker &worker, int64 memory_, int64 descriptor_, int64 k) {
     const int64 *slots = (const int64 *)memory_, *descriptor = (const int64 *)descriptor_;
     const int64 *table = (const int64 *)slots[descriptor[0]] + k * descriptor[9];
@@ -88,7 +88,8 @@ __device__ void add_row_sum(const Worker &worker, int64 memory_, int64 descripto
     }
 }
 
-// Add values to places: sums[s] is a place, its number of elements, and the first and the end of its parts.
+// Adds values to places after batch k: sums[s] holds a place, its number of elements, and the first and the end of its
+// parts. One warp computes a sum, in the order of the parts.
 __device__ void add_up(const Worker &worker, int64 memory_, int64 k) {
     const int64 *slots = (const int64 *)memory_;
     real *buffer = (real *)slots[0];
@@ -106,8 +107,8 @@ __device__ void add_up(const Worker &worker, int64 memory_, int64 k) {
 
 __device__ void call(const Worker &worker, const Step &step);
 
-// What a step multiplies, if it does. It depends on no step before, and reading it takes a chain of loads: so each is
-// read while other blocks are waited for.
+// The functions that multiply matrices. Their operands do not depend on earlier steps, but finding them takes a chain
+// of loads, so `sweep` finds those of the next step while it waits for other blocks.
 const int MULTIPLY = 0, ADD_OUTER = 2;
 
 __device__ inline Matrices find_matrices(const Step &step) {
@@ -128,10 +129,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) sweep(int64 steps_
             __syncthreads();
             if (threadIdx.x == 0) atomicMax(&step.ended, nanoseconds());
         }
-        if (s + 1 == end) return;
+        if (s + 1 == end) return;  // the end of a launch serves as a barrier
         if (step.then & WAIT) grid_arrive(&step.arrived);
         matrices = find_matrices(steps[s + 1]);
         if (step.then & WAIT) grid_wait(&step.arrived);
-        else __syncthreads();
+        else __syncthreads();  // the next call reuses shared memory
     }
 }

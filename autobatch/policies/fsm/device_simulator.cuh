@@ -1,7 +1,7 @@
-// Schedules of many dags by state machines, a warp for each. Lanes go along the types to choose one, and along the nodes
-// of a batch to run it. What a warp keeps are counts, sums and sets, so a schedule does not depend on the order of
-// threads: it is that of `machine.py` on the processor, batch by batch. On a host build, `cuda_on_host.h` comes first
-// and defines AUTOBATCH_ON_HOST.
+// Schedules many dags by state machines, with one warp per run. Lanes divide the types among themselves to choose one,
+// and the nodes of a batch to run it. A warp only keeps counts, sums and sets, so a schedule does not depend on the
+// order of threads: it has the same batches as that of `machine.py` on the CPU. In a host build, `cuda_on_host.h` comes
+// first and defines AUTOBATCH_ON_HOST.
 
 typedef long long int64;
 typedef unsigned long long word;
@@ -12,50 +12,50 @@ inline double sum(double x, double y) { return x + y; }
 #else
 extern __shared__ __align__(16) unsigned char block_memory[];
 #define BLOCK_MEMORY(name) unsigned char *name = block_memory
-// Rounded each, never joined to one operation: the rule compares sums, as the processor does.
+// Round each operation, and are never fused: the rule compares sums, which must equal those of the CPU.
 __device__ inline double product(double x, double y) { return __dmul_rn(x, y); }
 __device__ inline double sum(double x, double y) { return __dadd_rn(x, y); }
 #endif
 
-const unsigned ALL = 0xffffffffu;  // lanes
-const int THREADS = 512;           // of a block, at most
+const unsigned ALL = 0xffffffffu;  // the mask of all lanes
+const int THREADS = 512;           // the most threads of a block
 const int SORT = 2, MAX = 1;       // encodings
 const unsigned NONE = 0x7fff;      // the rank of a type that a machine does not choose
 
-// A machine and its table of S states, see `table.py`.
+// A machine and its table of S states; see `table.py`.
 struct Machine {
     const short *states;  // [S, width]
-    const short *ranks;   // [S, T] the place of a type among those of a state, the best first, or NONE
-    const int *slots;     // [n_slots] numbers of states by hash
+    const short *ranks;   // [S, T] the rank of each type in a state, 0 for the best, or NONE
+    const int *slots;     // [n_slots] the numbers of states by hash, -1 in free slots
     int64 n_slots, encoding, critical, mask;
     double weights[4];    // of the rule: critical, ready, own, height
 };
 
-// What a launch is given: G stacked dags of T types, and R runs.
+// The arguments of a launch: G stacked dags of T types, and R runs.
 struct Job {
     const int *type_ids;              // [N] types of nodes
     const int *reader_ptr, *readers;  // [N + 1], [E]
     const int *n_inputs;              // [N] edges into a node
     const int *ahead, *height;        // [N, T], [N] see `native/schedule/chains.h`
-    const int *segments;              // [G * T + 1] how many nodes there are before those of a type of a dag
+    const int *segments;              // [G * T + 1] the number of nodes before those of each type of each dag
     const int *node_ptr;              // [G + 1]
     const int *blocked, *frontier;    // [N, T], [G * T] see `schedule/restricted.h`; null if frontiers are not needed
     int64 n_types;
     const int *dag_of, *machine_of;   // [R]
-    const int64 *chances;             // [R] of running any type that may run, of 2^32
+    const int64 *chances;             // [R] the probability of exploring (running any allowed type), times 2^32
     const Machine *machines;
     int64 n_runs, seed, first_episode, learns;
-    int *waiting, *queues, *freed, *blocked_now;  // of each warp, with room for the largest dag
+    int *waiting, *queues, *freed, *blocked_now;  // per warp, with room for the largest dag
     int64 room;
-    int *counts;                      // [R, 2] batches, and those that the rule decided
-    int *steps;                       // [R, n_steps, 4] state, type, ready nodes, and their frontier or if it is critical
+    int *counts;                      // [R, 2] the number of batches, and of those that the scoring rule decided
+    int *steps;                       // [R, n_steps, 4] state, type, ready nodes, and frontier or criticality
     int64 n_steps;
     short *fresh;                     // [n_fresh, width] states that are not in the table
     int64 n_fresh;
-    unsigned *found;                  // how many there are
+    unsigned *found;                  // the number of such states, which may exceed n_fresh
 };
 
-// Spread bits (SplitMix64: Steele, Lea, Flood 2014).
+// Mixes the bits of a word (SplitMix64: Steele, Lea, Flood 2014).
 __device__ inline word mix(word x) {
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
     x = (x ^ x >> 27) * 0x94d049bb133111ebull;
@@ -64,17 +64,17 @@ __device__ inline word mix(word x) {
 
 const word GOLDEN = 0x9e3779b97f4a7c15ull;
 
-// The run of a warp; pointers to numbers per type lie in shared memory.
+// The run of a warp. The arrays of numbers per type lie in shared memory.
 struct Run {
     const Job &job;
     const Machine &machine;
     const int lane, n_types;
-    int64 first, dag, warp;  // node of the stack, number of the dag
+    int64 first, dag, warp;  // the dag's first node in the stack, the numbers of the dag and of the warp
     int n_nodes;
-    word *height_sum;              // of ready nodes
+    word *height_sum;              // [T] sums over ready nodes
     int *longest, *n_longest;      // [T, T] see `native/schedule/chains.h`
     int *most, *n_most, *n_own;
-    int *head, *tail, *seen;       // of the queue of a type
+    int *head, *tail, *seen;       // of the queue of each type
     int *frontier, *state, *n_freed;
 
     __device__ Run(const Job &job, const Machine &machine, int64 dag, int64 warp, unsigned char *memory)
@@ -96,7 +96,7 @@ struct Run {
     __device__ bool is_ready(int type_id) const { return head[type_id] < tail[type_id]; }
     __device__ bool is_critical(int type_id) const { return most[type_id] > 0 && n_own[type_id] == n_most[type_id]; }
 
-    // Nothing has run.
+    // Sets up a run in which nothing has run.
     __device__ void start() {
         for (int a = lane; a < n_types; a += 32) {
             head[a] = tail[a] = seen[a] = job.segments[dag * n_types + a] - (int)first;
@@ -115,21 +115,22 @@ struct Run {
         take_in();
     }
 
+    // Appends a node to the queue of its type. Lanes may do so in any order, because queues serve as sets.
     __device__ void make_ready(int node) {
         const int type_id = job.type_ids[first + node];
         queue()[atomicAdd(tail + type_id, 1)] = node;
         atomicAdd(height_sum + type_id, (word)job.height[first + node]);
     }
 
-    // No node of a type is ready.
+    // Resets the counts of a type that has no ready node.
     __device__ void forget(int type_id) {
         for (int a = lane; a < n_types; a += 32)
             longest[type_id * n_types + a] = -1, n_longest[type_id * n_types + a] = 0;
         if (lane == 0) height_sum[type_id] = 0;
     }
 
-    // Count the nodes that became ready: groups of lanes take a node each, and a lane of a group one type. What is
-    // written for a type at last, other lanes read behind the barrier of `encode` only.
+    // Counts the nodes that became ready: each group of lanes takes a node, and each lane of a group a type. There is
+    // no barrier at the end: other lanes read the results only after the barrier of `encode`.
     __device__ void take_in() {
         int size = 1;
         while (size < n_types && size < 32) size *= 2;
@@ -162,13 +163,13 @@ struct Run {
         longest[type_id * n_types + a] = u_most, n_longest[type_id * n_types + a] = n;
     }
 
-    // The larger of two numbers, and how often there is that.
+    // Combines two maxima and their multiplicities: keeps the larger one, and adds the multiplicities of equal ones.
     __device__ static void add(int &most, int &n, int u, int n_other) {
         if (u == most) n += n_other;
         if (u > most) most = u, n = n_other;
     }
 
-    // Write the state, as `encoding.py` does.
+    // Writes the current state, as `encoding.py` defines it.
     __device__ void encode() {
         for (int a = lane; a < n_types; a += 32) {
             const int n_ready = tail[a] - head[a];
@@ -183,7 +184,8 @@ struct Run {
         __syncwarp();
     }
 
-    // The number of the state, or -1 if the table does not have it.
+    // Returns the number of the state, or -1 if it is not in the table. All lanes compute the hash, which is that of
+    // `ValueTable::slot_of` in `native/policies/machine.cpp`, and share the comparison with a state of the table.
     __device__ int find_state() const {
         const int width = machine.critical ? 2 * n_types : n_types;
         unsigned code = 2166136261u;  // FNV-1a
@@ -197,13 +199,14 @@ struct Run {
         }
     }
 
-    // A random number of 32 bits, for a type in a step of an episode.
+    // Returns a random number of 32 bits for a type in a step of an episode. It depends only on these, not on the order
+    // of threads.
     __device__ static word draw(word episode, int step, int a) {
         return mix(mix(episode + (word)step * GOLDEN) + (word)a * GOLDEN) >> 32;
     }
 
-    // The type to run, in the low half, and its place among those that may run, in the high half: by the ranks of the
-    // state, or by random numbers if the step explores. All bits are set if none may run.
+    // Returns the allowed type that comes first, in the low half, and its rank in the high half. Ranks are those of the
+    // state, or random numbers if the step explores. All bits are set if no type may run.
     __device__ word choose(int number, bool explores, word episode, int step) const {
         bool any_critical = false;
         for (int a = lane; a < n_types; a += 32) any_critical |= is_critical(a);
@@ -222,7 +225,7 @@ struct Run {
         return best;
     }
 
-    // The ready type of the highest score, see `rules.py`.
+    // Returns the ready type with the highest score; see `rules.py`.
     __device__ int highest_score() const {
         const double rounding = 1e-9, *weights = machine.weights;
         double highest = 0, best_score = 0;
@@ -243,7 +246,7 @@ struct Run {
         return best;
     }
 
-    // Run the ready nodes of a type.
+    // Runs the ready nodes of a type. The first barrier lets all lanes finish reading the counts that change next.
     __device__ void step(int type_id) {
         const int begin = head[type_id], end = tail[type_id];
         __syncwarp();
@@ -262,7 +265,8 @@ struct Run {
         take_in();
     }
 
-    // Update the frontiers after nodes of a type ran; what they free of that type frees more in turn.
+    // Updates the frontiers after nodes of a type ran. Readers of other types that are no longer blocked unblock their
+    // own readers in the next round; `list` holds them, one round after the other.
     __device__ void unblock(int type_id, const int *nodes, int n) {
         int *const list = job.freed + warp * job.room;
         if (lane == 0) frontier[type_id] -= n, *n_freed = 0;
@@ -281,7 +285,7 @@ struct Run {
         }
     }
 
-    // Keep a state that is not in the table; the number by which it is found, below 0.
+    // Keeps a state that is not in the table, if there is room. Returns its number, -1 - k for fresh state k.
     __device__ int keep_state() const {
         unsigned place = lane == 0 ? atomicAdd(job.found, 1u) : 0;
         place = __shfl_sync(ALL, place, 0);
@@ -291,8 +295,8 @@ struct Run {
     }
 };
 
-// Schedule the dag of a run. In a state that is not in the table, the rule decides; or, if the machine learns, the type
-// of lowest number runs and the state is kept.
+// Schedules the dag of a run. If no allowed type has a rank, for example in an unknown state, the scoring rule decides;
+// but if the machine learns, the type with the lowest number runs, and an unknown state is kept.
 __device__ void play(const Job &job, int64 number, int64 warp, unsigned char *memory) {
     Run run(job, job.machines[job.machine_of[number]], job.dag_of[number], warp, memory);
     const word episode = mix((word)job.seed + (word)(job.first_episode + number) * GOLDEN), chance = job.chances[number];
@@ -317,7 +321,7 @@ __device__ void play(const Job &job, int64 number, int64 warp, unsigned char *me
     if (run.lane == 0) job.counts[2 * number] = n_batches, job.counts[2 * number + 1] = n_unseen;
 }
 
-// `warp_bytes` of shared memory belong to each warp.
+// Plays all runs. Each warp has `warp_bytes` bytes of shared memory.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) play_all(int64 job_, int64 warp_bytes, int64) {
     BLOCK_MEMORY(memory);
     const Job &job = *(const Job *)job_;
