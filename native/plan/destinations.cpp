@@ -94,7 +94,7 @@ bool write_edges(const Graph& graph, const Rows& rows, const TypeTables& tables,
         bool is_again = port == before;
         before = port;
         if (!is_again) run = e;  // the first edge of the port, later the one that stores
-        if (block) {  // the edges of a port of a variadic group take consecutive rows of the node's segment
+        if (block) {             // the edges of a port of a variadic group take consecutive rows of the node's segment
           int64_t n = rows.segments[rows.segment_base[first + block] + own] + (e - run);
           dest[entry] = (T)(rows.origin[at + block] + n * tables.block_width[first + block] + tables.port_column[port]);
           continue;

@@ -3,7 +3,7 @@
 namespace autobatch {
 namespace {
 
-constexpr int64_t ROUND_ROWS = 16;  // a tile has a multiple of this many rows, for whole register tiles
+constexpr int64_t ROUND_ROWS = 16;           // a tile has a multiple of this many rows, for whole register tiles
 constexpr int64_t WHOLE = int64_t(1) << 40;  // the row limit of types whose batches are not cut
 constexpr int64_t MOST_WORDS = int64_t(1) << 60;
 
