@@ -235,7 +235,7 @@ class Derivation {
         case Test::EACH:
           break;
         case Test::ITEM:
-          if (from.what == Symbol::LIST && step.n < made_->inputs.size())
+          if (from.what == Symbol::LIST && step.n < made_->inputs.size() && made_->inputs[step.n] != NOTHING)
             symbols[step.to] = {Symbol::PART, (int32_t)step.n, structure_of((int32_t)step.n)};
           else if (from.what == Symbol::PART && PyTuple_CheckExact(from.object) &&
                    step.n < PyTuple_GET_SIZE(from.object))
@@ -299,6 +299,7 @@ class Derivation {
   bool add_each(const Writer& writer, Vec<Source>& found) const {
     for (int32_t input = 0; input < made_->inputs.size(); input++) {
       Vec<Symbol> element;
+      if (made_->inputs[input] == NOTHING) return false;
       if (!element.assign(writer.each->n_registers, Symbol())) return false;
       element[0] = {Symbol::PART, input, structure_of(input)};
       if (!follow(*writer.each, element)) return false;

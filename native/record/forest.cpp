@@ -270,7 +270,7 @@ Span<const int64_t> ints_in(const Ref& array) {
 // Fills a column with the items of an array, a list or a tuple; None leaves the field absent.
 bool fill(Column* column, PyObject* values, int64_t n) {
   if (values == Py_None)
-    return (column->words.assign(n, 0) && column->kinds.assign(n, (uint8_t)Field::ABSENT)) || (PyErr_NoMemory(), false);
+    return (column->kinds.assign(n, (uint8_t)Field::ABSENT) && column->words.assign(n, 0)) || (PyErr_NoMemory(), false);
   bool is_array = PyArray_Check(values), is_list = PyList_Check(values) || PyTuple_Check(values);
   int64_t size = is_list                                                                  ? PySequence_Size(values)
                  : is_array && PyArray_NDIM(reinterpret_cast<PyArrayObject*>(values)) > 0 ? PyObject_Size(values)
@@ -290,7 +290,7 @@ bool fill(Column* column, PyObject* values, int64_t n) {
     Ref plain(
         PyArray_FROMANY(values, is_int ? NPY_INT64 : NPY_FLOAT64, 1, 1, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_FORCECAST));
     if (!plain) return false;
-    memcpy(column->words.data(), PyArray_DATA(reinterpret_cast<PyArrayObject*>(plain.get())), (size_t)n * 8);
+    if (n) memcpy(column->words.data(), PyArray_DATA(reinterpret_cast<PyArrayObject*>(plain.get())), (size_t)n * 8);
     column->words.resize(n);
     return column->kinds.assign(n, (uint8_t)(is_int ? Field::INT : Field::FLOAT));
   }
@@ -354,7 +354,9 @@ bool order_nodes(Forest* forest, const Vec<int32_t>& n_parents) {
     if (path.size()) break;
   }
   if (forest->order.size() == forest->n) return true;  // never if there is a cycle, even one that no root reaches
-  int32_t node = 0;
+  // The walk ends at the first node whose child is on its path. Without one, no root reaches the cycle or what leads to
+  // it.
+  int32_t node = path.size() ? path.back() : 0;
   while (state[node] == DONE) node++;
   set_data_error("the nodes must form no cycle, but node %d is on one or leads to one.", node);
   return false;

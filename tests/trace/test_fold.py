@@ -491,6 +491,7 @@ class Cyclic(dict[str, Any]):
         ("of_edges", {"edges": [[0, 2]], "value": [1, 2]}, r"nodes 0\.\.1"),
         ("of_edges", {"edges": [[0, 1, 2]], "value": [1, 2]}, r"shape \(edges, 2\)"),
         ("of_edges", {"edges": [[0, 0]], "value": [1]}, r"no cycle, but node 0"),
+        ("of_edges", {"edges": [[2, 1], [3, 2], [2, 3], [0, 4]], "value": [1] * 5}, r"no cycle, but node [23]"),
         ("of_edges", {"edges": [[0, 1]], "value": 5}, r"field 'value' must be an array or a list, got 5"),
         ("of_edges", {"edges": [[0, 1], [2]]}, r"edges must be .* got lists that differ in length"),
         ("of_edges", {"edges": [[0, "x"]]}, r"array of ints with 2 dimensions"),

@@ -66,7 +66,7 @@ def test_a_wrong_product_is_found(check: Check, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(HostDevice, "multiply", lambda self, product: None)
     found = products.time_products(check)
     assert len(found.failures) == len(found.rows) == 8
-    assert all("product of the library" in failure for failure in found.failures)
+    assert all("the library's product" in failure for failure in found.failures)
 
 
 @pytest.mark.slow
