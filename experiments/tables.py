@@ -179,7 +179,7 @@ def of_scaling(make: Callable[[Any], Table]) -> Source:
 TABLES = {
     "throughput": Source("throughput", tuple(throughput.MODELS), throughput.tabulate_some),
     "policies": Source("throughput", (throughput.POLICIES,), tabulate_policies),
-    "agents": Source("agents", ("tree-lstm-2type", "lattice-lstm-arity"), tabulate_agents),
+    "agents": Source("agents", ("tree-lstm-2type", "random-dag-8"), tabulate_agents),
     "planning": Source("scale", (scale.PLANNING,), tabulate_planning),
     "step-time": Source("step_time", step_time.CLAIM.parts, step_time.tabulate_steps),
     "ablation": Source("ablation", ablation.CLAIM.parts, ablation.tabulate_training),
