@@ -46,15 +46,15 @@ class Batching(gymnasium.Env[Observation, Any]):
 
     Args:
         dags: the graphs, for example from `Dag.from_edges` or `episodes`; each episode draws one uniformly.
-        reward: of a batch. "critical" is 0 if it lowers the chain bound of the nodes that are left, else -1, so that
-            the return of an episode is the bound less the batches; "published" is that of ED-Batch, see
-            `autobatch.policies.fsm.rewards`.
+        reward: the reward for a batch. "critical" is 0 if the batch lowers the chain bound of the remaining nodes, else
+            -1, so the return of an episode is the bound minus the number of batches; "published" is that of ED-Batch,
+            see `autobatch.policies.fsm.rewards`.
         max_types: the rows of an observation; by default the most types of any graph.
-        costs: what a batch of each type costs; its reward is multiplied by it. By default 1.
+        costs: the cost of a batch of each type, which multiplies its reward; 1 by default.
 
     Raises:
-        PolicyError: there are no graphs, one is malformed, has no nodes or more types than `max_types`, the reward is
-            unknown, or the costs are not a positive number for each type.
+        PolicyError: `dags` is empty, or contains a graph that is malformed, lacks nodes or has more types than
+            `max_types`; the reward is unknown; or the costs are not a positive number for each type.
 
     Cost: some 30 us per step, mostly overhead of calls from Python.
 
