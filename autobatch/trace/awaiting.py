@@ -63,6 +63,8 @@ class Asked(Request):
         values = self.values
         if isinstance(values, Value):
             values.require_recording()
+        elif type(values) is tuple and _are_values(values):
+            pass
         elif values is GONE:
             raise GraphError("a call of ab.value must be awaited once, got twice; call it again for the number.")
         elif holds_value(values):
@@ -199,6 +201,15 @@ def eager(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if isinstance(request, (Asked, Gathered)):
         raise GraphError("ab.eager must not be called inside a recorded function; await the program there instead.")
     raise refusal(request)
+
+
+def _are_values(values: tuple[Any, ...]) -> bool:
+    """Return whether a tuple is not empty and holds values of the current recording alone, the most frequent case."""
+    for x in values:
+        if not isinstance(x, Value):
+            return False
+        x.require_recording()
+    return len(values) > 0
 
 
 def holds_value(x: Any) -> bool:

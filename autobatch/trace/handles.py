@@ -226,6 +226,10 @@ class Handles:
             seal(self._classes[key])
         return self._classes[key]
 
+    def own_all(self, handles: Sequence[Any]) -> bool:
+        """Return whether all of these are values of this recording, which their classes tell."""
+        return all(issubclass(x, Value) and x.refer() is self._recording for x in {*map(type, handles)})
+
     def check(self, handle: Value) -> None:
         """Raise a GraphError for a value of another recording, in which its ref means another node."""
         if handle.recording is not self._recording:

@@ -87,7 +87,7 @@ class Lifting:
             return self._source_of_array(plain_array(x)) if is_result else float(x)
         if isinstance(x, (np.bool_, np.integer)):
             return x.item()
-        if not is_structure(x):
+        if not is_structure(x) or (type(x) in (list, tuple) and self._handles.own_all(x)):
             return x
         own = parts_of(x)
         parts = [part if type(part) in PLAIN else self.lift(part, is_static, is_result, is_ragged) for part in own]

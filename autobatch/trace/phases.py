@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +29,7 @@ from autobatch.trace.driving import Branch, Program
 from autobatch.trace.inputs import Inputs
 from autobatch.trace.kept import Kept
 from autobatch.trace.record import Recorder, note_instance, refuse_inside
-from autobatch.trace.results import INT, Slot, read_result
+from autobatch.trace.results import INT, REF, Slot, read_result
 
 NO_PROGRAM: Any = None
 AWAITED = "value[]"  # the path of the slots of kept values, one for each shape
@@ -110,6 +111,7 @@ class Phases:
         self._asked = dict[int, list[Any]]()
         self._wanted: list[IntArray] = []
         self._slot_of: dict[type, Slot] = {}
+        self._slots_of_tuple: dict[tuple[type, ...], list[int]] = {}
         self._switch_mode = None if recorder.module is None else recorder.module._switch_mode
         self.programs: list[Program] = [NO_PROGRAM] * n_places
         self._active = list(range(n_places))
@@ -215,13 +217,18 @@ class Phases:
 
         Args:
             numbers: in the order of the values that `advance` returned, or in that of `asked`.
-            asked: by place, the structures of the requests of its program; None for all programs that wait.
+            asked: by place, the structures of the requests of its program, see `_read`; None for all that wait.
         """
         left, shapes = iter(numbers), self._recorder.slots.shapes
         for i, structures in (self._asked if asked is None else asked).items():
-            answers = []
+            answers = list[Any]()
             for structure in structures:
-                answers.append(next(left) if type(structure) is Slot else _fill(structure, left, shapes))
+                if type(structure) is Slot:
+                    answers.append(next(left))
+                elif type(structure) is int:
+                    answers.append(tuple(islice(left, structure)))
+                else:
+                    answers.append(_fill(structure, left, shapes))
             self.programs[i].answer(answers)
 
     def result(self, place: int) -> tuple[IntArray, list[int], Any]:
@@ -294,7 +301,10 @@ class Phases:
         return Static(program.error)
 
     def _read(self, waiting: list[tuple[Branch, Asked]], refs: list[int], numbers: list[int]) -> list[Any]:
-        """Read the values that branches request, and drop them; return their structures."""
+        """Read the values that branches request, and drop them; return their structures.
+
+        The structure of a tuple of values is its length.
+        """
         structures = list[Any]()
         for _, asked in waiting:
             values = asked.take()
@@ -302,12 +312,23 @@ class Phases:
             if structure is not None:
                 refs.append(values.ref)
                 numbers.append(structure.number)
+            elif type(values) is tuple and (slots := self._slots_of_tuple.get(tuple(map(type, values)))):
+                structure = len(slots)
+                refs += map(REF, values)
+                numbers += slots
             else:
-                structure = read_result(values, self._recorder.slots, refs, numbers, AWAITED)
-                if isinstance(structure, Slot):  # a class of values belongs to one recording, and has one slot
-                    self._slot_of[type(values)] = structure
+                structure = self._read_new(values, refs, numbers)
             structures.append(structure)
         return structures
+
+    def _read_new(self, values: Any, refs: list[int], numbers: list[int]) -> Any:
+        """Read requested values; keep the slots of their classes, which belong to one recording and have one slot."""
+        structure = read_result(values, self._recorder.slots, refs, numbers, AWAITED)
+        if type(structure) is Slot:
+            self._slot_of[type(values)] = structure
+        elif type(values) is tuple and all(type(child) is Slot for child in structure.children):
+            self._slots_of_tuple[tuple(map(type, values))] = [slot.number for slot in structure.children]
+        return structure
 
     def _sweep(self, over: list[int]) -> None:
         """Mark the nodes that programs may still use; all, as long as derivatives may be recorded."""

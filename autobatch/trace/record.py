@@ -33,14 +33,14 @@ from autobatch.trace.inputs import FloatInput, Inputs
 from autobatch.trace.kept import Kept
 from autobatch.trace.live import Live
 from autobatch.trace.owning import list_owned
-from autobatch.trace.results import Slot, SlotTable, read_result
+from autobatch.trace.results import REF, Slot, SlotTable, read_result
 
 ONE_INSTANCE = "for one instance pass [instance], and for the rows of an array list(array)"
 ONE = (str, bytes, Mapping, Module, Graph, np.ndarray, Operators)
 """Iterable types that are one instance, or part of one, not a list of instances."""
 WHILE = "while instance"  # begins the notes on errors
 TOO_LONG = "ints among data must fit 32 bits, got a larger one; pass large numbers as floats."
-REF, TYPES = attrgetter("ref"), attrgetter("types")
+TYPES = attrgetter("types")
 GRAPHS = {Graph}
 STALE = 1  # decoding failed because a value of another recording was used
 

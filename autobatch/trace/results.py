@@ -22,6 +22,7 @@ from autobatch.trace.awaiting import close
 from autobatch.trace.handles import Rows, Value
 
 NUMBERS = (int, float, bool)
+REF = operator.attrgetter("ref")
 INT = "int64"
 
 
@@ -58,6 +59,7 @@ class SlotTable:
     dtypes: list[str] = field(default_factory=list)
     _slots: dict[tuple[str, Shape, str], Slot] = field(default_factory=dict)
     _structures: dict[tuple[Any, ...], Key] = field(default_factory=dict)
+    _lists: dict[tuple[int, int], Key] = field(default_factory=dict)
     _shared: set[int] = field(default_factory=set)
 
     def slot(self, path: str, shape: Shape, dtype: str) -> Slot:
@@ -84,6 +86,13 @@ class SlotTable:
         if not any(self.dtypes):
             return list(columns)
         return [x.astype(dtype) if dtype else x for x, dtype in zip(columns, self.dtypes, strict=False)]
+
+    def list_of(self, slot: Slot, n: int) -> Key:
+        """Return the structure of a list of n values of one slot."""
+        found = self._lists.get((slot.number, n))
+        if found is None:
+            found = self._lists[slot.number, n] = self.share(Key("list", None, (slot,) * n))  # type: ignore[arg-type]
+        return found
 
     def share(self, structure: Key) -> Key:
         """Return the same object for equal structures of slots only, so that they can be compared by identity."""
@@ -118,6 +127,12 @@ def read_result(result: Any, slots: SlotTable, refs: list[int], numbers: list[in
     if not is_structure(result):
         _refuse_awaitable(result, path)
         return Static(result)
+    if type(result) is list and len(classes := {*map(type, result)}) == 1:
+        slot = slots.of_class.get((f"{path}[]", *classes))
+        if slot is not None:
+            refs += map(REF, result)
+            numbers += [slot.number] * len(result)
+            return slots.list_of(slot, len(result))
     parts = zip(parts_of(result), _labels(result), strict=True)
     children = [
         Static(x) if type(x) in NUMBERS else read_result(x, slots, refs, numbers, path + label) for x, label in parts
@@ -227,6 +242,13 @@ def per_instance(structure: Any, columns: Sequence[Any], rest: dict[int, Any]) -
     if structure.kind == "rows":
         return _take(structure.children[0], structure.detail, columns, rest)
     children = structure.children
+    if (
+        structure.kind == "list"
+        and children
+        and type(children[0]) is Slot
+        and children.count(children[0]) == len(children)
+    ):
+        return list(_take(children[0], len(children), columns, rest))
     return structure.build([x.value if type(x) is Static else per_instance(x, columns, rest) for x in children])
 
 
