@@ -44,6 +44,24 @@ PATIENCE = 2.0
 """Seconds after which a request in the queue precedes all later ones, whatever their deadlines are."""
 
 
+class CancellableFuture(Future[Any]):
+    """A future that reports its cancellation; this costs less than a callback, which every future would call.
+
+    Args:
+        on_cancel: called after it was cancelled.
+    """
+
+    def __init__(self, on_cancel: Callable[[], None]) -> None:
+        super().__init__()
+        self._on_cancel = on_cancel
+
+    def cancel(self) -> bool:
+        is_cancelled = super().cancel()
+        if is_cancelled:
+            self._on_cancel()
+        return is_cancelled
+
+
 class Request:
     """A request: its instance, and the future of its result.
 
@@ -55,13 +73,10 @@ class Request:
 
     __slots__ = ("arrived", "begun", "deadline", "future", "instance", "number", "urgent")
 
-    def __init__(self, number: int, instance: Any, deadline: float) -> None:
+    def __init__(self, number: int, instance: Any, deadline: float, on_cancel: Callable[[], None]) -> None:
         self.number, self.instance, self.deadline, self.arrived = number, instance, deadline, monotonic()
         self.begun, self.urgent = self.arrived, min(deadline, self.arrived + PATIENCE)
-        self.future = Future[Any]()
-
-    def __lt__(self, other: Request) -> bool:
-        return (self.urgent, self.number) < (other.urgent, other.number)
+        self.future = CancellableFuture(on_cancel)
 
     def finish(self, result: Any) -> None:
         """Set the result, unless the request is over."""
@@ -129,15 +144,16 @@ class Server:
         self._streams = isasyncgenfunction(function) or isasyncgenfunction(type(function).__call__)
         batched = batched.of_programs(_as_program)
         self._engine, self._n_places, self._max_waiting = batched, max_running, max_waiting
-        self._queue: list[Request] = []
+        self._queue: list[tuple[float, int, Request]] = []  # a heap, by `urgent` and number
         self._alone: list[Request] = []
         self._at: dict[int, Request] = {}
         self._running: Running | None = None
         self._n_taken, self._is_closing, self._pid = 0, False, os.getpid()
         self._has_over, self._next_deadline = False, math.inf  # whether a future is done early; the earliest deadline
-        lock = threading.RLock()
-        self._changed = threading.Condition(lock)
-        self._earlier = threading.Condition(lock)  # signals an earlier deadline than before
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._earlier = threading.Condition(self._lock)  # signals an earlier deadline than before
+        self._is_idle = False  # whether the thread waits for requests
         self._watcher: threading.Thread | None = None
         self._counts = Counts()
         self._thread = threading.Thread(target=self._serve, name="autobatch serving", daemon=True)
@@ -197,7 +213,7 @@ class Server:
                 raise DataError(f"deadline must be a number of seconds above 0 or None, got {deadline!r}.")
             until = monotonic() + deadline
         self._refuse_fork()
-        with self._changed:
+        with self._lock:
             if self._is_closing:
                 raise ServingError("the server is closed, and accepts no more requests.")
             if len(self._queue) >= self._max_waiting:
@@ -205,13 +221,13 @@ class Server:
                     f"{len(self._queue)} requests are waiting, the limit of max_waiting={self._max_waiting}; retry in "
                     f"{self._counts.seconds_for(len(self._queue)):.2g} seconds."
                 )
-            request = Request(self._n_taken, instance, until)
+            request = Request(self._n_taken, instance, until, self._note_end)
             self._n_taken += 1
             if until < self._next_deadline:
                 self._expect(until)
-            heapq.heappush(self._queue, request)
-            self._changed.notify()
-        request.future.add_done_callback(self._note_end)
+            heapq.heappush(self._queue, (request.urgent, request.number, request))
+            if self._is_idle:
+                self._changed.notify()
         return request.future
 
     def _refuse_fork(self) -> None:
@@ -222,10 +238,9 @@ class Server:
                 f"has no server threads; make a server in each process, after the fork."
             )
 
-    def _note_end(self, future: Future[Any]) -> None:
-        """Note that a request was cancelled; called in the thread that ends it."""
-        if future.cancelled():
-            self._has_over = True
+    def _note_end(self) -> None:
+        """Note that a request was cancelled or is late; called in the thread that ends it."""
+        self._has_over = True
 
     @suggesting()
     async def __call__(self, instance: Any, deadline: float | None = None) -> Any:
@@ -324,7 +339,7 @@ class Server:
 
     def _all(self) -> list[Request]:
         """Return all accepted requests that are not answered yet. The caller holds the lock."""
-        return [*self._at.values(), *self._alone, *self._queue]
+        return [*self._at.values(), *self._alone, *(request for _, _, request in self._queue)]
 
     def _wait(self) -> bool:
         """Wait for a request; return False if the server is closed and all requests are done."""
@@ -332,7 +347,9 @@ class Server:
             while not (self._queue or self._alone or self._at):
                 if self._is_closing:
                     return False
+                self._is_idle = True
                 self._changed.wait()
+            self._is_idle = False
         return True
 
     def _find_running(self) -> Running:
@@ -352,17 +369,18 @@ class Server:
             if self._alone:  # run these one at a time
                 new = [] if self._at else [self._alone.pop()]
             else:
-                new = [heapq.heappop(self._queue) for _ in range(min(running.room(len(self._at)), len(self._queue)))]
-            free = iter([place for place in range(self._n_places) if place not in self._at] if new else [])
-            for request in new:
-                if request.future.done():
-                    self._count_over(request)
-                else:
-                    places[next(free)] = request
-            self._at.update(places)
+                new = [self._pop() for _ in range(min(running.room(len(self._at)), len(self._queue)))]
+            if new:
+                free = (place for place in range(self._n_places) if place not in self._at)
+                places = dict(zip(free, new, strict=False))
+                self._at.update(places)
         for place, request in places.items():
             request.begun = now
             running.begin(place, request.number, request.instance)
+
+    def _pop(self) -> Request:
+        """Take the first request of the queue. The caller holds the lock."""
+        return heapq.heappop(self._queue)[-1]
 
     def _clear(self, running: Running) -> None:
         """Remove all requests that are over, from places and from the queue."""
@@ -373,11 +391,11 @@ class Server:
                 del self._at[place]
                 self._count_over(request)
             waiting, self._queue = self._queue, []
-            for request in waiting:
-                if request.future.done():
-                    self._count_over(request)
+            for entry in waiting:
+                if entry[-1].future.done():
+                    self._count_over(entry[-1])
                 else:
-                    self._queue.append(request)
+                    self._queue.append(entry)
             heapq.heapify(self._queue)
         for place, _ in over:
             running.leave(place)
@@ -422,7 +440,7 @@ class Server:
             requests = [*self._at.values()]
             self._at.clear()
             if not requests and self._queue:  # no request had begun: fail the next one, so that errors cannot repeat
-                requests = [heapq.heappop(self._queue)]
+                requests = [self._pop()]
             if len(requests) > 1:
                 self._alone += requests
         if running is not None:

@@ -127,12 +127,12 @@ def read_result(result: Any, slots: SlotTable, refs: list[int], numbers: list[in
     if not is_structure(result):
         _refuse_awaitable(result, path)
         return Static(result)
-    if type(result) is list and len(classes := {*map(type, result)}) == 1:
-        slot = slots.of_class.get((f"{path}[]", *classes))
-        if slot is not None:
+    if type(result) is list and len({*map(type, result)}) == 1:
+        slot_of_all = slots.of_class.get((f"{path}[]", type(result[0])))
+        if slot_of_all is not None:
             refs += map(REF, result)
-            numbers += [slot.number] * len(result)
-            return slots.list_of(slot, len(result))
+            numbers += [slot_of_all.number] * len(result)
+            return slots.list_of(slot_of_all, len(result))
     parts = zip(parts_of(result), _labels(result), strict=True)
     children = [
         Static(x) if type(x) in NUMBERS else read_result(x, slots, refs, numbers, path + label) for x, label in parts
