@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autobatch.arrays import IntArray
 from autobatch.backends.base import Timer
@@ -84,24 +85,34 @@ class KeptValues:
 
     def read(self, wanted: IntArray, int_slots: set[int]) -> list[Any]:
         """Read values, each as a NumPy array or scalar on the host."""
-        values, put, last = self._graph.values, self._store.put, self.next_run - 1
-        slots, is_new = values[SLOT, wanted], values[RUN, wanted] == last
-        groups = sorted(set(zip(slots.tolist(), is_new.tolist(), strict=True)))
+        facts = self._graph.values[:, wanted]
+        is_new = facts[RUN] == self.next_run - 1
+        of_each = [*zip(facts[SLOT].tolist(), is_new.tolist(), strict=True)]
+        groups = {*of_each}
+        if len(groups) == 1:
+            return list(self._column(*of_each[0], facts, int_slots))
         found: list[Any] = [None] * wanted.size
-        for slot, new in groups:
-            places = np.flatnonzero((slots == slot) & (is_new == new))
-            own = wanted[places]
-            if new and self._last is not None:
-                rows = self._last.slot(slot)[put(values[ROW, own])]
-            else:
-                rows = self._table_of(slot).array[put(values[KEPT, own])]
-            column = self._store.get(rows)
-            column = column.astype(np.int64) if slot in int_slots else column
-            if len(groups) == 1:
-                return list(column)
-            for place, number in zip(places.tolist(), column, strict=True):
+        for slot, new in sorted(groups):
+            places = np.flatnonzero((facts[SLOT] == slot) & (is_new == new))
+            for place, number in zip(
+                places.tolist(), self._column(slot, new, facts[:, places], int_slots), strict=True
+            ):
                 found[place] = number
         return found
+
+    def _column(self, slot: int, is_new: bool, facts: IntArray, int_slots: set[int]) -> NDArray[Any]:
+        """Return values of one slot on the host.
+
+        Args:
+            is_new: whether the last run computed them.
+            facts: their columns in the table of values.
+        """
+        if is_new and self._last is not None:
+            rows = self._last.slot(slot)[self._store.put(facts[ROW])]
+        else:
+            rows = self._table_of(slot).array[self._store.put(facts[KEPT])]
+        column = self._store.get(rows)
+        return column.astype(np.int64) if slot in int_slots else column
 
     def renumber(self, of_value: IntArray) -> None:
         """Apply the new numbers of values; no run may be open."""

@@ -32,7 +32,7 @@ from autobatch._native import (
     values_of,
 )
 from autobatch.arrays import FloatArray, IntArray, LongArray
-from autobatch.graph.graph import Graph
+from autobatch.graph.graph import Graph, work_of_types
 
 NONE = np.zeros(0, np.int32)
 PENDING, CHOSEN, DONE = 0, 1, 2  # the states of nodes
@@ -138,7 +138,7 @@ class GrowingGraph:
 
     Attributes:
         keys: the keys of the instances.
-        n_nodes, n_values: the numbers of nodes and values.
+        n_nodes, n_pending, n_values: the numbers of nodes, of those that have not run, and of values.
         round: the number of the last round that was chosen.
         nodes, values: their tables; `MADE_BY` and so on name the rows of the table of values.
     """
@@ -151,6 +151,11 @@ class GrowingGraph:
         self._pending = np.zeros(0, np.int32)
         self.round = self._most_outputs = 0  # the most outputs of any type
         self._rows, self._has_rows = np.zeros(0, np.int32), False  # `OutputSlots.rows` of all types
+
+    @property
+    def n_pending(self) -> int:
+        """Return the number of pending nodes."""
+        return self._pending.size
 
     @property
     def owner(self) -> IntArray:
@@ -184,7 +189,8 @@ class GrowingGraph:
         self._n_outputs, self.n_values = append_phase(
             self.nodes, self.values, phase.words, phase.floats, arrays, rows, first, self._n_edges
         )
-        self._pending = np.concatenate((self._pending, np.arange(first, n_nodes, dtype=np.int32)))
+        new = np.arange(first, n_nodes, dtype=np.int32)
+        self._pending = np.concatenate((self._pending, new)) if self._pending.size else new
         self.n_nodes, self._n_edges = n_nodes, n_edges
 
     def values_of(self, nodes: IntArray, words: IntArray) -> IntArray:
@@ -218,6 +224,14 @@ class GrowingGraph:
         """Return the pending nodes that these values depend on, and the graph of their types and edges alone."""
         nodes, words = sketch_pending(self.nodes, self.values, wanted, self._pending)
         return nodes, Graph(words, np.zeros(0), types, (None,))
+
+    def work_of(self, nodes: IntArray, types: Any) -> NDArray[np.float64]:
+        """Return the predicted work of nodes, see `autobatch.graph.graph.work_of`."""
+        return work_of_types(self.nodes.table[TYPE_ID, nodes], types)
+
+    def pending_work(self, types: Any) -> float:
+        """Return the predicted work of all pending nodes, including those that nobody needs."""
+        return float(self.work_of(self._pending, types).sum()) if self._pending.size else 0.0
 
     def pick(self, picked: IntArray) -> None:
         """Choose these pending nodes, which depend on no others, for the next round."""
@@ -355,7 +369,7 @@ class KeptRows:
     def _make_room(self, n_slots: int, n: int) -> None:
         """Make room for this many slots, and for n more rows in each."""
         old_slots, old_rows = self._held.shape
-        if n_slots <= old_slots and n <= int(self._n_free.min(initial=n)):
+        if n_slots <= old_slots and n <= min(self._n_free.tolist(), default=n):
             return
         slots, rows = max(n_slots, old_slots), max(2 * old_rows, old_rows + n)
         held, free = np.full((slots, rows), NOWHERE, np.int32), np.zeros((slots, rows), np.int32)

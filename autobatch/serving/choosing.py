@@ -33,21 +33,17 @@ class Pending:
         self._work = work_of(sketch)
         self._is_left = np.ones(nodes.size, bool)
 
-    def take(self, budget: float, whole: float) -> tuple[IntArray, NDArray[np.float64]]:
-        """Take the nodes of the next round, which then count as done.
+    def take(self, budget: float, whole: float) -> IntArray:
+        """Take the nodes of the next round, which then count as done; return their numbers.
 
         Args:
             budget: the work of the schedule's first batches; at least one batch is taken.
             whole: the work up to which all nodes are taken.
-
-        Returns:
-            The numbers of the nodes, and the work of each in multiply-adds.
         """
         before = self._is_left.copy()
-        work = self._work[before]
-        if float(work.sum()) <= whole:
+        if float(self._work[before].sum()) <= whole:
             self._is_left[:] = False
-            return self.nodes[before], work
+            return self.nodes[before]
         taken, order, ends = 0.0, self._schedule.order, self._schedule.batch_ptr
         while self._n_done < self._schedule.n_batches and taken <= budget:
             batch = order[ends[self._n_done] : ends[self._n_done + 1]]
@@ -58,8 +54,7 @@ class Pending:
         self._is_left &= ~self._ready()
         is_read = np.bincount(self._sketch.edge_src, minlength=before.size) > 0
         self._is_left &= ~self._ready() | is_read
-        chosen = before & ~self._is_left
-        return self.nodes[chosen], self._work[chosen]
+        return self.nodes[before & ~self._is_left]
 
     @cached_property
     def _schedule(self) -> Schedule:

@@ -63,9 +63,9 @@ class RoundCounts(NamedTuple):
     @classmethod
     def of(cls, done: Round) -> Self:
         """Count a round."""
-        schedules = [plan.schedule for plan in done.plans]
-        types = np.concatenate([schedule.batch_type for schedule in schedules])
-        rows = np.concatenate([np.diff(schedule.batch_ptr) for schedule in schedules])
+        ends = [plan.schedule.batch_ptr for plan in done.plans]
+        types = np.concatenate([plan.schedule.batch_type for plan in done.plans])
+        rows = np.concatenate([ptr[1:] - ptr[:-1] for ptr in ends])
         return cls(done.n_programs, types, rows, done.seconds, done.kernels)
 
 

@@ -105,7 +105,6 @@ class Running:
         self._pending: Pending | None = None  # None if the graph has changed since it was found
         self._budget, self._whole_budget = Budget(QUANTUM), Budget(QUANTUM if self._recorder.is_async else WHOLE)
         self._each, self._compact_at = PER_NODE, COMPACT_AT  # the mean work of a request
-        self._n_pending, self._has_others = 0, False  # pending nodes; whether no program needs some of them
         self._n_needed = np.zeros(n_places, np.int64)  # pending nodes that the program at each place waits for
         self._ledger, self._gathering = Ledger(n_places), Gathering(n_places)
 
@@ -152,7 +151,6 @@ class Running:
         if not self._ready:
             return {}
         phases, ready = self._phases, sorted(self._ready)
-        before = phases.graph.n_nodes
         if self._recorder.is_async:
             waiting, failed = phases.resume(ready)
             self._waiting.update(waiting)
@@ -162,10 +160,8 @@ class Running:
             if self._whole is None:
                 for graph, places in recorded:
                     self._waiting.update(phases.take(graph, places))
-        self._n_pending += phases.graph.n_nodes - before
         self._ready.clear()
         self._pending = None
-        self._has_others |= bool(failed)  # nobody needs the nodes of failed programs
         for place in failed:
             self._leave(place)
         return failed
@@ -184,26 +180,29 @@ class Running:
         if self._whole is not None:
             whole, self._whole = self._whole, None
             return self._run_whole(whole)
-        began = perf_counter()
-        if self._pending is None:
-            self._pending = self._look()
-        nodes, work = self._pending.take(self._budget.work, self._whole_budget.work)
-        if not nodes.size:
-            return None
-        phases, kept = self._phases, self._kept
-        phases.graph.pick(nodes)
+        began, wanted = perf_counter(), NONE
+        phases, kept, types = self._phases, self._kept, self._recorder.types
+        if self._pending is None and phases.graph.pending_work(types) <= self._whole_budget.work:
+            wanted = self._wanted()  # one round computes all of it
+            self._n_needed[:] = 0
+        else:
+            self._pending = self._pending or self._look()
+            nodes = self._pending.take(self._budget.work, self._whole_budget.work)
+            if not nodes.size:
+                return None
+            phases.graph.pick(nodes)
+            self._n_needed -= np.bincount(phases.graph.owner[nodes], minlength=phases.graph.n_instances)
         self._options = self._engine.options_now(training=False, has_aux=False)
-        request = Request(NONE, phases.output_slots, kept.next_run)
+        request = Request(wanted, phases.output_slots, kept.next_run)
         chosen, step = self._engine.planning.prepare_round(phases, kept, request, self._options, Clock())
-        assert step is not None
+        if step is None:
+            return None
         planned = perf_counter()
         run_and_keep(self._engine, kept, step, chosen.kept.values, (self._options.seed, 0), None)
-        kernels, owner = perf_counter() - planned, phases.graph.owner[nodes]
-        self._learn(owner, work, kernels)
-        counts = np.bincount(owner, minlength=phases.graph.n_instances)
-        self._n_pending -= nodes.size
-        self._n_needed -= counts
-        return Round(int(np.count_nonzero(counts)), _plans(step), perf_counter() - began, kernels)
+        kernels, owner = perf_counter() - planned, phases.graph.owner[chosen.nodes]
+        self._learn(owner, phases.graph.work_of(chosen.nodes, types), kernels)
+        n_programs = int(np.count_nonzero(np.bincount(owner)))
+        return Round(n_programs, _plans(step), perf_counter() - began, kernels)
 
     def _run_whole(self, whole: Whole) -> Round:
         """Run a mini-batch as `ab.batched` does; all its programs end."""
@@ -303,14 +302,16 @@ class Running:
 
     def _leave(self, place: int) -> None:
         self._ready.discard(place)
-        if self._has_others:
+        if self._phases.graph.n_pending:
             self._phases.graph.drop(place)
+
+    def _wanted(self) -> IntArray:
+        """Return the values that programs wait for."""
+        return np.concatenate([NONE, *map(VALUES, self._waiting.values())])
 
     def _look(self) -> Pending:
         """Find the pending nodes that programs wait for, and schedule them."""
-        wanted = np.concatenate([NONE, *map(VALUES, self._waiting.values())])
-        nodes, sketch = self._phases.graph.sketch(wanted, self._recorder.types)
-        self._has_others |= nodes.size < self._n_pending
+        nodes, sketch = self._phases.graph.sketch(self._wanted(), self._recorder.types)
         self._n_needed = np.bincount(self._phases.graph.owner[nodes], minlength=self._phases.graph.n_instances)
         return Pending(nodes, sketch, self._options.policy)
 

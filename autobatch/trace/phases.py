@@ -169,9 +169,9 @@ class Phases:
         forget = calls.lifting.start_instance
         with stage(calls):
             for i in places:
-                while len(log_ptr) <= i:  # skipped places
-                    log_ptr.append(len(log))
-                    output_ptr.append(len(refs))
+                n_skipped = i + 1 - len(log_ptr)  # places
+                log_ptr += [len(log)] * n_skipped
+                output_ptr += [len(refs)] * n_skipped
                 program = programs[i]
                 forget()
                 program.advance(log)
