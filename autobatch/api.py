@@ -39,7 +39,7 @@ from autobatch.plan.budget import check_max_bytes
 from autobatch.plan.plan import Planner
 from autobatch.plan.plan_cache import DEFAULT_SIZE
 from autobatch.schedule.schedule import Policy, adapt
-from autobatch.system.turns import run_lock
+from autobatch.system.locks import run_lock
 from autobatch.trace.carried import check_carried
 from autobatch.trace.record import list_instances
 from autobatch.trace.results import list_results, stack_results
@@ -559,7 +559,7 @@ def batched(
             always raise.
 
     Thread-safe, also for concurrent training and inference. Runs of all functions and optimizer steps are serialized
-    process-wide, first come first served, while other threads may record; see `autobatch.system.turns`. With
+    process-wide, first come first served, while other threads may record; see `autobatch.system.locks`. With
     `threads`, a call uses more cores.
 
     Raises:

@@ -8,7 +8,7 @@
     run.close()                               return the memory
 
 Any number of executables and runs may be alive at a time, of one or several functions. Calls are serialised; see
-`autobatch.system.turns`.
+`autobatch.system.locks`.
 """
 
 from __future__ import annotations

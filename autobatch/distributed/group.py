@@ -29,7 +29,7 @@ from autobatch.distributed.wire import Alone, TorchWire, Wire
 from autobatch.engine.group import entering
 from autobatch.engine.session import GradientRequest
 from autobatch.keywords import checked
-from autobatch.system.turns import run_lock
+from autobatch.system.locks import run_lock
 from autobatch.trace.record import list_instances
 
 TIMEOUT = 1800.0  # seconds

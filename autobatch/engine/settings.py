@@ -15,7 +15,7 @@ from autobatch.errors import BackendError
 from autobatch.params.module import Module
 from autobatch.plan.plan import Planner
 from autobatch.schedule.schedule import Policy, adapt
-from autobatch.system.turns import run_lock
+from autobatch.system.locks import run_lock
 from autobatch.trace.record import Recorder
 from autobatch.trace.scanning import functions_in
 

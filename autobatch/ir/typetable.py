@@ -22,7 +22,7 @@ from autobatch.ops.linear import affine, matmul
 from autobatch.ops.operators import OPS
 from autobatch.ops.pairs import pick_pairs
 from autobatch.params.module import Module
-from autobatch.system.turns import RenewedLock
+from autobatch.system.locks import RenewedLock
 
 MOST_MADE = 64  # types with stopped outputs that are kept, those of earlier traces included
 

@@ -35,7 +35,7 @@ from autobatch.params.known import KnownModule
 from autobatch.params.module import Module, check_entries
 from autobatch.params.parameter import FloatArray, Parameter
 from autobatch.params.sparse_rows import Gradient, Rows
-from autobatch.system.turns import run_lock
+from autobatch.system.locks import run_lock
 
 if TYPE_CHECKING:
     from autobatch.devices.device import Device

@@ -18,7 +18,7 @@ from autobatch.optim.change import store_of
 from autobatch.params.gradients import Gradients
 from autobatch.params.parameter import FLOAT32, FLOAT64, FloatArray
 from autobatch.params.sparse_rows import Gradient, Rows
-from autobatch.system.turns import run_lock
+from autobatch.system.locks import run_lock
 
 if TYPE_CHECKING:
     from autobatch.devices.device import Device

@@ -26,7 +26,7 @@ from autobatch.errors import CheckpointError, GraphError
 from autobatch.keywords import checked
 from autobatch.params.checkpoint import read_safetensors, write_arrays
 from autobatch.params.parameter import FLOAT32, FloatArray, Parameter, Shape, float_dtype, to_floats
-from autobatch.system.turns import run_lock
+from autobatch.system.locks import run_lock
 
 NAMES_IN_A_MESSAGE = 5
 

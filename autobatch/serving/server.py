@@ -33,7 +33,7 @@ from autobatch.keywords import checked, suggesting
 from autobatch.schedule.schedule import Policy
 from autobatch.serving.counts import Counts
 from autobatch.serving.running import Running
-from autobatch.system.turns import run_lock
+from autobatch.system.locks import run_lock
 from autobatch.trace.awaiting import holds_value
 
 LOG = logging.getLogger("autobatch.serve")

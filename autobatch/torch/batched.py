@@ -29,7 +29,7 @@ from autobatch.inspect.report import Report
 from autobatch.keywords import refuse
 from autobatch.params.module import Module
 from autobatch.params.sparse_rows import Gradient
-from autobatch.system.turns import run_lock
+from autobatch.system.locks import run_lock
 from autobatch.torch.calls import Tape, Total
 from autobatch.torch.entering import TensorInputs
 from autobatch.torch.kinds import as_tensor, to_floats

@@ -27,7 +27,7 @@ from autobatch.params.known import ParameterState
 from autobatch.params.parameter import Parameter
 from autobatch.params.sparse_rows import Gradient, Rows
 from autobatch.plan.budget import Part
-from autobatch.system.turns import run_lock
+from autobatch.system.locks import run_lock
 from autobatch.torch.calls import Total
 from autobatch.torch.entering import TensorInputs
 from autobatch.torch.modules import TorchModule

@@ -25,7 +25,7 @@ from autobatch.ops.taped import EagerTape
 from autobatch.params.known import NO_PARAMETERS, KnownModule, ParameterState
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
-from autobatch.system.turns import OF_TORCH, RenewedLock
+from autobatch.system.locks import OF_TORCH, RenewedLock
 from autobatch.trace.calls import Calls
 from autobatch.trace.carried import CarriedTypes, Carrier
 from autobatch.trace.handles import Value

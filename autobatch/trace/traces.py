@@ -30,7 +30,7 @@ from autobatch.ops.variadic import SUM_N
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
 from autobatch.system.freeing import without_collection
-from autobatch.system.turns import tracing_lock
+from autobatch.system.locks import tracing_lock
 from autobatch.trace.cell import Cell
 from autobatch.trace.elements import Lengths, NeedsLength
 from autobatch.trace.entries import Entry, ids_in
