@@ -45,8 +45,8 @@ from autobatch.params.known import NO_PARAMETERS, ParameterState
 from autobatch.params.sparse_rows import Gradient, Rows
 from autobatch.plan.budget import Part
 from autobatch.system.background import n_waiting
-from autobatch.system.trust import is_trusted
 from autobatch.system.locks import run_lock
+from autobatch.system.trust import is_trusted
 from autobatch.trace.record import MiniBatch
 from autobatch.trace.results import stack_results
 

@@ -27,12 +27,12 @@ from autobatch.engine.results import join_columns
 from autobatch.graph.graph import PER_NODE, Graph, work_of
 from autobatch.graph.growing import NONE, Request
 from autobatch.plan.plan import Plan
+from autobatch.serving.admission import AdmissionWindow
 from autobatch.serving.arrivals import Arrivals, Recorded, Waiting
 from autobatch.serving.budget import Budget
 from autobatch.serving.choosing import Pending
-from autobatch.serving.gathering import Gathering
-from autobatch.serving.ledger import Ledger
 from autobatch.serving.results import KeptResults
+from autobatch.serving.time_shares import TimeShares
 from autobatch.trace.record import MiniBatch
 
 QUANTUM = 8e-3
@@ -106,7 +106,7 @@ class Running:
         self._budget, self._whole_budget = Budget(QUANTUM), Budget(QUANTUM if self._recorder.is_async else WHOLE)
         self._each, self._compact_at = PER_NODE, COMPACT_AT  # the mean work of a request
         self._n_needed = np.zeros(n_places, np.int64)  # pending nodes that the program at each place waits for
-        self._ledger, self._gathering = Ledger(n_places), Gathering(n_places)
+        self._time_shares, self._admission = TimeShares(n_places), AdmissionWindow(n_places)
 
     @property
     def is_full(self) -> bool:
@@ -125,7 +125,7 @@ class Running:
             return 0 if n_running else 1
         free = self._phases.graph.n_instances - n_running
         if self._recorder.is_async:
-            return free if self._gathering.is_open or not n_running else 0
+            return free if self._admission.is_open or not n_running else 0
         return min(free, max(0, 1 + int(self._whole_budget.work / self._each) - n_running))
 
     def begin(self, place: int, key: int, instance: Any) -> None:
@@ -137,8 +137,8 @@ class Running:
             instance: the instance.
         """
         self._phases.graph.keys[place] = key
-        self._ledger.begin(place)
-        self._gathering.begin(place)
+        self._time_shares.begin(place)
+        self._admission.begin(place)
         self._phases.arrive(place, instance)
         self._ready.add(place)
 
@@ -176,7 +176,7 @@ class Running:
 
     def run(self) -> Round | None:
         """Run a round; None if nothing is pending."""
-        self._gathering.count_round()
+        self._admission.count_round()
         if self._whole is not None:
             whole, self._whole = self._whole, None
             return self._run_whole(whole)
@@ -222,7 +222,7 @@ class Running:
         return Round(len(places), _plans(step), perf_counter() - began, kernels)
 
     def _learn(self, owner: IntArray, work: NDArray[np.float64], seconds: float) -> None:
-        """Update ledger and budgets after a run of nodes.
+        """Update time shares and budgets after a run of nodes.
 
         Args:
             owner: the place of the program of each node.
@@ -230,7 +230,7 @@ class Running:
             seconds: the duration of the run.
         """
         total = float(work.sum())
-        self._ledger.add(owner, work * (seconds / max(total, 1.0)), seconds)
+        self._time_shares.add(owner, work * (seconds / max(total, 1.0)), seconds)
         for budget in (self._budget, self._whole_budget):
             budget.learn(total, seconds)
 
@@ -253,8 +253,8 @@ class Running:
         return ended
 
     def _ended(self, place: int, result: Any) -> Ended:
-        self._gathering.end(place)
-        return Ended(place, result, *self._ledger.of(place))
+        self._admission.end(place)
+        return Ended(place, result, *self._time_shares.of(place))
 
     def _go_on(self, waiting: dict[int, Waiting]) -> None:
         """Read the numbers that programs wait for, and make the programs ready."""

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from autobatch.arrays import IntArray
 
 
-class Ledger:
+class TimeShares:
     """The seconds in batches, divided among the programs at all places by the work of their nodes.
 
     Args:

@@ -13,7 +13,7 @@ SHARE = 1 / 16
 SMOOTHING = 0.2  # the weight of the last request in the mean number of rounds
 
 
-class Gathering:
+class AdmissionWindow:
     """The rule that decides when a group of requests may start, from the mean number of rounds of a request.
 
     Args:
