@@ -315,7 +315,7 @@ class Log:
         draw: gives the number of the next draw of random numbers; None to count the draws of each instance.
         source: the function that records an array as a node.
         functions: the recording function of each op, function made of ops, and (by `id`) parameter.
-        treatment_of: returns how lifting treats the class of an object: 0 to leave objects unchanged, 1 and 2 to make
+        treatment_of: returns how wrapping treats the class of an object: 0 to leave objects unchanged, 1 and 2 to make
             sources of parameters and of inputs, another number to ask Python for each object.
         sources: the values of arrays, by content, and of parameters and inputs, by `id`, in the present instance.
         n_calls: number of calls since the recording began, in all phases; at most 2**31 - 1.
@@ -538,7 +538,7 @@ class Function:
         takes: how arguments are given: 1 by position or name, 2 any number, as a tuple and a dict; 0 as `bind` says.
         bind: gives the arguments of a call, in order.
         slow: takes the arguments of calls of no known form.
-        lifts: a byte for each argument: 0 if nothing in it becomes a source, 1 if an array does, 2 if arrays in tuples
+        wraps: a byte for each argument: 0 if nothing in it becomes a source, 1 if an array does, 2 if arrays in tuples
             and lists do too; plus 4 if parameters do.
     """
 
@@ -553,7 +553,7 @@ class Function:
         takes: int,
         bind: Callable[[tuple[Any, ...], dict[str, Any]], Sequence[Any]],
         slow: Callable[[tuple[Any, ...]], Any],
-        lifts: bytes,
+        wraps: bytes,
     ) -> None: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
     def record_tuple(self, arguments: tuple[Any, ...]) -> Any:

@@ -85,7 +85,7 @@ def _result(name: str, target: Any, rest: tuple[Any, ...], kwargs: dict[str, Any
         raise GraphError(f"{named(name)} changes a recorded value in place, which cannot be recorded; {INSTEAD}")
     is_method = name not in FILLING and hasattr(target, name[:-1])
     made = found(*rest, **kwargs) if is_method else found(target, *rest, **kwargs)
-    return made if isinstance(made, Value) else STAGE.current.alias(STAGE.current.lifting.lift(to_arrays(made)))
+    return made if isinstance(made, Value) else STAGE.current.alias(STAGE.current.wrapping.wrap(to_arrays(made)))
 
 
 def with_item(x: torch.Tensor, index: Any, value: Any) -> torch.Tensor:

@@ -38,7 +38,7 @@ def as_variable(x: Any, was_asked: bool = False) -> Any:
     if type(x) is not torch.Tensor or not x.requires_grad or find_parameter(x) is not None:
         return x
     calls = STAGE.current
-    return calls.alias(calls.lifting.lift(to_arrays(x if was_asked else x.detach())))
+    return calls.alias(calls.wrapping.wrap(to_arrays(x if was_asked else x.detach())))
 
 
 def refuse_backward() -> None:
@@ -72,7 +72,7 @@ def grad(
         raise GraphError(
             "is_grads_batched=True is not supported for recorded values; call torch.autograd.grad in a loop."
         )
-    calls, lift = STAGE.current, STAGE.current.lifting.lift
+    calls, wrap = STAGE.current, STAGE.current.wrapping.wrap
     if calls.begun is None:
         raise GraphError(
             "torch.autograd.grad is not available in an async function, whose calls are discarded when it waits; call "
@@ -81,7 +81,7 @@ def grad(
     results = [_value(x, "differentiates") for x in _listed(outputs)]
     given = [None] * len(results) if grad_outputs is None else _listed(grad_outputs)
     variables = [_variable(x) for x in _listed([*inputs.values()] if isinstance(inputs, dict) else inputs)]
-    seeds = [(x, lift(_seed(x, g))) for x, g in zip(results, given, strict=True)]
+    seeds = [(x, wrap(_seed(x, g))) for x, g in zip(results, given, strict=True)]
     tape = calls.open_tape(calls.begun)
     calls.close_tape(tape)
     values = [x for x in variables if isinstance(x, Value)]

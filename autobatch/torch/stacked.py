@@ -29,7 +29,7 @@ def stack_values(values: Sequence[Any], to_array: Callable[[Any], Any]) -> Rows 
         to_array: converts tensors among them.
     """
     stacked = _stack(values)
-    return stacked if stacked is not None else _stack([STAGE.current.lifting.lift(to_array(x)) for x in values])
+    return stacked if stacked is not None else _stack([STAGE.current.wrapping.wrap(to_array(x)) for x in values])
 
 
 def _stack(values: Sequence[Any]) -> Rows | None:

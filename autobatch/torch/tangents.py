@@ -142,7 +142,7 @@ class Directions:
         for value, tensor in inputs.values[self._n_read :]:
             tangent = self._inputs.get(self._numbers.get(id(tensor), -1))
             if tangent is not None:
-                found.append((value, STAGE.current.lifting.lift(to_arrays(tangent))))
+                found.append((value, STAGE.current.wrapping.wrap(to_arrays(tangent))))
         return found
 
 
@@ -169,7 +169,7 @@ class Along:
         directions.start(inputs)
         tape = calls.open_tape()
         try:
-            result = calls.lifting.lift(self._function(moved.instance), is_result=True)
+            result = calls.wrapping.wrap(self._function(moved.instance), is_result=True)
         finally:
             calls.close_tape(tape)
         found = record_tangents(tape, directions.seeds(), directions.parameters)

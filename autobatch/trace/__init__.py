@@ -7,7 +7,7 @@ A mini-batch passes these modules, in this order:
 - `forms` defines the call forms that such a function recognizes, and the ints that it logs.
 - `handles` defines the values that the function returns in place of numbers.
 - `calls` handles all other calls: it reads the arguments, traces the cell if the type is new, and adds the form to the
-  function. `lifting` turns arrays and parameters among the arguments into values.
+  function. `wrapping` turns arrays and parameters among the arguments into values.
 - The core decodes the log into the graph, by codes that `forms` makes. `results` records the structure of each result
   of the user's function, and puts computed rows back into it.
 

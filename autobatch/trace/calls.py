@@ -2,7 +2,7 @@
 
 An `Entry` stands for one cell of one module, one op, or one function built from ops. Its native function records the
 calls whose form is known (see `forms`); arrays and parameters among the arguments become sources. All other calls take
-the slow path in this module. If the form is still unknown after lifting, the arguments are read, the cell is traced if
+the slow path in this module. If the form is still unknown after wrapping, the arguments are read, the cell is traced if
 its type is new, and the native function gets the new form.
 """
 
@@ -35,8 +35,8 @@ from autobatch.trace.forms import EACH, Form, FormReader, Item, code_of, make_fo
 from autobatch.trace.handles import Handles, Rows
 from autobatch.trace.inputs import FloatInput
 from autobatch.trace.kept import Kept
-from autobatch.trace.lifting import Lifting, never, to_values, treatment_of
 from autobatch.trace.traces import Family, Traces
+from autobatch.trace.wrapping import Wrapping, never, to_values, treatment_of
 
 if TYPE_CHECKING:
     from autobatch.trace.tape import Pattern
@@ -89,7 +89,7 @@ class Calls:
         open_tapes: the tapes to which calls are added.
         noted: a library's notes on the instance being recorded; None if it has none.
         handles: the classes of the values that calls return.
-        lifting: turns arrays and parameters into values.
+        wrapping: turns arrays and parameters into values.
         patches: replaces the cells of torch modules by functions while programs are recorded; None for other modules.
 
     Args:
@@ -123,7 +123,7 @@ class Calls:
         self.patches = None if patch is None else patch(self.log)
         self.adopt, self.in_rounds = adopt, in_rounds
         self.handles = Handles(self, methods)
-        self.lifting = Lifting(self.handles, self.log.sources, self.record_source)
+        self.wrapping = Wrapping(self.handles, self.log.sources, self.record_source)
         self._entries: dict[Any, Entry] = {}
         self.log.treatment_of = treatment_of
         self.log.source = self._entry_of_arrays(is_ragged=False).function
@@ -216,10 +216,10 @@ class Calls:
         return self._entry_of_op(op, static).function(*args)
 
     def _beside_rows(self, x: Any, rows: Rows) -> Any:
-        """Lift an array to rows if it has as many as the value `rows`; return anything else unchanged."""
+        """Wrap an array to rows if it has as many as the value `rows`; return anything else unchanged."""
         is_array = isinstance(x, FloatInput) or (isinstance(x, np.ndarray) and x.dtype.kind == "f")
         if is_array and x.ndim == rows.ndim and x.shape[0] == len(rows):
-            return self.lifting.lift(x, is_ragged=True)
+            return self.wrapping.wrap(x, is_ragged=True)
         return x
 
     def _entry_of_op(self, op: Op, static: dict[str, Any]) -> Entry:
@@ -286,7 +286,7 @@ class Calls:
             return known
         run: Callable[..., Any] = lambda arguments: arguments["data"]  # noqa: E731
         ragged, identity = ("data",) * is_ragged, (Static("source"), Static(is_ragged))
-        entry = Entry("constant", identity, ONE_ARRAY, run, never, key, lifts=False, ragged=ragged)
+        entry = Entry("constant", identity, ONE_ARRAY, run, never, key, wraps=False, ragged=ragged)
         return self._add(key, entry)
 
     def _entry_of_parameter(self, parameter: Parameter) -> Entry:
@@ -308,7 +308,7 @@ class Calls:
             ragged, identity = ("data",) * is_ragged, (Static("input"), Static(is_ragged))
             key = ("input", is_ragged)
             entry = self._add(
-                key, Entry("input", identity, NUMBERED_ARRAY, run, never, key, lifts=False, ragged=ragged)
+                key, Entry("input", identity, NUMBERED_ARRAY, run, never, key, wraps=False, ragged=ragged)
             )
         at = len(self.log)
         value, _ = entry.function(data, number)
@@ -373,7 +373,7 @@ class Calls:
 
     def zeros(self, shape: tuple[int, ...]) -> Any:
         """Record zeros."""
-        return self.lifting.lift(np.zeros(shape))
+        return self.wrapping.wrap(np.zeros(shape))
 
     def entry_of(self, origin: tuple[Any, ...]) -> Entry:
         """Return the entry of a call made in another process; `origin` is that of its entry there.
@@ -411,10 +411,10 @@ class Calls:
 
     def _add(self, key: Any, entry: Entry) -> Entry:
         self._entries[key] = entry
-        lifts = entry.lifted() if entry.lifts else b""
+        wraps = entry.wrapped() if entry.wraps else b""
         entry.function = Function(
             self.log, entry.name, entry.keywords, entry.defaults, entry.takes, entry.bind,
-            lambda args: self._slow(entry, args), lifts,
+            lambda args: self._slow(entry, args), wraps,
         )  # fmt: skip
         if not isinstance(key, tuple):  # an op, a function or a parameter, which the core looks up
             self.log.functions[key] = entry.function
@@ -428,14 +428,14 @@ class Calls:
         entry.known = known
         entry.function.forms = tuple(form.recorder for form in reversed([*known.values()][:MAX_FORMS]))
 
-    # The slow path: the first call of each form, and calls with arguments that the core cannot lift.
+    # The slow path: the first call of each form, and calls with arguments that the core cannot wrap.
 
     def _slow(self, entry: Entry, args: tuple[Any, ...]) -> Any:
         if STAGE.current is not self:  # the caller is another thread, or traces a cell
             return entry.call_plainly(args)
         given = args if self.adopt is None else [*map(self.adopt, args)]
-        if all(map(is_, given, args)) and entry.lifts:
-            given = self._lifted(entry, args)
+        if all(map(is_, given, args)) and entry.wraps:
+            given = self._wrapped(entry, args)
         if not all(map(is_, given, args)):
             return entry.function.record_tuple(tuple(given))  # the form with values may be known
         reader, keys = self._read(entry, dict(zip(entry.names, args, strict=True)))
@@ -470,15 +470,15 @@ class Calls:
         made = Function.record(recorder, args)
         return self._refuse_lengths(entry, family.node_type.program, args) if made is None else made
 
-    def _lifted(self, entry: Entry, args: Sequence[Any]) -> list[Any]:
+    def _wrapped(self, entry: Entry, args: Sequence[Any]) -> list[Any]:
         """Return the arguments with values in place of arrays and parameters."""
-        lifted = [*args]
+        wrapped = [*args]
         for place, (name, x) in enumerate(zip(entry.names, args, strict=True)):
             if entry.lists and isinstance(x, (tuple, list)) and first_symbol(x) is not None:
                 x = to_values(x)
             if not entry.is_static(name, x):
-                lifted[place] = self.lifting.lift(x, entry.is_static, is_ragged=name in entry.ragged)
-        return lifted
+                wrapped[place] = self.wrapping.wrap(x, entry.is_static, is_ragged=name in entry.ragged)
+        return wrapped
 
     def _note_lengths(self, entry: Entry, keys: Mapping[str, Key], reader: FormReader) -> None:
         """Note an argument for `explain` if earlier calls differ only in its length, as an array or a list."""

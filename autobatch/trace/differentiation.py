@@ -138,7 +138,7 @@ class Recorded:
         """Return an alias of a value, an input whose parts are read as values for an array, a parameter itself."""
         if isinstance(x, Parameter):
             self._variables.append(x)
-            self._calls.lifting.forget(x)
+            self._calls.wrapping.forget(x)
             return x
         if isinstance(x, Value):
             self._variables.append(self._calls.alias(x))
@@ -149,7 +149,7 @@ class Recorded:
     def _read(self, part: Any, is_ragged: bool) -> Any:
         """Make the value of a part of an array, which only the function has."""
         if isinstance(part, FloatInput):
-            return self._calls.alias(self._calls.lifting.lift(part, is_ragged=is_ragged))
+            return self._calls.alias(self._calls.wrapping.wrap(part, is_ragged=is_ragged))
         return self._calls.record_source(part, is_ragged)
 
     @contextmanager
@@ -162,14 +162,14 @@ class Recorded:
             self._calls.close_tape(self._tape)
 
     def result(self, x: Any) -> Any:
-        """Return the value itself; for an array or parameter, a new value, although lifting shares equal ones."""
+        """Return the value itself; for an array or parameter, a new value, although wrapping shares equal ones."""
         return x if isinstance(x, Value) else self._calls.alias(self.given(x))
 
     def given(self, result: Any) -> Any:
         """Return a value itself; convert a number or an array to one."""
         if isinstance(result, (int, float, np.number)) and not isinstance(result, bool):
             result = np.asarray(float(result))
-        return self._calls.lifting.lift(result)
+        return self._calls.wrapping.wrap(result)
 
     def pull(self, results: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
         """Record gradients; GraphError if the program is over."""
@@ -249,7 +249,7 @@ class Recorded:
         if not isinstance(tangent, Value):
             part = tangent.reshape(-1)[positions]
             part = np.asarray(part) if isinstance(part, np.floating) else part
-            return self._calls.lifting.lift(part, is_ragged=isinstance(value, Rows))
+            return self._calls.wrapping.wrap(part, is_ragged=isinstance(value, Rows))
         parts = [_picked(tangent, at.ravel(), at.shape) for at, _ in _pairs(positions, value)]
         return self._calls.handles.rows_of(parts, value.row.shape) if isinstance(value, Rows) else parts[0]
 

@@ -37,7 +37,7 @@ class Entry:
         is_static: whether an argument (name, value), or a value in it, is part of the type.
         plain: the cell itself, for callers that do not record.
         function: the native function that records calls; made when the entry is added to a recording.
-        lifts: whether arrays among the arguments become sources; else they are data.
+        wraps: whether arrays among the arguments become sources; else they are data.
         lists: whether sequences that hold values become lists of values only.
         ragged: the arguments whose arrays have any number of rows.
         known: the forms met so far.
@@ -53,7 +53,7 @@ class Entry:
     is_static: Callable[[str, Any], bool]
     origin: tuple[Any, ...]
     plain: Any = None
-    lifts: bool = True
+    wraps: bool = True
     lists: bool = False
     ragged: tuple[str, ...] = ()
     known: Known = field(default_factory=dict)
@@ -86,11 +86,11 @@ class Entry:
         self.former.clear()
         self.fixed.clear()
 
-    def lifted(self) -> bytes:
-        """Return the `lifts` of the native function, a byte for each argument."""
-        return bytes(map(self._lifted, self.names))
+    def wrapped(self) -> bytes:
+        """Return the `wraps` of the native function, a byte for each argument."""
+        return bytes(map(self._wrapped, self.names))
 
-    def _lifted(self, name: str) -> int:
+    def _wrapped(self, name: str) -> int:
         if name in self.ragged or self.is_static(name, AN_ARRAY):
             return 0
         is_whole = self.lists or self.is_static(name, (AN_ARRAY,))

@@ -166,7 +166,7 @@ class Phases:
         calls.start_phase()
         refs, numbers, log_ptr, output_ptr = list[int](), list[int](), [0], [0]
         over, asked, log, programs = list[int](), dict[int, list[Any]](), calls.log, self.programs
-        forget = calls.lifting.start_instance
+        forget = calls.wrapping.start_instance
         with stage(calls):
             for i in places:
                 n_skipped = i + 1 - len(log_ptr)  # places

@@ -411,11 +411,11 @@ class Recorder:
             return structure
         if isinstance(result, (int, float, np.number)) and not isinstance(result, bool):
             result = np.asarray(float(result))
-        lifted = self.calls.lifting.lift(result, is_result=True)
-        structure = read_result(lifted, self.slots, refs, slots)
+        wrapped = self.calls.wrapping.wrap(result, is_result=True)
+        structure = read_result(wrapped, self.slots, refs, slots)
         if type(structure) is Slot:
-            self._known_slots[type(lifted)] = structure.number, structure
-        elif lifted is result and kinds and {*map(type, structure.children)} == {Slot}:
+            self._known_slots[type(wrapped)] = structure.number, structure
+        elif wrapped is result and kinds and {*map(type, structure.children)} == {Slot}:
             self._known_tuples[kinds] = structure, [slot.number for slot in structure.children]
         return structure
 

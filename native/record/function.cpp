@@ -9,9 +9,9 @@ namespace {
 
 constexpr Py_ssize_t FEW = 32;
 
-// The parts of an argument that are lifted, i.e. replaced by a *source*, the node that holds an array, a parameter or
+// The parts of an argument that are wrapped, i.e. replaced by a *source*, the node that holds an array, a parameter or
 // an input: none; the argument if it is an array; arrays in tuples and lists as well. PARAMETERS is a flag.
-enum Lifts : char { NOTHING = 0, ARRAYS = 1, PARTS = 2, PARAMETERS = 4 };
+enum Wraps : char { NOTHING = 0, ARRAYS = 1, PARTS = 2, PARAMETERS = 4 };
 
 Function* as_function(PyObject* self) { return reinterpret_cast<Function*>(self); }
 
@@ -35,43 +35,44 @@ PyObject* record_known(Function* function, PyObject* const* arguments, Py_ssize_
   return nullptr;
 }
 
-// The effect of lifting on an argument: none, or it and its parts are replaced by sources; or only Python can tell.
-enum class Lifting { ERROR, NONE, SOURCES, PYTHON };
+// The effect of wrapping on an argument: none, or it and its parts are replaced by sources; or only Python can tell.
+enum class Wrapping { ERROR, NONE, SOURCES, PYTHON };
 
-// How lifting treats a class other than array, tuple and list; Python is asked once per class.
+// How wrapping treats a class other than array, tuple and list; Python is asked once per class.
 enum Treatment : long { LEFT = 0, PARAMETER = 1, INPUT = 2 };
 
-Lifting find_class(Log* log, PyObject* x, char lifts) {
+Wrapping find_class(Log* log, PyObject* x, char wraps) {
   PyObject* kind = reinterpret_cast<PyObject*>(Py_TYPE(x));
   PyObject* known = PyDict_GetItemWithError(log->treatments, kind);
   if (!known) {
-    if (PyErr_Occurred() || !log->treatment_of) return PyErr_Occurred() ? Lifting::ERROR : Lifting::PYTHON;
+    if (PyErr_Occurred() || !log->treatment_of) return PyErr_Occurred() ? Wrapping::ERROR : Wrapping::PYTHON;
     Ref answer = call_object(log->treatment_of, x);
-    if (!answer || PyDict_SetItem(log->treatments, kind, answer.get()) < 0) return Lifting::ERROR;
+    if (!answer || PyDict_SetItem(log->treatments, kind, answer.get()) < 0) return Wrapping::ERROR;
     known = PyDict_GetItemWithError(log->treatments, kind);
   }
   long treatment = known && PyLong_Check(known) ? PyLong_AsLong(known) : -1;
   PyErr_Clear();
-  if (treatment == INPUT) return Lifting::SOURCES;
-  if (treatment == PARAMETER) return lifts & PARAMETERS ? Lifting::SOURCES : Lifting::NONE;
-  return treatment == LEFT ? Lifting::NONE : Lifting::PYTHON;
+  if (treatment == INPUT) return Wrapping::SOURCES;
+  if (treatment == PARAMETER) return wraps & PARAMETERS ? Wrapping::SOURCES : Wrapping::NONE;
+  return treatment == LEFT ? Wrapping::NONE : Wrapping::PYTHON;
 }
 
-Lifting find_lifting(Log* log, PyObject* x, char lifts) {
-  if (lifts == NOTHING || PyObject_TypeCheck(x, &HandleType) || PyLong_CheckExact(x) || PyFloat_CheckExact(x))
-    return Lifting::NONE;
+Wrapping find_wrapping(Log* log, PyObject* x, char wraps) {
+  if (wraps == NOTHING || PyObject_TypeCheck(x, &HandleType) || PyLong_CheckExact(x) || PyFloat_CheckExact(x))
+    return Wrapping::NONE;
   if (Py_TYPE(x) == &PyArray_Type) {
     int type = PyArray_TYPE(reinterpret_cast<PyArrayObject*>(x));
-    return type == NPY_FLOAT32 || type == NPY_FLOAT64 ? Lifting::SOURCES : Lifting::PYTHON;
+    return type == NPY_FLOAT32 || type == NPY_FLOAT64 ? Wrapping::SOURCES : Wrapping::PYTHON;
   }
-  if (!PyTuple_CheckExact(x) && !PyList_CheckExact(x)) return find_class(log, x, lifts);
-  if (!(lifts & PARTS)) return Lifting::PYTHON;
-  if (Py_EnterRecursiveCall(" in an argument of a cell")) return Lifting::ERROR;
-  Lifting found = Lifting::NONE;
-  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(x) && found != Lifting::ERROR && found != Lifting::PYTHON; i++) {
+  if (!PyTuple_CheckExact(x) && !PyList_CheckExact(x)) return find_class(log, x, wraps);
+  if (!(wraps & PARTS)) return Wrapping::PYTHON;
+  if (Py_EnterRecursiveCall(" in an argument of a cell")) return Wrapping::ERROR;
+  Wrapping found = Wrapping::NONE;
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(x) && found != Wrapping::ERROR && found != Wrapping::PYTHON;
+       i++) {
     Ref held = Ref::borrowed(PySequence_Fast_GET_ITEM(x, i));
-    Lifting part = find_lifting(log, held.get(), lifts);
-    if (part != Lifting::NONE) found = part;
+    Wrapping part = find_wrapping(log, held.get(), wraps);
+    if (part != Wrapping::NONE) found = part;
   }
   Py_LeaveRecursiveCall();
   return found;
@@ -87,15 +88,15 @@ PyObject* find_source(Log* log, const Ref& key, const Ref& source, PyObject* arg
 }
 
 // Returns an argument with arrays and parameters replaced by sources; null without an error if only Python can do so.
-PyObject* lift(Log* log, PyObject* x, char lifts) {
+PyObject* wrap(Log* log, PyObject* x, char wraps) {
   if (Py_TYPE(x) == &PyArray_Type) {
     Ref key(key_of_array(x));
     return key ? find_source(log, key, Ref::borrowed(log->source), x) : nullptr;
   }
   bool is_tuple = PyTuple_CheckExact(x);
   if (!is_tuple && !PyList_CheckExact(x)) {
-    Lifting found = find_lifting(log, x, lifts);
-    if (found != Lifting::SOURCES) return found == Lifting::NONE ? Py_NewRef(x) : nullptr;
+    Wrapping found = find_wrapping(log, x, wraps);
+    if (found != Wrapping::SOURCES) return found == Wrapping::NONE ? Py_NewRef(x) : nullptr;
     Ref key(PyLong_FromVoidPtr(x));
     Ref functions = Ref::borrowed(log->functions);  // owned, because comparing keys may end the recording
     Ref source = Ref::borrowed(key ? PyDict_GetItemWithError(functions.get(), key.get()) : nullptr);
@@ -105,48 +106,48 @@ PyObject* lift(Log* log, PyObject* x, char lifts) {
   // Copy a list, because it may change while its parts are recorded.
   Ref parts(is_tuple ? Py_NewRef(x) : PyList_AsTuple(x));
   Py_ssize_t n = parts ? PyTuple_GET_SIZE(parts.get()) : 0;
-  Ref lifted(!parts ? nullptr : is_tuple ? PyTuple_New(n) : PyList_New(n));
-  for (Py_ssize_t i = 0; lifted && i < n; i++) {
-    PyObject* part = lift(log, PyTuple_GET_ITEM(parts.get(), i), lifts);
+  Ref wrapped(!parts ? nullptr : is_tuple ? PyTuple_New(n) : PyList_New(n));
+  for (Py_ssize_t i = 0; wrapped && i < n; i++) {
+    PyObject* part = wrap(log, PyTuple_GET_ITEM(parts.get(), i), wraps);
     if (!part)
-      lifted = Ref();
+      wrapped = Ref();
     else if (is_tuple)
-      PyTuple_SET_ITEM(lifted.get(), i, part);
+      PyTuple_SET_ITEM(wrapped.get(), i, part);
     else
-      PyList_SET_ITEM(lifted.get(), i, part);
+      PyList_SET_ITEM(wrapped.get(), i, part);
   }
   Py_LeaveRecursiveCall();
-  return lifted.release();
+  return wrapped.release();
 }
 
 // Records a call with arrays and parameters replaced by sources. Returns null without an error if there are none, if
-// only Python can lift an argument, or if no form matches the lifted arguments.
-PyObject* record_lifted(Function* function, PyObject* const* arguments, Py_ssize_t n) {
+// only Python can wrap an argument, or if no form matches the wrapped arguments.
+PyObject* record_wrapped(Function* function, PyObject* const* arguments, Py_ssize_t n) {
   Log* log = function->log;
-  if (!PyBytes_GET_SIZE(function->lifts) || PyBytes_GET_SIZE(function->lifts) != n) return nullptr;
-  const char* lifts = PyBytes_AS_STRING(function->lifts);
+  if (!PyBytes_GET_SIZE(function->wraps) || PyBytes_GET_SIZE(function->wraps) != n) return nullptr;
+  const char* wraps = PyBytes_AS_STRING(function->wraps);
   // Look at all arguments first, so that no source is recorded for a call that Python must handle.
   bool has_sources = false;
   for (Py_ssize_t i = 0; i < n; i++) {
-    Lifting found = find_lifting(log, arguments[i], lifts[i]);
-    if (found == Lifting::ERROR || found == Lifting::PYTHON) return nullptr;
-    has_sources |= found == Lifting::SOURCES;
+    Wrapping found = find_wrapping(log, arguments[i], wraps[i]);
+    if (found == Wrapping::ERROR || found == Wrapping::PYTHON) return nullptr;
+    has_sources |= found == Wrapping::SOURCES;
   }
   if (!has_sources) return nullptr;
-  Ref lifted(PyTuple_New(n));
-  for (Py_ssize_t i = 0; lifted && i < n; i++) {
-    PyObject* x = lifts[i] == NOTHING ? Py_NewRef(arguments[i]) : lift(log, arguments[i], lifts[i]);
+  Ref wrapped(PyTuple_New(n));
+  for (Py_ssize_t i = 0; wrapped && i < n; i++) {
+    PyObject* x = wraps[i] == NOTHING ? Py_NewRef(arguments[i]) : wrap(log, arguments[i], wraps[i]);
     if (!x) return nullptr;
-    PyTuple_SET_ITEM(lifted.get(), i, x);
+    PyTuple_SET_ITEM(wrapped.get(), i, x);
   }
-  return lifted ? record_known(function, &PyTuple_GET_ITEM(lifted.get(), 0), n) : nullptr;
+  return wrapped ? record_known(function, &PyTuple_GET_ITEM(wrapped.get(), 0), n) : nullptr;
 }
 
-// Records a call of a known form, with or without lifting; returns null without an error if no form matches.
+// Records a call of a known form, with or without wrapping; returns null without an error if no form matches.
 PyObject* record_natively(Function* function, PyObject* const* arguments, Py_ssize_t n) {
   PyObject* made = is_present(function) ? record_known(function, arguments, n) : nullptr;
   // Testing forms may run Python code that ends the recording, so `is_present` is asked again.
-  return made || PyErr_Occurred() || !is_present(function) ? made : record_lifted(function, arguments, n);
+  return made || PyErr_Occurred() || !is_present(function) ? made : record_wrapped(function, arguments, n);
 }
 
 PyObject* record(Function* function, PyObject* const* arguments, Py_ssize_t n) {
@@ -241,11 +242,11 @@ bool are_forms(PyObject* forms) {
 }
 
 PyObject* make_function(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* names[] = {"log", "name", "names", "defaults", "takes", "bind", "slow", "lifts", nullptr};
-  PyObject *log, *name, *of, *defaults, *bind, *slow, *lifts;
+  static const char* names[] = {"log", "name", "names", "defaults", "takes", "bind", "slow", "wraps", nullptr};
+  PyObject *log, *name, *of, *defaults, *bind, *slow, *wraps;
   int takes;
   if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!UO!O!iOOS:Function", const_cast<char**>(names), &LogType, &log,
-                                   &name, &PyTuple_Type, &of, &PyTuple_Type, &defaults, &takes, &bind, &slow, &lifts))
+                                   &name, &PyTuple_Type, &of, &PyTuple_Type, &defaults, &takes, &bind, &slow, &wraps))
     return nullptr;
   if (PyTuple_GET_SIZE(defaults) > PyTuple_GET_SIZE(of) || !PyCallable_Check(slow) || !PyCallable_Check(bind))
     return PyErr_SetString(PyExc_TypeError, "a function must have names, defaults of the last, and callables"), nullptr;
@@ -269,7 +270,7 @@ PyObject* make_function(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   function->slow = Py_NewRef(slow);
   function->forms = forms;
   function->takes = takes;
-  function->lifts = Py_NewRef(lifts);
+  function->wraps = Py_NewRef(wraps);
   function->log = reinterpret_cast<Log*>(Py_NewRef(log));
   return reinterpret_cast<PyObject*>(function);
 }
@@ -307,7 +308,7 @@ void free_function(PyObject* self) {
   Py_XDECREF(function->bind);
   Py_XDECREF(function->slow);
   Py_XDECREF(function->forms);
-  Py_XDECREF(function->lifts);
+  Py_XDECREF(function->wraps);
   Py_XDECREF(reinterpret_cast<PyObject*>(function->log));
   Py_TYPE(self)->tp_free(self);
   Py_TRASHCAN_END
@@ -364,7 +365,7 @@ PyObject* record_known_call(const Log* log, PyObject* function, PyObject* const*
   return records_there ? record_known(as_function(function), arguments, n) : nullptr;
 }
 
-bool is_source(Log* log, PyObject* x) { return find_lifting(log, x, ARRAYS | PARAMETERS) == Lifting::SOURCES; }
+bool is_source(Log* log, PyObject* x) { return find_wrapping(log, x, ARRAYS | PARAMETERS) == Wrapping::SOURCES; }
 
 PyObject* record_values(const Log* log, PyObject* object, PyObject* const* args, Py_ssize_t n_args, PyObject* kwnames) {
   Function* function = as_function(object);

@@ -21,7 +21,7 @@ struct Function {
   PyObject* bind;      // bind(args, kwargs): returns the list of all arguments, for calls that are not plain
   PyObject* slow;      // slow(arguments): handles calls of no known form
   PyObject* forms;     // a tuple of forms
-  PyObject* lifts;     // the `Lifts` of each argument, as bytes; empty if none is lifted
+  PyObject* wraps;     // the `Wraps` of each argument, as bytes; empty if none is wrapped
   Log* log;
   Vec<CallTemplate*> templates;  // of calls in folds; see `record/fold.h`
   int takes;

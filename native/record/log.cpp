@@ -547,7 +547,7 @@ PyGetSetDef attributes[] = {
     {"n_instances", get_n_instances, nullptr, "Number of instances begun.", nullptr},
     {"sources", get_sources, nullptr, "What stands for arrays and parameters in this instance.", nullptr},
     {"functions", get_functions, nullptr, "The functions that record functions made of ops.", nullptr},
-    {"treatment_of", get_treatment_of, set_treatment_of, "How lifting treats the class of an object.", nullptr},
+    {"treatment_of", get_treatment_of, set_treatment_of, "How wrapping treats the class of an object.", nullptr},
     {"source", get_source, set_source, "The function that records an array.", nullptr},
     {"n_calls", get_n_calls, nullptr, "Number of calls in this session.", nullptr},
     {"n_floats", get_n_floats, nullptr, "Number of float attributes logged.", nullptr},

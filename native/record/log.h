@@ -36,8 +36,8 @@ struct Log {
   PyObject* draw;          // a function that returns the next draw's number; if null, draws are counted per instance
   PyObject* sources;       // a dict: the values that represent arrays and parameters in this instance
   PyObject* source;        // the function that records an array as a node
-  PyObject* treatments;    // a dict: for each class, how lifting treats its objects
-  PyObject* treatment_of;  // treatment_of(x): returns how lifting treats the class of x
+  PyObject* treatments;    // a dict: for each class, how wrapping treats its objects
+  PyObject* treatment_of;  // treatment_of(x): returns how wrapping treats the class of x
   PyObject* functions;     // a dict: the function that records an op, a function made of ops, or a parameter (by `id`)
   CellFunctions cells;
   uint32_t session;

@@ -311,8 +311,8 @@ class World:
         n = int(self.rng.integers(3))
         bind = self.one_of([lambda args, kwargs: [*args, *kwargs.values()], Meddler(self, ())])
         slow = self.one_of([lambda arguments: None, Meddler(self, 1), *self.functions[:1]])
-        names, lifts = tuple("abc"[:n]), bytes(self.rng.integers(0, 8, n).tolist())
-        found = Function(self.log(), "name", names, (None,) * int(self.rng.integers(3)), n, bind, slow, lifts)
+        names, wraps = tuple("abc"[:n]), bytes(self.rng.integers(0, 8, n).tolist())
+        found = Function(self.log(), "name", names, (None,) * int(self.rng.integers(3)), n, bind, slow, wraps)
         self.functions.append(found)
         self.set_forms()
         if self.rng.random() < 0.3:

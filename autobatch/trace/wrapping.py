@@ -1,4 +1,4 @@
-"""Lifting: the conversion of arrays and parameters in arguments and results to values of the recording."""
+"""Wrapping: the conversion of arrays and parameters in arguments and results to values of the recording."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ KEPT = "kept"
 
 
 def treatment_of(x: Any) -> int:
-    """Return how lifting treats objects of the class of `x`."""
+    """Return how wrapping treats objects of the class of `x`."""
     if isinstance(x, (Parameter, FloatInput)):
         return PARAMETER if isinstance(x, Parameter) else INPUT
     return ELSE if isinstance(x, (np.ndarray, np.generic)) or is_structure(x) else LEFT
 
 
-class Lifting:
+class Wrapping:
     """Makes one node, a *source*, for each array, parameter and input that an instance uses outside cells.
 
     Args:
@@ -52,7 +52,7 @@ class Lifting:
         """Make a new node for a parameter when the instance uses it next."""
         self._sources.pop(id(parameter), None)
 
-    def lift(
+    def wrap(
         self,
         x: Any,
         is_static: Callable[[str, Any], bool] = never,
@@ -90,7 +90,7 @@ class Lifting:
         if not is_structure(x) or (type(x) in (list, tuple) and self._handles.own_all(x)):
             return x
         own = parts_of(x)
-        parts = [part if type(part) in PLAIN else self.lift(part, is_static, is_result, is_ragged) for part in own]
+        parts = [part if type(part) in PLAIN else self.wrap(part, is_static, is_result, is_ragged) for part in own]
         is_same = all(map(operator.is_, parts, own)) and (type(x) in (list, dict) or not isinstance(x, (list, dict)))
         return x if is_same else Key.of_structure(x, ()).build(parts)
 
@@ -107,7 +107,7 @@ class Lifting:
 
 
 def to_values(values: Sequence[Any]) -> list[Any]:
-    """Convert a sequence that holds values to a list, with numbers as arrays, which are lifted to values later."""
+    """Convert a sequence that holds values to a list, with numbers as arrays, which are wrapped to values later."""
     parts = list(map(_as_values, values))
     return values if type(values) is list and all(map(operator.is_, parts, values)) else parts
 
