@@ -64,7 +64,7 @@ class Respelling(TorchFunctionMode):
         return torch._C._functorch.is_functorch_wrapped_tensor(x)
 
     def values(self, tensors: Iterable[Tensor]) -> None:
-        """Return None: the outline has already rejected functions that read numbers."""
+        """Return None: the analysis has already rejected functions that read numbers."""
 
 
 def check_numbers(op: Any, args: Any, numbers: Numbers) -> None:

@@ -93,7 +93,7 @@ def _run_by_torch(function: Callable[..., Any], given: Any, tracing: Tracing, wh
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise GraphError(f"torch cannot run it: {_told(error)}") from error
     outputs = iter(record_call(body, [x.value for x in leaves]))
-    return on_tensors(lambda x: next(outputs), body.outline.result)
+    return on_tensors(lambda x: next(outputs), body.analysis.result)
 
 
 def _told(error: Exception) -> str:

@@ -13,10 +13,10 @@ from autobatch.api import batched as batched_arrays
 from autobatch.errors import GraphError, NumericError
 from autobatch.ir.arguments import parts_of
 from autobatch.keywords import checked
+from autobatch.torch.analysis import functions_behind, leaves_behind
 from autobatch.torch.batched import BatchedMethod, TorchBatched, batched
 from autobatch.torch.kinds import is_float
 from autobatch.torch.modules import TorchModule
-from autobatch.torch.outline import functions_behind, leaves_behind
 from autobatch.torch.structures import leaves_of, tensors_in
 from autobatch.trace.awaiting import eager
 

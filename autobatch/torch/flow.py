@@ -164,7 +164,7 @@ def _root(program: CellProgram, output: int) -> Root:
         source.op.view or source.op is OPS["stop_gradient"]
     ):
         at, part = source.args[0], at
-    has_parts = _is_opaque(source) and not source.static["body"].outline.results_share
+    has_parts = _is_opaque(source) and not source.static["body"].analysis.results_share
     return Root(source, part if has_parts else at)
 
 
@@ -188,7 +188,7 @@ def _reach(program: CellProgram, output: int, root: Any, is_twin: bool) -> Reach
         elif isinstance(source, Instruction) and source.op is not OPS["stop_gradient"]:
             args = [arg for arg in source.args if arg not in seen]
             left, seen = left + args, seen.union(args)
-    is_shared = root.static["body"].outline.may_share if _is_opaque(root) else not isinstance(root, Instruction)
+    is_shared = root.static["body"].analysis.may_share if _is_opaque(root) else not isinstance(root, Instruction)
     if isinstance(root, Port):
         shared = frozenset([root.leaf])
     else:

@@ -1,7 +1,7 @@
 """Cells that torch itself runs: a body with unsupported ops becomes one op, whose kernel calls the body on a batch.
 
 The op takes all values that the body reads, and returns all its outputs as one vector per node. The analysis of the
-body decides how the kernel passes the rows of a batch, see `autobatch.torch.outline`. In training the call is kept, and
+body decides how the kernel passes the rows of a batch, see `autobatch.torch.analysis`. In training the call is kept, and
 torch's own autograd differentiates it.
 """
 
@@ -28,6 +28,7 @@ from autobatch.ops.operators import STAGE
 from autobatch.ops.randomness import Randomness
 from autobatch.ops.shaping import slice_, stand_for
 from autobatch.params.parameter import Parameter
+from autobatch.torch.analysis import Analysis, Kind, Way, mapped
 from autobatch.torch.asking import Respelling
 from autobatch.torch.calls import OPEN, TICKET, Tape
 from autobatch.torch.kinds import (
@@ -39,7 +40,6 @@ from autobatch.torch.kinds import (
     shape_within,
     to_floats,
 )
-from autobatch.torch.outline import Kind, Outline, Way, mapped
 from autobatch.torch.structures import tensors_in
 
 NUMBERS = count()
@@ -61,7 +61,7 @@ class Body:
 
     Attributes:
         model: the dtype of the model.
-        outline: the analysis of the function.
+        analysis: the analysis of the function.
         parameters: the parameters that it reads beside its arguments.
         shapes: the shapes of the arguments when stored as floats of the model.
         floats: the places of the arguments with gradients.
@@ -79,14 +79,14 @@ class Body:
     ) -> None:
         self.name, self.why, self._number = name, why, next(NUMBERS)
         self._function, self.model, self._dtypes = function, model, [kind.dtype for kind in kinds]
-        self.outline = outline = Outline(function, kinds)
-        self.parameters = [*outline.reads.values()]
-        self._way = outline.way if kinds else Way.ONE_BY_ONE
-        self.constants = {k for k, kind in enumerate(kinds) if kind.has_gradient and not outline.kinds[k].has_gradient}
-        self.floats = [k for k, kind in enumerate(outline.kinds) if kind.has_gradient]
+        self.analysis = analysis = Analysis(function, kinds)
+        self.parameters = [*analysis.reads.values()]
+        self._way = analysis.way if kinds else Way.ONE_BY_ONE
+        self.constants = {k for k, kind in enumerate(kinds) if kind.has_gradient and not analysis.kinds[k].has_gradient}
+        self.floats = [k for k, kind in enumerate(analysis.kinds) if kind.has_gradient]
         self.shapes = [shape_within(kind.shape, kind.dtype) for kind in kinds]
-        self.kinds = [(tuple(y.shape), y.dtype) for y in tensors_in(outline.result)]
-        for y in tensors_in(outline.result):
+        self.kinds = [(tuple(y.shape), y.dtype) for y in tensors_in(analysis.result)]
+        for y in tensors_in(analysis.result):
             check_kind(y.dtype, model)
             if y.layout is not torch.strided:
                 raise GraphError(f"its result must be a dense tensor, got layout {y.layout}; call .to_dense().")
@@ -100,7 +100,7 @@ class Body:
     @property
     def draws(self) -> bool:
         """Return whether it draws random numbers."""
-        return self.outline.draws
+        return self.analysis.draws
 
     def needed_by(self, part: slice) -> list[int]:
         """Return the positions of the arguments, including parameters, to which gradients of an output flow.
@@ -112,7 +112,7 @@ class Body:
         ends = accumulate(map(math.prod, self.outputs), initial=0)
         needs = [
             need
-            for need, ends in zip(self.outline.needs, pairwise(ends), strict=True)
+            for need, ends in zip(self.analysis.needs, pairwise(ends), strict=True)
             if ends == (part.start, part.stop)
         ]
         arguments = {k for need in needs for k in need.arguments}
@@ -137,8 +137,8 @@ class Body:
 
     def _mapped(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """Compute all rows by `vmap`."""
-        respelling = Respelling() if self.outline.is_respelled else nullcontext()
-        attending = sdpa_kernel(SDPBackend.MATH) if self.outline.attends else nullcontext()
+        respelling = Respelling() if self.analysis.is_respelled else nullcontext()
+        attending = sdpa_kernel(SDPBackend.MATH) if self.analysis.attends else nullcontext()
         with respelling, attending:
             found: Sequence[Tensor] = mapped(self._of_row, tensors)
         return found
@@ -313,7 +313,7 @@ def record_call(body: Body, values: Sequence[Any]) -> list[Any]:
         draw, site = STAGE.current.next_draw()
         found = _parts(DRAWING(*values, *body.parameters, draw, body=body, site=site), body.outputs)
     else:
-        if body.outline.may_draw:
+        if body.analysis.may_draw:
             STAGE.current.note_draw()  # so that graphs recorded in eval() run after train()
         found = _parts(FORWARD(*values, *body.parameters, body=body), body.outputs)
     return [

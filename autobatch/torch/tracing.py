@@ -34,15 +34,7 @@ from autobatch.ops.elementwise import instead, stop_gradient
 from autobatch.ops.operators import OPS as OPS_OF_VALUES
 from autobatch.ops.operators import STAGE, Operators
 from autobatch.ops.shaping import stand_for
-from autobatch.torch.asking import check_numbers, respell
-from autobatch.torch.aten import OPS
-from autobatch.torch.aten.table import Kinds
-from autobatch.torch.entering import CURRENT
-from autobatch.torch.functions import FUNCTIONS, NUMBERED
-from autobatch.torch.kinds import dtype_of_name, holds_ints, is_float, name_of, shape_outside, shape_within
-from autobatch.torch.lists import apply, apply_function
-from autobatch.torch.opaque import Body, record_call
-from autobatch.torch.outline import (
+from autobatch.torch.analysis import (
     CHANGED,
     CHECKING,
     DROPPING,
@@ -55,6 +47,14 @@ from autobatch.torch.outline import (
     is_changed,
     link,
 )
+from autobatch.torch.asking import check_numbers, respell
+from autobatch.torch.aten import OPS
+from autobatch.torch.aten.table import Kinds
+from autobatch.torch.entering import CURRENT
+from autobatch.torch.functions import FUNCTIONS, NUMBERED
+from autobatch.torch.kinds import dtype_of_name, holds_ints, is_float, name_of, shape_outside, shape_within
+from autobatch.torch.lists import apply, apply_function
+from autobatch.torch.opaque import Body, record_call
 from autobatch.torch.parameters import find_parameter
 from autobatch.torch.rows import Unknown, refuse, shape_in_torch
 from autobatch.torch.structures import on_leaves, on_tensors, tensors_in

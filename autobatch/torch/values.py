@@ -24,6 +24,7 @@ from autobatch.ops.conditions import COMPARISONS
 from autobatch.ops.operators import STAGE
 from autobatch.torch import aten, packed
 from autobatch.torch.adopting import to_arrays
+from autobatch.torch.analysis import REGISTER_HOOK, check_function, is_checked
 from autobatch.torch.asking import validation_advice
 from autobatch.torch.cells import cell_of_function, returning_without_gradient, without_gradient
 from autobatch.torch.changing import OPERATORS, change, is_in_place, replace
@@ -32,7 +33,6 @@ from autobatch.torch.flow import Flow
 from autobatch.torch.gradients import BACKWARD, GRAD, REQUIRES, as_variable, grad, refuse_backward
 from autobatch.torch.kinds import dtype_of_name
 from autobatch.torch.metadata import AWAIT, CONSTRUCTORS, by_position, construct, named, needs_no_node, tell
-from autobatch.torch.outline import REGISTER_HOOK, check_function, is_checked
 from autobatch.torch.parameters import PARAMETERS, find_parameter
 from autobatch.torch.seen_class import asks_for_class
 from autobatch.torch.stacked import REDUCTIONS, reduce_rows, stack_values

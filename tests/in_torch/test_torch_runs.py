@@ -13,7 +13,7 @@ from torch.nn import functional
 import autobatch.torch as abt
 from autobatch.errors import GraphError
 from autobatch.ir.builder import NeedsData
-from autobatch.torch.outline import Kind, Outline, Way
+from autobatch.torch.analysis import Analysis, Kind, Way
 from helpers.runs.ways import each
 
 every_backend = each("backend", ("reference", "cpu"))
@@ -210,12 +210,12 @@ WAYS: dict[str, tuple[Any, Sequence[Kind], Way]] = {
 @each("name", WAYS)
 def test_what_a_function_calls_decides_how_it_computes_many_rows(name: str) -> None:
     function, kinds, way = WAYS[name]
-    assert Outline(function, kinds).way is way
+    assert Analysis(function, kinds).way is way
 
 
 def test_numbers_are_asked_for_only_by_functions_that_check_them() -> None:
     with pytest.raises(NeedsData, match="the places where a condition holds"):
-        Outline(count_places, [kind(4)])
+        Analysis(count_places, [kind(4)])
     variance = [torch.ones(3), torch.tensor([1.0, -1.0, 1.0])]
     loss = abt.cell(lambda x: functional.gaussian_nll_loss(x, 2 * x, x))
     batched = abt.batched(lambda x: loss(x), module=nn.Linear(1, 1))  # type: ignore[no-untyped-call]

@@ -98,8 +98,8 @@ class Needs(NamedTuple):
     parameters: frozenset[int]
 
 
-class Outline:
-    """The result of the analysis of a function.
+class Analysis:
+    """The analysis of a function.
 
     Args:
         function: the function of the tensors of one row.
@@ -301,9 +301,9 @@ class _Functions(TorchFunctionMode):
         has_hooks: whether a hook of a tensor was registered.
     """
 
-    def __init__(self, outline: Outline, rows: Sequence[Tensor]) -> None:
+    def __init__(self, analysis: Analysis, rows: Sequence[Tensor]) -> None:
         super().__init__()
-        self._outline = outline
+        self._analysis = analysis
         self.is_per_row, self.has_hooks = True, False
         self.given, self._rows = rows, {id(x): x for x in rows}
 
@@ -315,26 +315,26 @@ class _Functions(TorchFunctionMode):
         check_function(function, args, kwargs)
         tensors = tensors_in((args, kwargs))
         for x in tensors:
-            self._outline.note_read(x)
+            self._analysis.note_read(x)
         rows = [x for x in tensors if id(x) in self._rows]
         if rows and self.is_per_row:
             self.is_per_row = is_per_row(function, Call(args, kwargs, rows))
-        spelled = respell(function, args, kwargs, self._outline)
-        self._outline.is_respelled |= spelled is not None
+        spelled = respell(function, args, kwargs, self._analysis)
+        self._analysis.is_respelled |= spelled is not None
         function, args, kwargs = spelled or (function, args, kwargs)
         if any(x.is_meta for x in tensors):
-            twin = partial(self._outline.twin, of_numbers=function in JOINING)
+            twin = partial(self._analysis.twin, of_numbers=function in JOINING)
             args, kwargs = on_tensors(twin, args), on_tensors(twin, kwargs)
         if function in OTHERWISE_SHAPED and any(x.is_meta for x in tensors):
             raise NotImplementedError("its shapes are only known with numbers.")
-        n_draws = self._outline.n_draws
-        self._outline.may_draw |= function in DROPPING
-        self._outline.attends |= function in ATTENDING
-        with self._outline.checking() if function in CHECKING else nullcontext():
+        n_draws = self._analysis.n_draws
+        self._analysis.may_draw |= function in DROPPING
+        self._analysis.attends |= function in ATTENDING
+        with self._analysis.checking() if function in CHECKING else nullcontext():
             found = function(*args, **kwargs)
         if rows:
             self._rows.update((id(x), x) for x in tensors_in(found))
-        elif self._outline.n_draws > n_draws:
+        elif self._analysis.n_draws > n_draws:
             self.is_per_row = False  # each row must draw its own numbers
         return found
 
@@ -346,9 +346,9 @@ class _Functions(TorchFunctionMode):
 class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The mode that intercepts basic ops: it rejects those that need numbers, or that change given tensors."""
 
-    def __init__(self, outline: Outline) -> None:
+    def __init__(self, analysis: Analysis) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._outline = outline
+        self._analysis = analysis
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -356,14 +356,14 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with unheard():
-            if not self._outline.only_checks:
-                check_numbers(op, args, self._outline)
+            if not self._analysis.only_checks:
+                check_numbers(op, args, self._analysis)
             elif any(x.is_meta for x in tensors_in((args, kwargs))):
                 raise NotImplementedError("the checked tensors have no numbers.")
-            self._outline.check_change(op, args)
-            self._outline.note_op(op, args)
+            self._analysis.check_change(op, args)
+            self._analysis.note_op(op, args)
             result = op(*args, **(kwargs or {}))
-            self._outline.note_made(op, (args, kwargs), result)
+            self._analysis.note_made(op, (args, kwargs), result)
         return result
 
 
