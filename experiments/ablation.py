@@ -92,7 +92,7 @@ def measure(config: Config, model: str) -> Findings:
             }
             for way, loss in losses.items()
         }
-        seconds |= {f"{mode}, {way}": laps for way, laps in times.items()}
+        seconds |= {f"{mode}, {way}": timings for way, timings in times.items()}
     return Findings(seconds, figures, table_of(model, figures).text())
 
 
@@ -157,8 +157,8 @@ def typical_time(records: Records, way: str) -> float:
 
 def time_range(one: Record, way: str) -> tuple[float, float]:
     """Return the shortest and the longest round relative to the median of `FULL`."""
-    laps, full = one.seconds[f"training, {way}"], statistics.median(one.seconds[f"training, {FULL}"])
-    return min(laps) / full, max(laps) / full
+    timings, full = one.seconds[f"training, {way}"], statistics.median(one.seconds[f"training, {FULL}"])
+    return min(timings) / full, max(timings) / full
 
 
 def see(records: Records) -> str:

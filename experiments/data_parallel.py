@@ -95,12 +95,12 @@ def compare(turns: Mapping[str, Sequence[Sequence[Sequence[Step]]]], size: int) 
     first = next(iter(steps.values()))
     return {
         n: {
-            "step_ms": 1e3 * median(laps),
-            "instances_per_s": size / median(laps),
-            "speed_up": median(one / own for one, own in zip(first, laps, strict=True)),
+            "step_ms": 1e3 * median(timings),
+            "instances_per_s": size / median(timings),
+            "speed_up": median(one / own for one, own in zip(first, timings, strict=True)),
             "stages_ms": {stage: 1e3 * seconds for stage, seconds in stage_seconds(turns[n]).items()},
         }
-        for n, laps in steps.items()
+        for n, timings in steps.items()
     }
 
 
@@ -122,10 +122,10 @@ def measure_shares(config: Config) -> Findings:
                     for batch, some in zip(batches, divided, strict=True)
                 ]
                 few = list(zip(batches, divided, strict=True))[: config.share_minibatches]
-                laps = [time_shares(trainer, [batch[own].tolist() for own in some], config.share_repeats)
+                timings = [time_shares(trainer, [batch[own].tolist() for own in some], config.share_repeats)
                         for batch, some in few]  # fmt: skip
-                found[way] = {"predicted": fmean(map(unevenness, loads)), "measured": fmean(map(unevenness, laps))}
-                seconds |= {f"{model}, {n} processes, {way}, mini-batch {k}": one for k, one in enumerate(laps)}
+                found[way] = {"predicted": fmean(map(unevenness, loads)), "measured": fmean(map(unevenness, timings))}
+                seconds |= {f"{model}, {n} processes, {way}, mini-batch {k}": one for k, one in enumerate(timings)}
             figures[f"{model}, {n}"] = found
     return Findings(seconds, figures, table_of_shares(figures).text(), SHARES)
 
@@ -153,7 +153,7 @@ def unevenness(loads: Sequence[float]) -> float:
 def time_shares(trainer: Trainer, shares: Sequence[Sequence[int]], repeats: int) -> list[float]:
     """Return the median seconds of each share, run alone; a first round is not counted."""
     rounds = [trainer.time_alone(shares) for _ in range(repeats + 1)][1:]
-    return [median(laps) for laps in zip(*rounds, strict=True)]
+    return [median(timings) for timings in zip(*rounds, strict=True)]
 
 
 def table_of_steps(figures: Mapping[str, Mapping[str, Any]]) -> Table:

@@ -294,7 +294,9 @@ def race_matmuls(workload: Workload, config: Config) -> Roofline:
         peak_library=library,
         counts=racer.tally.means(),
         lines=_make_lines(racer, loss.last.graph.types.names),
-        seconds={what: [lap for laps in by_minibatch for lap in laps] for what, by_minibatch in times.items()},
+        seconds={
+            what: [timing for timings in by_minibatch for timing in timings] for what, by_minibatch in times.items()
+        },
     )
 
 
@@ -354,9 +356,9 @@ def _make_lines(racer: _Racer, names: Sequence[str]) -> list[Line]:
 def _mean_parts(times: Sequence[Sequence[Mapping[Part, float]]]) -> dict[Part, float]:
     """Return milliseconds of each part: means over mini-batches of the medians of their runs, without the first run."""
     found: defaultdict[Part, list[float]] = defaultdict(list)
-    for laps in times:
-        for part in {part for lap in laps[1:] for part in lap}:
-            found[part].append(statistics.median(lap.get(part, 0.0) for lap in laps[1:]))
+    for timings in times:
+        for part in {part for timing in timings[1:] for part in timing}:
+            found[part].append(statistics.median(timing.get(part, 0.0) for timing in timings[1:]))
     return {part: 1e3 * float(np.sum(medians)) / len(times) for part, medians in found.items()}
 
 

@@ -168,15 +168,15 @@ def time_learning(config: Config) -> Findings:
         dag = to_dag(make_random_graph(draw_dags(max(1, wanted // 9), rng), rng, n_types))
         names = tuple(map(str, range(dag.n_types)))
         settings = replace(OURS, episodes=config.episodes, tolerance=0.0)
-        machine, laps = Machine("sort", critical=True, mask=True), []
+        machine, timings = Machine("sort", critical=True, mask=True), []
         for seed in range(config.seed, config.seed + config.learning_repeats + 1):
             start = process_time()
             fsm = learn_fsm([dag], TypeNames(names, names), machine, settings, seed=seed)
-            laps.append((process_time() - start) / fsm.about["curves"]["forward"][-1]["episodes"])
-        seconds[f"an episode, {n_types} types, {dag.type_id.size} nodes"] = laps[1:]
+            timings.append((process_time() - start) / fsm.about["curves"]["forward"][-1]["episodes"])
+        seconds[f"an episode, {n_types} types, {dag.type_id.size} nodes"] = timings[1:]
         states = int(fsm.tables["forward"].n_states[0])
         sizes.append({
-            "types": n_types, "nodes": dag.type_id.size, "states": states, "ms": 1e3 * float(np.median(laps[1:]))
+            "types": n_types, "nodes": dag.type_id.size, "states": states, "ms": 1e3 * float(np.median(timings[1:]))
         })  # fmt: skip
     return Findings(seconds, {"sizes": sizes}, table_of_learning({"sizes": sizes}).text())
 
@@ -228,8 +228,8 @@ def draw_planning(record: Record, axes: Axes) -> None:
     for k, stage in enumerate((BARE, *STAGES)):
         known = [one for one in record.figures["sizes"] if stage in one["ns_per_node"]]
         nodes, ns = [one["nodes"] for one in known], [one["ns_per_node"][stage] for one in known]
-        laps = [np.array(record.seconds[f"{stage}, {n} nodes"]) / n for n in nodes]
-        spread = [[1e9 * float(np.percentile(lap, percent)) for lap in laps] for percent in (25, 75)]
+        timings = [np.array(record.seconds[f"{stage}, {n} nodes"]) / n for n in nodes]
+        spread = [[1e9 * float(np.percentile(timing, percent)) for timing in timings] for percent in (25, 75)]
         axes.errorbar(nodes, ns, yerr=whiskers(ns, *spread), fmt="o-", color=COLORS[k], label=stage)
     sizes = record.figures["sizes"]
     axes.plot([one["nodes"] for one in sizes], sums_of(sizes), "s--", color="black", lw=2, label=SUM)
@@ -242,8 +242,8 @@ def draw_learning(record: Record, axes: Axes) -> None:
     for k, n_types in enumerate(sorted({one["types"] for one in sizes})):
         known = [one for one in sizes if one["types"] == n_types]
         nodes, ms = [one["nodes"] for one in known], [one["ms"] for one in known]
-        laps = [record.seconds[f"an episode, {n_types} types, {n} nodes"] for n in nodes]
-        spread = [[1e3 * end(lap) for lap in laps] for end in (min, max)]
+        timings = [record.seconds[f"an episode, {n_types} types, {n} nodes"] for n in nodes]
+        spread = [[1e3 * end(timing) for timing in timings] for end in (min, max)]
         axes.errorbar(nodes, ms, yerr=whiskers(ms, *spread), fmt="o-", color=COLORS[k], label=f"{n_types} types")
     axes.set_ylabel("ms per episode (median, range)")
 

@@ -196,8 +196,8 @@ def measure(config: Config) -> Iterator[Findings]:
             for k, share in enumerate(found.shares)
         }
         seconds |= {
-            f"{model}, {n} processes, exchange of {arrays} MiB of arrays and {rows} rows": laps
-            for n, timed in found.exchanges.items() for (arrays, rows), laps in timed.items()
+            f"{model}, {n} processes, exchange of {arrays} MiB of arrays and {rows} rows": timings
+            for n, timed in found.exchanges.items() for (arrays, rows), timings in timed.items()
         }  # fmt: skip
     figures["serving"] = time_admission(config)
     tables = (tabulate(figures) for tabulate in TABULATED)
@@ -230,8 +230,8 @@ def measure_model(config: Config, model: str) -> Measurements:
                 ])  # fmt: skip
             for n, timed in found.exchanges.items():
                 for sent in SENT:
-                    laps = teams[n].call("exchange", *sent, -(-config.exchanges // config.turns))
-                    timed.setdefault(sent, []).extend(max(some) for some in zip(*laps, strict=True))
+                    timings = teams[n].call("exchange", *sent, -(-config.exchanges // config.turns))
+                    timed.setdefault(sent, []).extend(max(some) for some in zip(*timings, strict=True))
     return found
 
 
@@ -263,7 +263,7 @@ def calibrate(found: Measurements, config: Config) -> tuple[Costs, dict[int, Mea
     row_bytes = 8.0 + 4 * config.dim
     for n, timed in found.exchanges.items():
         columns = [[1.0, arrays * 4.0 * FLOATS, rows * row_bytes] for arrays, rows in timed]
-        carriers[n] = Measured(*fit(columns, [median(laps) for laps in timed.values()]))
+        carriers[n] = Measured(*fit(columns, [median(timings) for timings in timed.values()]))
     return costs, carriers
 
 
@@ -419,11 +419,11 @@ def time_spread(config: Config) -> float:
     costs = np.random.default_rng(config.seed).random(config.fixed_batch)
     seconds: dict[int, list[float]] = {1: [], max(config.many): []}
     for _ in range(5):
-        for n, laps in seconds.items():
+        for n, timings in seconds.items():
             start = perf_counter()
             ab.distributed.spread(costs, n)
-            laps.append(perf_counter() - start)
-    one, many = (median(laps) for laps in seconds.values())
+            timings.append(perf_counter() - start)
+    one, many = (median(timings) for timings in seconds.values())
     return max(many - one, 0.0) / config.fixed_batch
 
 

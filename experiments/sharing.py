@@ -52,7 +52,7 @@ def measure(config: Config) -> Findings:
             workload = load_workload(model, find_data(DATA.get(model, "none")), dim, config.seed)
             for mode in MODES:
                 times, found = race(workload, mode, config)
-                seconds |= {f"{model}, {dim}, {mode}: {way}": laps for way, laps in times.items()}
+                seconds |= {f"{model}, {dim}, {mode}: {way}": timings for way, timings in times.items()}
                 figures[f"{model}, {dim}, {mode}"] = found
                 print(*row_of(f"{model}, {dim}, {mode}", found), sep="  ", flush=True)
     return Findings(seconds, figures, table_of(figures).text())
@@ -71,7 +71,7 @@ def race(workload: Workload, mode: str, config: Config) -> tuple[dict[str, list[
         calls[way]()
         shared[way] = sum(loss.explain(batch).nodes for batch in minibatches)
     times = take_turns(calls, config.repeats)
-    typical = {way: median(laps) for way, laps in times.items()}
+    typical = {way: median(timings) for way, timings in times.items()}
     better = min(UNSHARED, SHARED, key=lambda way: typical[way])
     found = {
         "nodes": shared[UNSHARED],

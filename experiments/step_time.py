@@ -140,8 +140,8 @@ def share_of_products(one: Any) -> float:
 
 def step_range(record: Record, dim: str) -> tuple[float, float]:
     """Return the shortest and the longest round of whole steps, in percent of the median."""
-    laps, repeats = record.seconds[f"dim {dim}, step"], record.settings["repeats"]
-    rounds = [sum(laps[k::repeats]) for k in range(repeats)]
+    timings, repeats = record.seconds[f"dim {dim}, step"], record.settings["repeats"]
+    rounds = [sum(timings[k::repeats]) for k in range(repeats)]
     median = statistics.median(rounds)
     return 100 * min(rounds) / median, 100 * max(rounds) / median
 

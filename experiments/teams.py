@@ -154,8 +154,8 @@ class Trainer:
             computed = perf_counter()
             self.optimizer.step(grads)
             end = perf_counter()
-            laps = {"step": end - start, "divide": divided - start, "optimizer": end - computed}
-            steps.append(stages_of(laps, {name: ms / 1e3 for name, ms in self.loss.last.ms.items()}))
+            timings = {"step": end - start, "divide": divided - start, "optimizer": end - computed}
+            steps.append(stages_of(timings, {name: ms / 1e3 for name, ms in self.loss.last.ms.items()}))
             start = perf_counter()
         return steps
 
@@ -217,14 +217,14 @@ class TorchTrainer:
             times.append(perf_counter())
             self.optimizer.step()
             times.append(perf_counter())
-            laps = dict(zip(("forward", "backward", "optimizer"), np.diff(times).tolist(), strict=True))
-            steps.append({"step": times[-1] - times[0], **laps})
+            timings = dict(zip(("forward", "backward", "optimizer"), np.diff(times).tolist(), strict=True))
+            steps.append({"step": times[-1] - times[0], **timings})
         return steps
 
 
-def stages_of(laps: dict[str, float], of_call: Mapping[str, float]) -> Step:
+def stages_of(timings: dict[str, float], of_call: Mapping[str, float]) -> Step:
     """Join the times around a call with those that it has reported."""
-    found = dict.fromkeys(STAGES, 0.0) | laps
+    found = dict.fromkeys(STAGES, 0.0) | timings
     for stage, seconds in of_call.items():
         name = "planning" if stage in PLANNING else "backward" if stage == "weights" else stage
         found[name if name in STAGES else "around"] += seconds

@@ -63,8 +63,8 @@ def measure(config: Config) -> Findings:
                     losses["auto, made when busy"] = settle(make_loss(model, config, "auto"), batches)
                 graphs = {way: [loss.record_all(batch) for batch in batches] for way, loss in losses.items()}
                 steps = {way: partial(train, loss, graphs[way]) for way, loss in losses.items()}
-                for way, laps in take_turns(steps, len(batches), config.rounds - 1).items():
-                    seconds[f"dim {dim}, {phase}, {way}"] = [*chain(*laps)]
+                for way, timings in take_turns(steps, len(batches), config.rounds - 1).items():
+                    seconds[f"dim {dim}, {phase}, {way}"] = [*chain(*timings)]
             for way in losses:
                 if way.startswith("auto"):
                     decided[f"dim {dim}, {phase}, {way}"] = explain_threads(losses[way], batches[0])

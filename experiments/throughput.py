@@ -101,7 +101,7 @@ def measure_model(config: Config, model: str) -> Findings:
             with against_torch.threads_limited(config.threads):
                 times = against_torch.time_ways(ways, mode, how, f"{model}, {setting}, {mode}")
             for way, by_minibatch in times.items():
-                seconds[f"{setting}, {mode}: {way}"] = [t for laps in by_minibatch for t in laps]
+                seconds[f"{setting}, {mode}: {way}"] = [t for timings in by_minibatch for t in timings]
                 rate = size * len(by_minibatch) / sum(map(statistics.median, by_minibatch))
                 rates[way][mode] = float(f"{rate:.5g}")
         settings.append({**setting._asdict(), "instances_per_s": rates})
@@ -203,9 +203,9 @@ def find(record: Record, dim: int, size: int) -> Any:
 
 def spread(record: Record, dim: int, size: int, way: str, mode: str) -> tuple[float, float]:
     """Return the lowest and the highest rate of single rounds."""
-    laps = np.array(record.seconds[f"dim {dim}, mini-batches of {size}, 1 thread, {mode}: {way}"])
-    totals = laps.reshape(-1, record.settings["repeats"]).sum(axis=0)
-    n_instances = size * laps.size / record.settings["repeats"]
+    timings = np.array(record.seconds[f"dim {dim}, mini-batches of {size}, 1 thread, {mode}: {way}"])
+    totals = timings.reshape(-1, record.settings["repeats"]).sum(axis=0)
+    n_instances = size * timings.size / record.settings["repeats"]
     return float(n_instances / totals.max()), float(n_instances / totals.min())
 
 

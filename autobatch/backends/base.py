@@ -46,8 +46,8 @@ class Counts(NamedTuple):
 class Timer(Protocol):
     """A timer of batches."""
 
-    def lap(self, stage: str, batch: Batch | None, end: float | None = None) -> None:
-        """Assign the time since the last lap to a batch of a stage.
+    def mark(self, stage: str, batch: Batch | None, end: float | None = None) -> None:
+        """Assign the time since the last mark to a batch of a stage.
 
         Args:
             stage: "forward" or "backward"; or "weights" for the gradients of parameters, whose batches are all rows of

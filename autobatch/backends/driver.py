@@ -175,10 +175,10 @@ class PlanRun(ABC, Generic[M]):
                 self._run_weights_of(batch)
             return
         self._call(stage, 0, 1)
-        self._lap(stage, None)
+        self._mark(stage, None)
         for part, batch in enumerate(batches, start=1):
             self._call(stage, part, part + 1)
-            self._lap(stage, batch)
+            self._mark(stage, batch)
         self._call(stage, len(batches) + 1, len(batches) + 2)
 
     @cached_property
@@ -204,14 +204,14 @@ class PlanRun(ABC, Generic[M]):
     def _call_active(self, stage: str, batches: list[Batch], activity: Activity) -> None:
         """Run the batches that have active nodes, and clear the gradients of the other nodes."""
         self._call(stage, 0, 1)
-        self._lap(stage, None)
+        self._mark(stage, None)
         for part, batch in enumerate(batches, start=1):
             rows = activity.rows(batch.type_id, batch.start, batch.end)
             if rows.any():
                 self._call(stage, part, part + 1)
             if not rows.all():
                 self.values.clear_inactive(RowRange(self.plan, batch, self.store), rows)
-            self._lap(stage, batch)
+            self._mark(stage, batch)
         self._call(stage, len(batches) + 1, len(batches) + 2)
 
     def forward(self, copies: bool = True) -> None:
@@ -252,7 +252,7 @@ class PlanRun(ABC, Generic[M]):
             self.launches += self._stages["backward"].run(0, len(self.plan.schedule.batch_type) + 2)
         else:
             self._sweep("backward", None if activity.is_whole else activity)
-            self._lap("backward", None)  # work after the last batch counts as backward, not as weights
+            self._mark("backward", None)  # work after the last batch counts as backward, not as weights
         self.targets = targets
         if reader is not None:
             self._prepare_python()
@@ -283,18 +283,18 @@ class PlanRun(ABC, Generic[M]):
             else:
                 self._prepare_python()
                 self.interpreter.weight_gradients(of_type.type_id, self.targets, active)
-                self._lap(WEIGHTS, of_type)
+                self._mark(WEIGHTS, of_type)
 
     def _run_weights_of(self, of_type: Batch) -> None:
         """Add to the gradients of the parameters of a type: its compiled steps, then its other steps."""
         for part in (of_type.type_id, len(self.plan.type_ptr) - 1 + of_type.type_id):
             self._call(WEIGHTS, part, part + 1)
-        self._lap(WEIGHTS, of_type)
+        self._mark(WEIGHTS, of_type)
 
-    def _lap(self, stage: str, batch: Batch | None, end: float | None = None) -> None:
+    def _mark(self, stage: str, batch: Batch | None, end: float | None = None) -> None:
         """Call the timer, if there is one, after a batch; see `Timer`."""
         if self.timer is not None:
-            self.timer.lap(stage, batch, end)
+            self.timer.mark(stage, batch, end)
 
     # Results.
 

@@ -130,12 +130,12 @@ class Exchange:
             heads = self._meet(LATE, 0, n_rows)
         else:
             heads = self._meet(VALUE, int(np.array(own, np.float64).view(np.int64)), n_rows)
-        clock.lap("wait")
+        clock.mark("wait")
         counts = dict(zip(names, heads[:, HEAD : HEAD + len(names)].T.tolist(), strict=True))
         grads = gradients([name for name, n in counts.items() if IS_ARRAY not in n and max(n) > IS_ARRAY])
         self._add_gradients(grads, counts)
         whole = self._late_sum(own, grads) if (heads[:, 0] == LATE).any() else _sum_of(heads[:, 1], own)
-        clock.lap("reduce")
+        clock.mark("reduce")
         self._is_over = True
         return whole, grads
 

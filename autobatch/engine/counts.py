@@ -42,7 +42,7 @@ class Clock:
     Attributes:
         ms: the milliseconds of each stage so far.
         start: the time at which the clock was started, in seconds of `time.perf_counter`.
-        spans: all laps while a profile is taken; else None.
+        spans: all marks while a profile is taken; else None.
     """
 
     def __init__(self, profiled: bool = False) -> None:
@@ -50,8 +50,8 @@ class Clock:
         self.spans: list[Span] | None = [] if profiled else None
         self.start = self._since = perf_counter()
 
-    def lap(self, stage: str, seconds: float | None = None) -> None:
-        """Add the time since the last lap, or only the first `seconds` of it, to `stage`."""
+    def mark(self, stage: str, seconds: float | None = None) -> None:
+        """Add the time since the last mark, or only the first `seconds` of it, to `stage`."""
         now = perf_counter() if seconds is None else self._since + seconds
         self.ms[stage] = self.ms.get(stage, 0.0) + 1e3 * (now - self._since)
         if self.spans is not None:

@@ -68,13 +68,13 @@ class Planning:
                 self._recorder.check_states(minibatch.instances)
             if self._recorder.types.outdated:
                 self._recorder.types.check(graph.type_id)
-            clock.lap("lookup")
+            clock.mark("lookup")
             has_loss = options.purpose is not None and options.has_aux is not None
             slot = loss_slot(graph.structures, options.has_aux is True) if has_loss else -1
             parts, n_bytes, rate = found.parts, found.whole_bytes, self.cache.hit_rate
             return Step(graph, n_bytes, options.max_bytes, parts, cells, clock, True, rate, slot)
         if key is not None:
-            clock.lap("lookup")
+            clock.mark("lookup")
         graphs = self._recorder.graphs_of(minibatch)
         slot = _loss_slot(graphs, options)
         if slot >= 0 and cells.singular:
@@ -111,7 +111,7 @@ class Planning:
                 return chosen, None
             kept.copy(moved)
             if planned is not None:
-                _lap(clock, planned)
+                _mark(clock, planned)
                 found = self._fit(planned, options, cells, clock, -1)
                 return chosen, self._step(planned.graph, found, options, cells, clock, -1, plan_hit=None)
         with self._recorder.turn.lock:
@@ -136,7 +136,7 @@ class Planning:
             planned = PlannedTypes(cells, list(shapes), purpose is not None)
             known = state, planned if known is None or not n_known else known[1].followed(planned)
             if clock is not None:
-                clock.lap("layout")
+                clock.mark("layout")
         self._cells[purpose] = known
         if len(self._cells) > MOST_PURPOSES:
             del self._cells[next(iter(self._cells))]
@@ -168,11 +168,11 @@ class Planning:
         """Merge, and stop gradients that may not be finite at outputs that the loss does not depend on."""
         graph = merge_graphs(graphs, self._recorder.types)
         if len(graphs) > 1:
-            clock.lap("merge")
+            clock.mark("merge")
         stopped = self._stopping.stop(graph, cells.singular, cells.flows, len(self._recorder.slots.shapes), slot)
         if stopped is not graph:
             cells = self.cells(options.purpose)
-            clock.lap("layout")
+            clock.mark("layout")
         return [stopped], cells
 
     def _key(self, minibatch: MiniBatch, options: Options, cells: PlannedTypes) -> Hashable | None:
@@ -229,21 +229,21 @@ class Planning:
         types, core = self._recorder.types, self._core_options(options, cells)
         if core is not None:
             planned = plan_graphs(graphs, types, core, slot)
-            _lap(clock, planned, merges=len(graphs) > 1)
+            _mark(clock, planned, merges=len(graphs) > 1)
             return planned
         graph = merge_graphs(graphs, types)
         if len(graphs) > 1:
-            clock.lap("merge")
+            clock.mark("merge")
         rewritten, rewrites = rewrite(graph, options.rewrites)
-        clock.lap("rewrite")
+        clock.mark("rewrite")
         schedule = make_schedule(rewritten, options.policy)
-        clock.lap("schedule")
+        clock.mark("schedule")
         plan = self.planner.place(rewritten, schedule, cells)
         if not is_trusted(self.planner):
             check_made(plan, rewritten, schedule, cells, self.planner)
         elif checking():
             check_plan(plan, cells)
-        clock.lap("place")
+        clock.mark("place")
         return PlannedGraph(graph, plan, rewrites)
 
     def _step(
@@ -254,14 +254,14 @@ class Planning:
         return Step(graph, planned.whole_bytes, options.max_bytes, parts, cells, clock, plan_hit, rate, slot)
 
 
-def _lap(clock: Clock, planned: PlannedGraph, merges: bool = False) -> None:
+def _mark(clock: Clock, planned: PlannedGraph, merges: bool = False) -> None:
     """Add the times of the stages that the core has run to the clock."""
     merging, rewriting, scheduling, _ = planned.seconds
     if merges:
-        clock.lap("merge", merging)
-    clock.lap("rewrite", rewriting)
-    clock.lap("schedule", scheduling)
-    clock.lap("place")
+        clock.mark("merge", merging)
+    clock.mark("rewrite", rewriting)
+    clock.mark("schedule", scheduling)
+    clock.mark("place")
 
 
 def _loss_slot(graphs: list[Graph], options: Options) -> int:

@@ -98,7 +98,7 @@ class Rounds:
         """Advance all programs, and run the round that they wait for; return False if all have ended."""
         phases = self._phases
         wanted = phases.advance()
-        self._clock.lap("record")
+        self._clock.mark("record")
         if raises:
             self._raise_first()
         if phases.is_over:

@@ -241,7 +241,7 @@ class Session(Settings):
         """Merge, rewrite, schedule and place, in parts if the whole does not fit; or find the plan in the cache."""
         minibatch, each = call.minibatch, call.each
         if minibatch.graph is not None:
-            call.clock.lap("record")  # includes waiting for other threads
+            call.clock.mark("record")  # includes waiting for other threads
         options = self.options_now(call.training, call.has_aux)
         if each is not None:
             options = each.planned(options, self.parameters.trainable, len(minibatch.instances))
@@ -334,7 +334,7 @@ class Session(Settings):
             copies: whether to copy the outputs to the host.
         """
         run.forward(copies)
-        step.clock.lap("forward")
+        step.clock.mark("forward")
 
     def backward(
         self,
@@ -367,13 +367,13 @@ class Session(Settings):
             run.backward(seeds, into)
         else:
             run.backward(seeds, into, reader)
-        step.clock.lap("backward")
+        step.clock.mark("backward")
         return out
 
     def read_rows(self, step: Step, run: Run, seeds: Mapping[int, Array], reader: RowReader) -> None:
         """Differentiate the run of a part up to the rows whose sums are the gradients of parameters, for a reader."""
         run.backward(seeds, {}, reader)
-        step.clock.lap("backward")
+        step.clock.mark("backward")
 
     def zeros(self, rows: Collection[str]) -> Gradients:
         """Return zero gradients for a mini-batch without instances, in the buffers of this thread.

@@ -29,7 +29,7 @@ from autobatch.plan.plan import Batch, PlannedTypes
 from autobatch.system.files import write_whole
 
 TypeRow: TypeAlias = tuple[str, list[float], list[float]]  # name; batches, rows; milliseconds per stage, megabytes
-Lap: TypeAlias = tuple[str, Batch | None, float]  # arguments of `Timer.lap`
+Mark: TypeAlias = tuple[str, Batch | None, float]  # arguments of `Timer.mark`
 N_CALLS = 100
 RUNNING = ("forward", "backward", "weights")
 STAGES = ("record", "lookup", "merge", "layout", "rewrite", "schedule", "place", *RUNNING)
@@ -64,7 +64,7 @@ class Taken(NamedTuple):
 
     Attributes:
         call: stages as recorded by the clock, without batches.
-        laps: the backend's reports.
+        marks: the backend's reports.
         cells: planned types, to count bytes.
         parts: `segment_ptr` and number of batches of each part's plan.
         made: bytes of the results of the stages before running, by stage.
@@ -72,7 +72,7 @@ class Taken(NamedTuple):
     """
 
     call: Call
-    laps: list[Lap]
+    marks: list[Mark]
     cells: PlannedTypes
     parts: list[tuple[dict[int, NDArray[np.int64]], int]]
     made: dict[str, int]
@@ -86,7 +86,7 @@ class Taken(NamedTuple):
     def _batches(self) -> Iterator[Span]:
         parts, since, n_left = iter(self.parts), self.call.start, 0
         segments, done = self.parts[0][0], list[tuple[Any, int]]()
-        for stage, batch, end in self.laps:
+        for stage, batch, end in self.marks:
             if batch is not None:
                 if stage == "backward" and not n_left:  # the backward pass takes the parts in reverse order
                     segments, n_left = done.pop()
@@ -144,7 +144,7 @@ class Profile:
         self._taken: deque[Call | Taken] = deque(maxlen=self._n_calls)
         self._types, self._watch = types, watch
         self._before: Profile | None = None
-        self._laps: list[Lap] = []
+        self._marks: list[Mark] = []
 
     def __enter__(self) -> Profile:
         self._before = self._watch(self)
@@ -164,11 +164,11 @@ class Profile:
 
     def begin(self) -> None:
         """Drop the batches of an unfinished call."""
-        self._laps = []
+        self._marks = []
 
-    def lap(self, stage: str, batch: Batch | None, end: float | None = None) -> None:
+    def mark(self, stage: str, batch: Batch | None, end: float | None = None) -> None:
         """Record the end of a batch; see `autobatch.backends.base.Timer`."""
-        self._laps.append((stage, batch, perf_counter() if end is None else end))
+        self._marks.append((stage, batch, perf_counter() if end is None else end))
 
     def add(self, step: Step, itemsize: int, precision: str = "float32") -> None:
         """Add a call that has just ended; `itemsize` is the bytes per number."""
@@ -178,8 +178,8 @@ class Profile:
             step.plan_hit, tuple(step.clock.spans or ()), (), precision,
         )  # fmt: skip
         parts = [(plan.segment_ptr, len(plan.batches)) for plan in plans]
-        self._taken.append(Taken(call, self._laps, step.cells, parts, _made(step), itemsize))
-        self._laps = []
+        self._taken.append(Taken(call, self._marks, step.cells, parts, _made(step), itemsize))
+        self._marks = []
 
     def stage_ms(self) -> dict[str, float]:
         """Return the mean milliseconds per call of each stage that ran."""

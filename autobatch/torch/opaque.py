@@ -1,8 +1,8 @@
 """Cells that torch itself runs: a body with unsupported ops becomes one op, whose kernel calls the body on a batch.
 
 The op takes all values that the body reads, and returns all its outputs as one vector per node. The analysis of the
-body decides how the kernel passes the rows of a batch, see `autobatch.torch.analysis`. In training the call is kept, and
-torch's own autograd differentiates it.
+body, see `autobatch.torch.analysis`, decides how the kernel passes the rows of a batch. In training the call is kept,
+and torch's own autograd differentiates it.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def time_width(check: Check, result: Result, width: int, blocks: int) -> None:
     repeats, n_rows = check.choose((11, ELEMENTS // width), (1, 2 * ROWS))
     n_bytes = 4 * n_rows * width
     seconds = time_batches(check, width, n_rows, repeats, blocks) | {"copy": time_copy(check, n_rows * width, repeats)}
-    result.seconds |= {f"width {width}, {blocks} blocks: {what}": laps for what, laps in seconds.items()}
+    result.seconds |= {f"width {width}, {blocks} blocks: {what}": timings for what, timings in seconds.items()}
     moved = {"copy": 2 * n_bytes, "fused": 2 * n_bytes, "total": n_bytes}
     copy, fused, total = (moved[what] / 1e9 / statistics.median(seconds[what]) for what in moved)
     result.add(width, n_rows, blocks, copy, fused, fused / copy, total, total / copy)

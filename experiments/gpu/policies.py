@@ -83,7 +83,9 @@ def time_mode(check: Check, result: Result, about: tuple[Any, ...], planned: Map
     times = take_turns(runs, N_MINIBATCHES, n_repeats, ran)
     clocked = {policy: clock_batches(planned[policy].loss, run, n_repeats) for policy, run in runs.items()}
     for policy, by_minibatch in times.items():
-        result.seconds[", ".join(map(str, (*about, policy)))] = [lap for laps in by_minibatch for lap in laps]
+        result.seconds[", ".join(map(str, (*about, policy)))] = [
+            timing for timings in by_minibatch for timing in timings
+        ]
         ms = 1e3 * statistics.fmean(map(statistics.median, by_minibatch))
         batches, bound = (
             statistics.fmean(getattr(last, n) for last in lasts[policy]) for n in ("batches", "lower_bound")

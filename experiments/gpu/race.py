@@ -150,12 +150,12 @@ def time_ways(check: Check, result: Result, about: tuple[Any, ...], ways: Mappin
 
     runs = {name: in_a_row(check, getattr(way, mode)) for name, way in ways.items()}
     times = take_turns(runs, N_MINIBATCHES, check.choose(9 if size <= SMALL else 3, 1), ran)
-    ms = {name: 1e3 / IN_A_ROW * statistics.fmean(map(statistics.median, laps)) for name, laps in times.items()}
+    ms = {name: 1e3 / IN_A_ROW * statistics.fmean(map(statistics.median, timings)) for name, timings in times.items()}
     theirs = {name: took for name, took in ms.items() if ways[name].loss is None}
     merging = min((took for name, took in theirs.items() if not name.endswith(AHEAD)), default=None)
     ahead = min((took for name, took in theirs.items() if name.endswith(AHEAD)), default=None)
     for name, by_minibatch in times.items():
-        result.seconds[", ".join(map(str, (*about, name)))] = [lap for laps in by_minibatch for lap in laps]
+        result.seconds[", ".join(map(str, (*about, name)))] = [timing for timings in by_minibatch for timing in timings]
         speeds = (None if fastest is None else fastest / ms[name] for fastest in (merging, ahead))
         medians = map(statistics.median, zip(*parts[name], strict=True)) if parts[name] else [None] * len(PARTS)
         result.add(*about, name, ms[name], *speeds, *medians)

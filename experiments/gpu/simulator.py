@@ -58,10 +58,13 @@ def time_setting(check: Check, result: Result, model: str, size: int, at_once: i
     nodes = sum(dag.type_id.size for dag in dags)
     n_scheduled = {"schedules": len(machines) * len(dags), "episodes": at_once}
     for work, n in n_scheduled.items():
-        laps = {place: times[f"{work}, {place}"] for place in ("device", "one core")}
-        rates = [nodes * n / len(dags) / statistics.median(laps["device"]), nodes / statistics.median(laps["one core"])]
+        timings = {place: times[f"{work}, {place}"] for place in ("device", "one core")}
+        rates = [
+            nodes * n / len(dags) / statistics.median(timings["device"]),
+            nodes / statistics.median(timings["one core"]),
+        ]
         result.add(model, size, nodes / len(dags), work, n, *(rate / 1e6 for rate in rates), rates[0] / rates[1])
-        result.seconds |= {f"{model}, {size}, {n}, {work}, {place}": own for place, own in laps.items()}
+        result.seconds |= {f"{model}, {size}, {n}, {work}, {place}": own for place, own in timings.items()}
 
 
 def draw_dags(check: Check, model: str, size: int, n: int) -> list[Dag]:

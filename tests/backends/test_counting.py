@@ -131,5 +131,5 @@ def test_a_run_is_differentiated_once_and_leaves_nothing_behind() -> None:
 class Failing:
     """A timer that raises and stops a run."""
 
-    def lap(self, stage: str, batch: Any, end: float | None = None) -> None:
+    def mark(self, stage: str, batch: Any, end: float | None = None) -> None:
         raise ZeroDivisionError

@@ -144,7 +144,7 @@ def test_products_run_alone_compute_what_numpy_does(provider: str) -> None:
 def test_parts_add_up(mode: str) -> None:
     workload = load_workload("tree-lstm", None, DIM, seed=0)
     found = race_matmuls(workload, Config(dim=DIM, batch_size=BATCH_SIZE, mode=mode, minibatches=2, repeats=2))
-    assert [len(laps) for laps in found.seconds.values()] == 6 * [2 * 2]
+    assert [len(timings) for timings in found.seconds.values()] == 6 * [2 * 2]
     ms, matmul_ms = (sum(getattr(line, name) for line in found.lines) for name in ("ms", "matmul_ms"))
     assert sum(found.besides().values()) == pytest.approx(ms - matmul_ms)
     assert {line.stage for line in found.lines if not line.cell} >= {"planning", "around", "forward"}

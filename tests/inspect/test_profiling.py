@@ -198,7 +198,7 @@ def test_nothing_is_noted_outside_of_profiles(monkeypatch: pytest.MonkeyPatch) -
     def refuse(*_: Any) -> None:
         raise AssertionError("noted")
 
-    monkeypatch.setattr(Profile, "lap", refuse)
+    monkeypatch.setattr(Profile, "mark", refuse)
     monkeypatch.setattr(Profile, "add", refuse)
     step = loss.prepare(WORDS, training=False)
     loss.value_and_grad(WORDS)

@@ -250,15 +250,15 @@ class DeviceRun(PlanRun[DeviceMemory]):
         if stage == WEIGHTS:
             for first in (0, n_types):  # compiled steps of all types, then those of the host
                 for of_type in batches:
-                    self._lap(stage, of_type, ends[first + of_type.type_id])
+                    self._mark(stage, of_type, ends[first + of_type.type_id])
             return
         for batch, end in zip([None, *batches], ends[:-1], strict=True):
-            self._lap(stage, batch, end)
+            self._mark(stage, batch, end)
 
-    def _lap(self, stage: str, batch: Batch | None, end: float | None = None) -> None:
+    def _mark(self, stage: str, batch: Batch | None, end: float | None = None) -> None:
         if self.timer is not None:
             self.executable.backend.device.synchronize()
-            super()._lap(stage, batch, end)
+            super()._mark(stage, batch, end)
 
     def counts(self) -> Counts:
         """Return the work of the run so far."""

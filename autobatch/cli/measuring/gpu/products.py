@@ -37,8 +37,8 @@ def time_product(check: Check, result: Result, n_rows: int, n: int, inner: int) 
     sweeps = product.sweeps(times, repeats + 1)
     ways = {"sweep": check.waited(sweeps.launch), "library": check.waited(product.ask_library, times)}
     seconds = time_ways(ways, repeats)
-    result.seconds |= {f"{sizes}, {times} times, {way}": laps for way, laps in seconds.items()}
-    own, library = (statistics.median(laps) / times for laps in seconds.values())
+    result.seconds |= {f"{sizes}, {times} times, {way}": timings for way, timings in seconds.items()}
+    own, library = (statistics.median(timings) / times for timings in seconds.values())
     speeds = (sizes.flops / 1e9 / each for each in (own, library))
     result.add(*sizes, 1e6 * own, 1e6 * library, *speeds, own / library)
     for who, error in zip(ways, product.errors(), strict=True):
@@ -68,7 +68,7 @@ def time_blocks(check: Check, result: Result, blocks: int) -> None:
         "a barrier": check.waited(waiting.launch),
     }
     seconds = time_ways(ways, repeats)
-    result.seconds |= {f"{what}, {blocks} blocks": laps for what, laps in seconds.items()}
+    result.seconds |= {f"{what}, {blocks} blocks": timings for what, timings in seconds.items()}
     one, launches, barriers = map(statistics.median, seconds.values())
     for what, cost in zip(ways, (one, launches / many, (barriers - one) / many), strict=True):
         result.add(what, blocks, 1e6 * cost)
