@@ -294,9 +294,7 @@ def race_matmuls(workload: Workload, config: Config) -> Roofline:
         peak_library=library,
         counts=racer.tally.means(),
         lines=_make_lines(racer, loss.last.graph.types.names),
-        seconds={
-            what: [timing for timings in by_minibatch for timing in timings] for what, by_minibatch in times.items()
-        },
+        seconds={what: [one for timings in by_minibatch for one in timings] for what, by_minibatch in times.items()},
     )
 
 

@@ -34,7 +34,7 @@ FORMAT = "autobatch matmul 7"
 MAX_SIZE = 1024
 BY_SIZE = "by size"  # the name of a chooser without a fixed provider
 LEAST_SHARE, LEAST_NS = 0.9, 100.0  # a library that saves less than this is not worth its overhead
-LAP_S, TIMINGS = 1e-3, 5
+TIMING_S, TIMINGS = 1e-3, 5
 FRESH_BYTES = 1 << 22  # total bytes of the operands used in turn: more than the private cache of a core
 Table = dict[str, dict[str, float]]  # GFLOP/s by size, then by provider
 
@@ -229,7 +229,7 @@ def _least_seconds(runs: Mapping[str, Callable[[int], float]]) -> dict[str, floa
     """
     for run in runs.values():
         run(1)  # warm-up: lazy loading and compiling
-    times = {name: max(1, int(LAP_S / max(1e-7, min(run(1), run(1))))) for name, run in runs.items()}
+    times = {name: max(1, int(TIMING_S / max(1e-7, min(run(1), run(1))))) for name, run in runs.items()}
     timings = [{name: run(times[name]) / times[name] for name, run in runs.items()} for _ in range(TIMINGS)]
     return {name: min(timing[name] for timing in timings) for name in runs}
 
