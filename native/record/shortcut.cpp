@@ -23,25 +23,35 @@ Shortcut* as_shortcut(PyObject* self) { return reinterpret_cast<Shortcut*>(self)
 
 PyObject* shape_name;  // the string "shape"
 
+// Returns whether two ints are equal; false for other objects.
+bool are_equal_ints(PyObject* x, PyObject* y) {
+  if (!PyLong_CheckExact(x) || !PyLong_CheckExact(y)) return false;
+  int overflows_x = 0, overflows_y = 0;
+  long long a = PyLong_AsLongLongAndOverflow(x, &overflows_x), b = PyLong_AsLongLongAndOverflow(y, &overflows_y);
+  return !overflows_x && !overflows_y && a == b;
+}
+
+// Returns whether `given`, a tuple of sizes or a single size, is the shape of a value of this class.
+bool is_shape_of(PyObject* kind, PyObject* given) {
+  Ref shape(PyObject_GetAttr(kind, shape_name));
+  PyErr_Clear();
+  if (!shape || !PyTuple_CheckExact(shape.get())) return false;
+  Py_ssize_t n_axes = PyTuple_GET_SIZE(shape.get());
+  if (!PyTuple_CheckExact(given)) return n_axes == 1 && are_equal_ints(PyTuple_GET_ITEM(shape.get(), 0), given);
+  if (PyTuple_GET_SIZE(given) != n_axes) return false;
+  for (Py_ssize_t i = 0; i < n_axes; i++)
+    if (!are_equal_ints(PyTuple_GET_ITEM(shape.get(), i), PyTuple_GET_ITEM(given, i))) return false;
+  return true;
+}
+
 // Returns whether the arguments are one non-empty list and, optionally, `shape=` with the shape of its first value.
 bool is_of_list(PyObject* const* args, Py_ssize_t n_args, PyObject* kwnames) {
   if (n_args != 1 || !PyList_CheckExact(args[0]) || !PyList_GET_SIZE(args[0])) return false;
   if (!kwnames) return true;
   // Names are interned, so pointers are compared.
   bool names_shape = PyTuple_GET_SIZE(kwnames) == 1 && PyTuple_GET_ITEM(kwnames, 0) == shape_name;
-  PyObject* given = args[1];
   Ref kind = Ref::borrowed(reinterpret_cast<PyObject*>(Py_TYPE(PyList_GET_ITEM(args[0], 0))));
-  if (!names_shape || !PyTuple_CheckExact(given) || !is_sealed(kind.get())) return false;
-  Ref shape(PyObject_GetAttr(kind.get(), shape_name));
-  PyErr_Clear();
-  if (!shape || !PyTuple_CheckExact(shape.get())) return false;
-  if (PyTuple_GET_SIZE(shape.get()) != PyTuple_GET_SIZE(given)) return false;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given); i++) {
-    PyObject *size = PyTuple_GET_ITEM(shape.get(), i), *other = PyTuple_GET_ITEM(given, i);
-    if (!PyLong_CheckExact(size) || !PyLong_CheckExact(other) || PyLong_AsLong(size) != PyLong_AsLong(other))
-      return PyErr_Clear(), false;
-  }
-  return true;
+  return names_shape && is_sealed(kind.get()) && is_shape_of(kind.get(), args[1]);
 }
 
 // Returns whether an operand is a number that is recorded unchanged. Python handles 0, because x + 0 is x.

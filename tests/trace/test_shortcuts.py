@@ -20,7 +20,11 @@ OPERATORS = ("add", "sub", "mul", "truediv", "pow", "neg", "abs", "matmul", "lt"
 NUMBERS = (0, 1, 0.0, -0.0, -2.5, True, False, np.float32(2), np.float64(0), np.int64(3), np.bool_(True))
 KINDS = ("value",) * 12 + ("number",) * 4 + ("array",) * 2 + ("ints", "parameter", "list", "tuple", "none")
 SHAPES = ((), (WIDTH,), (WIDTH,), (WIDTH, WIDTH), (1, WIDTH), (2, WIDTH))
-KEYWORDS: dict[str, tuple[Any, ...]] = {"axis": (0, -1, None, (0,)), "keepdims": (True,), "shape": ((WIDTH,), (), None)}
+KEYWORDS: dict[str, tuple[Any, ...]] = {
+    "axis": (0, -1, None, (0,)),
+    "keepdims": (True,),
+    "shape": ((WIDTH,), (), None, WIDTH, WIDTH, 1, WIDTH + 1, np.int64(WIDTH), True, -1, 2**70, (2**70,)),
+}
 
 
 class Cells(ab.Module):
