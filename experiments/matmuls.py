@@ -332,7 +332,7 @@ class _Lister:
         match location:
             case Location(Area.INPUTS | Area.GRADIENTS as area, _, column):
                 step = cell.layout.input_width[number]
-                start = rows.bases[number] + (self.plan.mirror if area is Area.GRADIENTS else 0)
+                start = rows.bases[number] + (self.plan.gradient_offset if area is Area.GRADIENTS else 0)
             case Location(Area.SAVED, _, column):
                 step = cell.layout.saved_width[number]
                 start = int(self.plan.saved_base[rows.block + number]) + first_row * step

@@ -146,7 +146,7 @@ def count(loss: ab.Batched, instances: Sequence[Any], training: bool) -> dict[st
 def count_saved(step: Step) -> float:
     """Return the number of saved floats per node, over all types; values of nodes and edges count."""
     plan = step.parts[0].plan
-    n_saved = plan.size - 2 * plan.mirror if plan.mirror else 0
+    n_saved = plan.size - 2 * plan.gradient_offset if plan.gradient_offset else 0
     return n_saved / max(1, plan.graph.n_nodes)
 
 

@@ -245,7 +245,7 @@ class PlanRun(ABC, Generic[M]):
     ) -> None:
         is_host = self.store is HOST
         for slot in range(len(self.cells.slot_shapes)):
-            place, seed = self.values.slot(slot, self.plan.mirror), seeds.get(slot, 0)
+            place, seed = self.values.slot(slot, self.plan.gradient_offset), seeds.get(slot, 0)
             place[...] = seed if is_host or slot not in seeds else self.store.put(seed)
         in_one = activity.is_whole and self.timer is None
         if in_one:

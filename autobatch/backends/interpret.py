@@ -2,8 +2,8 @@
 
 Each batch reads contiguous rows of its type's blocks, and runs the instructions of the cell on arrays `(rows, *shape)`.
 A result is written to its place if the layout has one for it. Outputs are then scattered to their destinations.
-Backward gathers the gradients of the outputs from the same destinations, and computes those of the ports in the
-mirrored rows, or copies them there. Gradients of parameters are computed once per type, over all its rows; the gradient
+Backward gathers the gradients of the outputs from the same destinations, and computes those of the ports in their rows
+of gradients, or copies them there. Gradients of parameters are computed once per type, over all its rows; the gradient
 of a table consists of the rows that were looked up.
 """
 
@@ -188,7 +188,7 @@ class Interpreter:
         if not backward:
             return Frame(rows, cell.layout, vars, env, residuals | inner)
         places = cell.layout.gradients.items()
-        gradients = {i: self.values.inputs(rows, place, vars[i], self.plan.mirror) for i, place in places}
+        gradients = {i: self.values.inputs(rows, place, vars[i], self.plan.gradient_offset) for i, place in places}
         return Frame(rows, cell.layout, vars, env | residuals | inner, gradients | residuals)
 
     def _known(self, rows: RowRange, cell: PlannedCell, vars: Iterable[Var]) -> Env:
@@ -336,7 +336,7 @@ class Interpreter:
         if not dest.size:
             out[...] = 0
             return out
-        found = self.store.put(dest + self.plan.mirror)
+        found = self.store.put(dest + self.plan.gradient_offset)
         parts = self.values.window(var.size)[found].reshape(dest.size, *var.shape)
         if (np.diff(ptr) == 1).all():
             out[...] = parts

@@ -40,7 +40,7 @@ class PlanArrays(NamedTuple):
     batch_ptr: IntArray
     base_ptr: LongArray
     base: LongArray
-    mirror: int
+    gradient_offset: int
     saved_base: LongArray
     segments: LongArray
     segment_base: LongArray
@@ -84,10 +84,10 @@ def arrays_of(plan: Plan) -> PlanArrays:
     """Collect the arrays of a plan and of its types."""
     types = plan.tables
     return PlanArrays(
-        plan.schedule.batch_type, plan.schedule.batch_ptr, plan.base_ptr, plan.base, plan.mirror, plan.saved_base,
-        plan.segments, plan.segment_base, plan.dest_base, plan.dest_ptr, plan.dest, plan.adds, plan.ints, plan.floats,
-        plan.block_rows, types.block_ptr, types.block_width, types.block_ints, types.block_floats, types.out_ptr,
-        types.out_block,
+        plan.schedule.batch_type, plan.schedule.batch_ptr, plan.base_ptr, plan.base, plan.gradient_offset,
+        plan.saved_base, plan.segments, plan.segment_base, plan.dest_base, plan.dest_ptr, plan.dest, plan.adds,
+        plan.ints, plan.floats, plan.block_rows, types.block_ptr, types.block_width, types.block_ints,
+        types.block_floats, types.out_ptr, types.out_block,
     )  # fmt: skip
 
 

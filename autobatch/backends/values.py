@@ -174,7 +174,7 @@ class Values:
         return self._windows[width]
 
     def slot(self, slot: int, shift: int = 0) -> Array:
-        """View the values of a slot, `(rows, *shape)`; or their gradients, if shifted by `Plan.mirror`."""
+        """View the values of a slot, `(rows, *shape)`; or their gradients, if shifted by `Plan.gradient_offset`."""
         shape, rows = self.cells.slot_shapes[slot], int(self.plan.slot_rows[slot])
         first = int(self.plan.slot_base[slot]) + shift
         return self.buffer[first : first + rows * self.cells.slot_widths[slot]].reshape(rows, *shape)
@@ -193,7 +193,7 @@ class Values:
         return lambda: [wait() for wait in waits]
 
     def inputs(self, rows: RowRange, place: Place, var: Var, shift: int = 0) -> Array:
-        """View a value in the inputs, `(rows, *shape)`; or its gradient, if shifted by `Plan.mirror`."""
+        """View a value in the inputs, `(rows, *shape)`; or its gradient, if shifted by `Plan.gradient_offset`."""
         number = place.domain - NODE
         width = self.cells.cells[rows.type_id].layout.input_width[number]
         return self._columns(rows.bases[number] + shift, rows.count(place.domain), width, place, var)
@@ -202,7 +202,9 @@ class Values:
         """View the gradients of all ports."""
         cell = self.cells.cells[rows.type_id]
         values = [cell.program.vars[index] for index in cell.program.ports]
-        return [self.inputs(rows, p, v, self.plan.mirror) for p, v in zip(cell.layout.inputs, values, strict=True)]
+        return [
+            self.inputs(rows, p, v, self.plan.gradient_offset) for p, v in zip(cell.layout.inputs, values, strict=True)
+        ]
 
     def output_gradients(self, type_id: int, activity: Activity) -> Any:
         """Return the gradients of the first output of all nodes of a type, `[rows, size]`, summed on the host."""
@@ -212,7 +214,7 @@ class Values:
         ptr, dest, _ = rows.destinations(0)
         found = np.zeros((ptr.size - 1, var.size), self.buffer.dtype)
         if dest.size:
-            parts = self.store.get(self.window(var.size)[self.store.put(dest + self.plan.mirror)])
+            parts = self.store.get(self.window(var.size)[self.store.put(dest + self.plan.gradient_offset)])
             np.add.at(found, np.repeat(np.arange(ptr.size - 1), np.diff(ptr)), parts)
         found[self.store.get(rows.select(~activity.rows(type_id, 0, n_rows), max(var.domain, NODE)))] = 0
         return found

@@ -35,7 +35,7 @@ class Area(StrEnum):
     BATCH = "batch"  # scratch memory with a row for each row of a batch
     PERSISTENT = "persistent"  # scratch memory with a row for each node of the type
     INPUTS = "inputs"
-    GRADIENTS = "mirror"
+    GRADIENTS = "gradients"
     SAVED = "saved"
     OUTPUT = "output"
     GATHER = "gather"

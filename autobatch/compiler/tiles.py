@@ -6,8 +6,8 @@ of int64 numbers. The core fills in tiles (`native/plan/tiles.cpp`), and compile
     start: the number of the first node of the tile, among the nodes of the type.
     shift: elements from a place in the buffer to the place of its gradient.
     rows: per domain, the number of rows of the tile.
-    inputs, mirror, saved: per domain, the element of the buffer where the first row of inputs, of their gradients and
-        of residuals begins.
+    inputs, gradients, saved: per domain, the element of the buffer where the first row of inputs, of their gradients
+        and of residuals begins.
     forward, backward: per domain, the element of the stage's scratch memory where the first row begins.
     kept: the element of persistent scratch where the first row begins.
     output: per output, the number of its first node's pointer into the destinations.
@@ -23,7 +23,7 @@ STAGES = ("forward", "backward")  # the stages with batches; each has its own sc
 WEIGHTS = "weights"  # the stage of the gradients of parameters, after these
 
 
-PER_DOMAIN = ("rows", "inputs", "mirror", "saved", *STAGES)
+PER_DOMAIN = ("rows", "inputs", "gradients", "saved", *STAGES)
 
 
 def name_fields(n_domains: int, n_outputs: int) -> tuple[str, ...]:

@@ -1,10 +1,10 @@
 """Layouts of cells: the columns of one node's values in its rows.
 
-A node has a row of *inputs*, in training a row of their gradients with the same layout (the mirror), and a row of
-*saved* values. Values per edge of a variadic group have rows of their own, one per edge. Ports have columns in the
-inputs. A join (`concat`) of adjacent ports, in order, is a view of these columns and is not copied; values that the
-cell computes as parts of such a join also have columns there. The parts of every other join are computed directly at
-their position in the join.
+A node has a row of *inputs*, in training a row of their gradients with the same layout, and a row of *saved* values.
+Values per edge of a variadic group have rows of their own, one per edge. Ports have columns in the inputs. A join
+(`concat`) of adjacent ports, in order, is a view of these columns and is not copied; values that the cell computes as
+parts of such a join also have columns there. The parts of every other join are computed directly at their position in
+the join.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Layout:
         saved: the place of each value kept for the backward stages, by value.
         input_width, saved_width: width of the block of each domain, node rows first, then the variadic groups.
         inner: the places in the inputs of values other than ports: joins, and parts of them.
-        gradients: the places in the mirror of backward values whose slices are gradients of ports.
+        gradients: the places in the row of gradients of backward values whose slices are gradients of ports.
         settled: the ports whose gradients are computed in place.
         joins: the joins, by value.
         within: for a value that is computed as part of a join, the join and the position in it.

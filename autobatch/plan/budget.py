@@ -100,7 +100,7 @@ def _cut_to_fit(whole: Part, make_part: Callable[[list[Graph]], Part], max_bytes
 
 def _refusal(part: Part, position: int, n_too_large: int, max_bytes: int) -> PlanError:
     """Return the error that names the instance that needs most, and the number of those that do not fit."""
-    purpose = "train on" if part.plan.mirror else "run"
+    purpose = "train on" if part.plan.gradient_offset else "run"
     among = f", the largest of {n_too_large} that need too much" if n_too_large > 1 else ""
     return PlanError(
         f"cannot {purpose} instance {position}{among}: its {part.graph.n_nodes} nodes need {part.n_bytes} bytes, but "

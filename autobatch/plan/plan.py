@@ -2,7 +2,7 @@
 
 All floats of a mini-batch lie in one flat buffer, in training
 
-    [ inputs of every type | requested outputs | gradients of both, at +mirror | saved values of every type ]
+    [ inputs of every type | requested outputs | gradients of both, at +gradient_offset | saved values of every type ]
 
 where a type owns one *block* `[rows, width]` per domain: one row per node, and for each variadic group one row per
 edge; and in inference
@@ -11,8 +11,8 @@ edge; and in inference
 
 Rows of a type are in schedule order, so a batch reads contiguous rows; ports are column ranges (`autobatch.ir.layout`).
 A node output has *destinations*: absolute offsets into the buffer where its readers (and the user) find it. Its
-gradients lie at the same offsets plus `mirror`. A port that reads a sum of several values is a destination of each: the
-first to run stores its value, the others add theirs.
+gradients lie at the same offsets plus `gradient_offset`. A port that reads a sum of several values is a destination of
+each: the first to run stores its value, the others add theirs.
 
 The planner makes plans; this module defines them, and `autobatch.plan.plan_check` checks one from the definition.
 """
@@ -126,7 +126,7 @@ class Plan:
         dest_ptr, dest: the destinations of each row of an output, by (type, output, row).
         adds: for each destination, whether the value is added there instead of stored.
         slot_base, slot_rows: the places of the requested outputs, by slot, and their numbers of rows.
-        mirror: distance from a place to the place of its gradient; 0 in inference.
+        gradient_offset: distance from a place to the place of its gradient; 0 in inference.
         size: elements of the buffer.
         ints, floats: the attributes of all nodes, by block and row.
         types: the properties of the types at the time of planning.
@@ -150,7 +150,7 @@ class Plan:
     adds: NDArray[np.bool_]
     slot_base: NDArray[np.int64]
     slot_rows: NDArray[np.int64]
-    mirror: int
+    gradient_offset: int
     size: int
     ints: IntArray
     floats: FloatArray
@@ -216,7 +216,7 @@ class Plan:
     def __str__(self) -> str:
         lines = [f"Plan(elements={self.size}, destinations={self.dest.size})"]
         names = self.graph.types.names
-        if self.mirror:
+        if self.gradient_offset:
             for type_id, bases in sorted(self.type_bases.items()):
                 for block, base in enumerate(bases, start=self.first_block(type_id)):
                     lines += self._block_line(base, names[type_id], block, int(self.block_rows[block]))
@@ -230,9 +230,9 @@ class Plan:
                     lines += self._block_line(base, f"{names[batch.type_id]}, batch {k}", block, rows)
         for slot, (base, rows) in enumerate(zip(self.slot_base.tolist(), self.slot_rows.tolist(), strict=True)):
             lines.append(f"{base:8}  asked for, slot {slot}: {rows} rows")
-        if self.mirror:
-            lines.append(f"{self.mirror:8}  gradients of all these, in the same order")
-            lines.append(f"{2 * self.mirror:8}  values saved for the backward stages")
+        if self.gradient_offset:
+            lines.append(f"{self.gradient_offset:8}  gradients of all these, in the same order")
+            lines.append(f"{2 * self.gradient_offset:8}  values saved for the backward stages")
         return "\n".join(lines)
 
     def _block_line(self, base: int, name: str, block: int, rows: int) -> list[str]:

@@ -78,7 +78,7 @@ class _ShadowMemory:
 
     def __init__(self, plan: Plan, cells: PlannedTypes) -> None:
         self.plan, self.cells = plan, cells
-        self.size = plan.mirror or plan.size
+        self.size = plan.gradient_offset or plan.size
         self.holds: NDArray[np.int64] = np.full(self.size, -1, np.int64)
         self.writes: list[tuple[int, int, list[Source]]] = []  # first element, width, terms
 
@@ -223,7 +223,7 @@ def _check_data(plan: Plan) -> None:
 
 def _check_saved(plan: Plan, cells: PlannedTypes) -> None:
     """Check that blocks of saved values follow the gradients, and do not overlap."""
-    end = 2 * plan.mirror
+    end = 2 * plan.gradient_offset
     for block in np.argsort(plan.saved_base, kind="stable"):
         size = int(plan.block_rows[block] * cells.saved_width[block])
         if size and not end <= plan.saved_base[block] <= plan.size - size:

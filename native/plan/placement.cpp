@@ -89,7 +89,7 @@ void Placement::list_arrays(const BatchSpans& batches, PlanArrays& plan) const {
   plan.block_floats = tables_.block_floats;
   plan.out_ptr = tables_.out_ptr;
   plan.out_block = tables_.out_block;
-  plan.mirror = rows_.mirror;
+  plan.gradient_offset = rows_.gradient_offset;
 }
 
 Ref Placement::to_python(PlanArrays& plan) {
@@ -111,7 +111,7 @@ Ref Placement::to_python(PlanArrays& plan) {
                  adopt(adds_),
                  adopt(rows_.slot_base),
                  adopt(rows_.slot_rows),
-                 Ref(PyLong_FromLongLong(rows_.mirror)),
+                 Ref(PyLong_FromLongLong(rows_.gradient_offset)),
                  Ref(PyLong_FromLongLong(rows_.size)),
                  adopt(ints_),
                  adopt(reals_)};

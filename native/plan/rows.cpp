@@ -51,7 +51,7 @@ Problem Rows::place(const TypedGraph& graph, const BatchSpans& batches, const Ty
     Vec<int64_t> block_base;
     problem = follow<int32_t>(block_rows, tables.block_width, end, block_base);
     if (!problem) problem = follow<int64_t>(slot_rows, widths.slot, end, slot_base);
-    mirror = end;
+    gradient_offset = end;
     size = 2 * end;
     if (!problem) problem = follow<int64_t>(block_rows, widths.saved, size, saved_base);
     if (problem) return problem;
@@ -61,7 +61,7 @@ Problem Rows::place(const TypedGraph& graph, const BatchSpans& batches, const Ty
         base[at] = block_base[block] + before_[at] * tables.block_width[block];
       }
   } else {
-    mirror = 0;
+    gradient_offset = 0;
     problem = follow<int64_t>(slot_rows, widths.slot, end, slot_base);
     if (problem) return problem;
     if (!saved_base.resize(0) || !place_areas(graph.graph, batches, tables, end)) return NO_MEMORY;

@@ -39,7 +39,7 @@ class Rows {
   Vec<int64_t> block_rows, base_ptr, base;
   Vec<int64_t> origin;  // like `base`, but for row 0 of the block: row r is at origin + r * width
   Vec<int64_t> slot_base, slot_rows, saved_base;
-  int64_t mirror = 0, size = 0;
+  int64_t gradient_offset = 0, size = 0;
 
  private:
   Problem number(const TypedGraph& graph, const BatchSpans& batches, int32_t n_types);

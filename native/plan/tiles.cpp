@@ -12,14 +12,14 @@ struct Fields {
   explicit Fields(int32_t n_domains)
       : rows(2),
         inputs(2 + n_domains),
-        mirror(inputs + n_domains),
-        saved(mirror + n_domains),
+        gradients(inputs + n_domains),
+        saved(gradients + n_domains),
         forward(saved + n_domains),
         backward(forward + n_domains),
         kept(backward + n_domains),
         outputs(kept + 1) {}
   static constexpr int64_t START = 0, SHIFT = 1;
-  int64_t rows, inputs, mirror, saved, forward, backward, kept, outputs;
+  int64_t rows, inputs, gradients, saved, forward, backward, kept, outputs;
 };
 
 // Writes the tiles of a type. Positions in memory are computed as unsigned ints: inputs are not fully checked, and
@@ -63,7 +63,7 @@ class TypeTiles {
   void write(int32_t batch, int64_t begin, int64_t start, int64_t n_rows, int32_t strip) {
     uint64_t* row = reinterpret_cast<uint64_t*>(next_);
     row[Fields::START] = (uint64_t)start;
-    row[Fields::SHIFT] = (uint64_t)plan_.mirror;
+    row[Fields::SHIFT] = (uint64_t)plan_.gradient_offset;
     for (int32_t domain = 0; domain < n_domains_; domain++) {
       int32_t block = first_block_ + domain;
       uint64_t own = (uint64_t)start, before = (uint64_t)(start - begin), n = (uint64_t)n_rows;
@@ -76,9 +76,9 @@ class TypeTiles {
       row[at_.rows + domain] = n;
       row[at_.inputs + domain] =
           (uint64_t)plan_.base[plan_.base_ptr[batch] + domain] + before * (uint64_t)plan_.block_width[block];
-      row[at_.mirror + domain] = row[at_.inputs + domain] + (uint64_t)plan_.mirror;
+      row[at_.gradients + domain] = row[at_.inputs + domain] + (uint64_t)plan_.gradient_offset;
       row[at_.saved + domain] = own * (uint64_t)sizes_.saved[block];
-      if (plan_.mirror) row[at_.saved + domain] += (uint64_t)plan_.saved_base[block];
+      if (plan_.gradient_offset) row[at_.saved + domain] += (uint64_t)plan_.saved_base[block];
     }
     // Scratch memory holds the elements per tile, then the rows of each domain; in forward also the kept rows, unless
     // they lie in persistent scratch because steps run for all rows.
@@ -136,7 +136,7 @@ bool fits(const PlanArrays& plan, ptrdiff_t n_dest) {
       !rises(plan.batch_ptr, n_rows) || !within(plan.batch_type, 0, plan.n_types()) ||
       !within(plan.block_rows, 0, INT64_MAX) || plan.block_width.size != plan.n_blocks() ||
       plan.block_ints.size != plan.n_blocks() || plan.block_floats.size != plan.n_blocks() ||
-      (plan.mirror && plan.saved_base.size != plan.n_blocks()) || plan.dest_base.size != n_outputs + 1 ||
+      (plan.gradient_offset && plan.saved_base.size != plan.n_blocks()) || plan.dest_base.size != n_outputs + 1 ||
       plan.adds.size != n_dest || !within(plan.dest_base, 0, plan.dest_ptr.size) ||
       plan.segment_base.size != plan.n_blocks() + 1 || !rises(plan.segment_base, plan.segments.size) ||
       plan.base_ptr.size != plan.batch_ptr.size || !rises(plan.base_ptr, plan.base.size))
@@ -166,7 +166,8 @@ bool read_plan_arrays(PyObject* tuple, PlanArrays& plan) {
   if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 21) return refuse_type("plan", "PlanArrays", tuple);
   PyObject** parts = &PyTuple_GET_ITEM(tuple, 0);
   ptrdiff_t n_dest, n_ints, n_floats;
-  if (!read_long(parts[4], "mirror", plan.mirror) || !read<int32_t>(parts[0], "batch_type", plan.batch_type) ||
+  if (!read_long(parts[4], "gradient_offset", plan.gradient_offset) ||
+      !read<int32_t>(parts[0], "batch_type", plan.batch_type) ||
       !read<int32_t>(parts[1], "batch_ptr", plan.batch_ptr) || !read<int64_t>(parts[2], "base_ptr", plan.base_ptr) ||
       !read<int64_t>(parts[3], "base", plan.base) || !read<int64_t>(parts[5], "saved_base", plan.saved_base) ||
       !read<int64_t>(parts[6], "segments", plan.segments) ||

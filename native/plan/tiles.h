@@ -20,7 +20,7 @@ struct PlanArrays {
   const void *dest, *ints, *floats;
   Span<const int64_t> block_rows;
   Span<const int32_t> block_ptr, block_width, block_ints, block_floats, out_ptr, out_block;
-  int64_t mirror = 0;
+  int64_t gradient_offset = 0;
 
   int32_t n_batches() const { return (int32_t)batch_type.size; }
   int32_t n_types() const { return (int32_t)block_ptr.size - 1; }

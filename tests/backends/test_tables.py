@@ -47,7 +47,7 @@ def rows_before(plan: Plan, block: int, row: int) -> int:
 def check_tile(plan: Plan, tile: Any, type_id: int, begin: int, end: int, bases: Any) -> None:
     """Compare a tile with the rows begin:end of a batch or type, whose rows begin at `bases`."""
     first, start = blocks_of(plan, type_id)[0], int(tile["start"])
-    assert tile["shift"] == plan.mirror
+    assert tile["shift"] == plan.gradient_offset
     for domain, block in enumerate(blocks_of(plan, type_id)):
         letter = letter_of(NODE + domain)
         own, stop = rows_before(plan, block, start), rows_before(plan, block, start + int(tile["rows_n"]))
@@ -55,7 +55,7 @@ def check_tile(plan: Plan, tile: Any, type_id: int, begin: int, end: int, bases:
         width = int(plan.tables.block_width[block])
         expected = bases[domain] + (own - rows_before(plan, block, begin)) * width
         assert tile[f"inputs_{letter}"] == expected
-        assert tile[f"mirror_{letter}"] == expected + plan.mirror
+        assert tile[f"gradients_{letter}"] == expected + plan.gradient_offset
     for number, output in enumerate(range(plan.tables.out_ptr[type_id], plan.tables.out_ptr[type_id + 1])):
         place = plan.dest_base[output] + rows_before(plan, first + int(plan.tables.out_block[output]), start)
         assert tile[f"output_{number}"] == place

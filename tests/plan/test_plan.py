@@ -105,7 +105,7 @@ def test_every_edge_and_output_has_one_destination() -> None:
 def test_inference_has_no_gradients_and_keeps_nothing() -> None:
     training, _ = make_plan(training=True)
     inference, planned = make_plan(training=False)
-    assert inference.mirror == 0
+    assert inference.gradient_offset == 0
     assert inference.size < training.size / 2
     assert not planned.saved_width.any()
 
@@ -146,7 +146,7 @@ CORRUPTIONS: dict[str, Callable[[Plan], dict[str, Any]]] = {
     "an output elsewhere": lambda plan: {"slot_base": plan.slot_base + 1},
     "a segment longer": lambda plan: {"segments": lengthened(plan)},
     "blocks elsewhere": lambda plan: {"base": plan.base + 1},
-    "saved values over gradients": lambda plan: {"saved_base": plan.saved_base - plan.mirror},
+    "saved values over gradients": lambda plan: {"saved_base": plan.saved_base - plan.gradient_offset},
     "saved values over others": lambda plan: {"saved_base": np.full_like(plan.saved_base, plan.saved_base[0])},
     "saved values outside": lambda plan: {"saved_base": plan.saved_base + plan.size},
     "data of another node": lambda plan: {"ints": reversed_data(plan)},
@@ -199,7 +199,7 @@ NO_PLANS: dict[str, Callable[[Plan], Any]] = {
     "nodes missing": lambda plan: replace(plan, node_at=plan.node_at[:-1]),
     "bases missing": lambda plan: replace(plan, base=plan.base[:2]),
     "no data": lambda plan: replace(plan, ints=plan.ints[:0]),
-    "a buffer too small": lambda plan: replace(plan, size=8, mirror=4),
+    "a buffer too small": lambda plan: replace(plan, size=8, gradient_offset=4),
     "texts": lambda plan: replace(plan, dest=plan.dest.astype(str)),
 }  # fmt: skip
 

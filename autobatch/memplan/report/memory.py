@@ -148,10 +148,10 @@ def _areas(plan: Plan, cells: PlannedTypes) -> tuple[tuple[str, int], ...]:
     if not cells.training:
         return ("requested", FLOAT_BYTES * asked), ("inputs, reused", FLOAT_BYTES * (plan.size - asked))
     return (
-        ("inputs", FLOAT_BYTES * (plan.mirror - asked)),
+        ("inputs", FLOAT_BYTES * (plan.gradient_offset - asked)),
         ("requested", FLOAT_BYTES * asked),
-        ("gradients", FLOAT_BYTES * plan.mirror),
-        ("saved", FLOAT_BYTES * (plan.size - 2 * plan.mirror)),
+        ("gradients", FLOAT_BYTES * plan.gradient_offset),
+        ("saved", FLOAT_BYTES * (plan.size - 2 * plan.gradient_offset)),
     )
 
 

@@ -62,7 +62,7 @@ POLICIES = (
 )  # fmt: skip
 PLACES = (
     "row", "type_ptr", "node_at", "block_rows", "base_ptr", "base", "saved_base", "segments", "segment_base",
-    "dest_base", "dest_ptr", "dest", "adds", "slot_base", "slot_rows", "mirror", "size", "ints", "floats",
+    "dest_base", "dest_ptr", "dest", "adds", "slot_base", "slot_rows", "gradient_offset", "size", "ints", "floats",
 )  # fmt: skip
 ROUNDS = ("append", "chosen", "emitted", "moved")
 
