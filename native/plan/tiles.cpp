@@ -116,10 +116,10 @@ class TypeTiles {
   int64_t needed_ = 0;
 };
 
-// Reads the address of a one-dimensional array of one of two types.
-bool read_address(PyObject* object, const char* what, int type, int other, const void*& address, ptrdiff_t& size) {
-  bool is_other = PyArray_Check(object) && PyArray_TYPE(reinterpret_cast<PyArrayObject*>(object)) == other;
-  if (!check_array(object, what, is_other ? other : type, what, 1)) return false;
+// Reads the address of a one-dimensional array.
+bool read_address(PyObject* object, const char* what, int type, const char* type_name, const void*& address,
+                  ptrdiff_t& size) {
+  if (!check_array(object, what, type, type_name, 1)) return false;
   PyArrayObject* array = reinterpret_cast<PyArrayObject*>(object);
   address = PyArray_DATA(array);
   size = PyArray_DIM(array, 0);
@@ -165,6 +165,7 @@ bool fits(const PlanArrays& plan, ptrdiff_t n_dest) {
 bool read_plan_arrays(PyObject* tuple, PlanArrays& plan) {
   if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 21) return refuse_type("plan", "PlanArrays", tuple);
   PyObject** parts = &PyTuple_GET_ITEM(tuple, 0);
+  bool is_wide = PyArray_Check(parts[10]) && PyArray_TYPE(reinterpret_cast<PyArrayObject*>(parts[10])) == NPY_INT64;
   ptrdiff_t n_dest, n_ints, n_floats;
   if (!read_long(parts[4], "gradient_offset", plan.gradient_offset) ||
       !read<int32_t>(parts[0], "batch_type", plan.batch_type) ||
@@ -173,10 +174,10 @@ bool read_plan_arrays(PyObject* tuple, PlanArrays& plan) {
       !read<int64_t>(parts[6], "segments", plan.segments) ||
       !read<int64_t>(parts[7], "segment_base", plan.segment_base) ||
       !read<int64_t>(parts[8], "dest_base", plan.dest_base) || !read<int64_t>(parts[9], "dest_ptr", plan.dest_ptr) ||
-      !read_address(parts[10], "dest", NPY_INT32, NPY_INT64, plan.dest, n_dest) ||
+      !read_address(parts[10], "dest", is_wide ? NPY_INT64 : NPY_INT32, "int32 or int64", plan.dest, n_dest) ||
       !read_flags(parts[11], "adds", plan.adds) ||
-      !read_address(parts[12], "ints", NPY_INT32, NPY_INT32, plan.ints, n_ints) ||
-      !read_address(parts[13], "floats", NPY_FLOAT64, NPY_FLOAT64, plan.floats, n_floats) ||
+      !read_address(parts[12], "ints", NPY_INT32, "int32", plan.ints, n_ints) ||
+      !read_address(parts[13], "floats", NPY_FLOAT64, "float64", plan.floats, n_floats) ||
       !read<int64_t>(parts[14], "block_rows", plan.block_rows) ||
       !read<int32_t>(parts[15], "block_ptr", plan.block_ptr) ||
       !read<int32_t>(parts[16], "block_width", plan.block_width) ||

@@ -11,9 +11,9 @@
 namespace autobatch {
 namespace {
 
-// The units of the gate: bit 0 says that a sweep is open, bits 1 to 15 count the helpers inside, and the upper bits
+// The units of the gate: bit 0 says that a sweep is open, bits 1 to 23 count the helpers inside, and the upper bits
 // hold the number of the sweep.
-constexpr int64_t OPEN = 1, MEMBER = 2, SWEEP = 1 << 16;
+constexpr int64_t OPEN = 1, MEMBER = 2, SWEEP = 1 << 24;
 
 // Waits by spinning; after some microseconds, yields the core between two looks.
 class Patience {
