@@ -16,7 +16,7 @@ import pytest
 import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.reference import InterpretedRun, Reference
-from autobatch.system import turns
+from autobatch.system import locks
 from helpers.fakes.noting_backend import NotedExecutable, NotingBackend
 from helpers.runs.recorded import module_of
 
@@ -321,15 +321,15 @@ def test_threads_come_in_the_order_in_which_they_ask() -> None:
         order = list[str]()
 
         def wait(order: list[str] = order) -> None:
-            with turns.run_lock():
+            with locks.run_lock():
                 order.append("waiting")
 
         thread = threading.Thread(target=wait)
-        with turns.run_lock(), turns.run_lock():
+        with locks.run_lock(), locks.run_lock():
             thread.start()
-            while not turns._locks.next.locked():
+            while not locks._locks.next.locked():
                 time.sleep(0.001)
-        with turns.run_lock():
+        with locks.run_lock():
             order.append("back")
         thread.join()
         first.append(order[0])
