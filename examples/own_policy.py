@@ -2,7 +2,8 @@
 
     python examples/own_policy.py
 
-The script prints the lower bound on the number of batches for 32 expressions, and the batches of each policy:
+The script prints the lower bound on the number of batches for 32 expressions, and the batches of each policy; `depth`
+is the rule of TensorFlow Fold, and `agenda` that of DyNet:
 
     lower bound  17
     depth        25

@@ -23,6 +23,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
+from gymnasium.wrappers import RecordEpisodeStatistics
 from sb3_contrib import MaskablePPO
 from stable_baselines3 import DQN
 from stable_baselines3.common.utils import obs_as_tensor
@@ -32,6 +33,7 @@ import autobatch.policies.env as rl
 from autobatch.cli.results import format_table
 from autobatch.graph.dag import Dag, to_dag
 from autobatch.graph.graph import Graph
+from autobatch.policies.rules.heuristics import with_origin
 from autobatch.policies.search.bounds import pair_bound
 from digest import ROOT, STRUCTURE
 from harness import run
@@ -44,6 +46,8 @@ from gym_agent import LinearAgent
 
 MODULES = (*STRUCTURE, "examples.gym_agent")
 BOUND_STATES = 400_000
+EPISODES = 20
+"""Episodes of REINFORCE between changes of the weights."""
 
 
 @dataclass(frozen=True)
@@ -91,18 +95,13 @@ def train_dqn(env: Any, config: Config) -> Any:
 
 
 def train_linear(env: Any, config: Config) -> Any:
-    """Train by REINFORCE, 20 episodes at a time."""
-    rng = np.random.default_rng(config.seed)
-    env.reset(seed=config.seed)
-    agent, n_steps = LinearAgent(env, rng), 0
+    """Train by REINFORCE."""
+    counted = RecordEpisodeStatistics(env, buffer_length=EPISODES)
+    counted.reset(seed=config.seed)
+    agent, n_steps = LinearAgent(env, np.random.default_rng(config.seed)), 0
     while n_steps < config.steps:
-        gains, gradients = [], []
-        for _ in range(20):
-            gain, gradient = agent.play(env)
-            gains.append(gain)
-            gradients.append(gradient)
-            n_steps += env.unwrapped._n_batches
-        agent.weights += 0.05 * np.mean((np.array(gains) - np.mean(gains))[:, None] * gradients, axis=0)
+        agent.improve(counted, EPISODES)
+        n_steps += sum(counted.length_queue)
     return agent
 
 
@@ -149,7 +148,7 @@ def measure(config: Config) -> Findings:
         note(name, rl.Agent(agent, name), round(perf_counter() - began, 3))
     bound = statistics.fmean(np.ceil(pair_bound(dag, BOUND_STATES).value - 1e-6) for dag in dags[config.learned :])
     rows = [
-        (name, f"{one['batches']:.1f}", f"{100 * (one['batches'] / bound - 1):.1f}%",
+        (with_origin(name), f"{one['batches']:.1f}", f"{100 * (one['batches'] / bound - 1):.1f}%",
          "" if one["learning_s"] is None else f"{one['learning_s']:.1f}", f"{one['planning_ms']:.2f}")
         for name, one in figures.items()
     ]  # fmt: skip

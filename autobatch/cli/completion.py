@@ -26,10 +26,11 @@ def complete_data(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 
 def complete_policies(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Suggest policies; after a comma, only those not listed before it."""
+    """Suggest policies with the libraries that they come from; after a comma, only those not listed before it."""
     from autobatch import policies
+    from autobatch.policies.rules.heuristics import ORIGINS
 
     before, comma, last = incomplete.rpartition(",")
     left = [name for name in ("auto", *policies.names()) if name not in before.split(",")]
     found = click.Choice(left).shell_complete(ctx, param, last)
-    return [CompletionItem(f"{before}{comma}{item.value}") for item in found]
+    return [CompletionItem(f"{before}{comma}{item.value}", help=ORIGINS.get(item.value)) for item in found]

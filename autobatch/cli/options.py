@@ -16,6 +16,7 @@ from autobatch.cli.threads import DEFAULT_THREADS
 from autobatch.cli.words import Word, check_policy, split_policies
 from autobatch.cli.words import model_argument as make_model_argument
 from autobatch.ir.precision import PRECISIONS
+from autobatch.policies.rules.heuristics import with_origin
 from autobatch.system.processor import usable_cores
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -23,6 +24,7 @@ UNITS = {
     "": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
 }  # fmt: skip
+POLICIES = ", ".join(map(with_origin, policies.names()))
 MOST_DIM = 10**6  # far beyond any memory, and small enough for NumPy to report that
 
 
@@ -108,7 +110,7 @@ policy_option = click.option(
     show_default=True,
     callback=check_policy,
     shell_complete=completion.complete_policies,
-    help=f"The batching policy: auto, {', '.join(policies.names())}, or a policy file.",
+    help=f"The batching policy: auto, {POLICIES}, or a policy file.",
 )
 backend_option = choice_option("--backend", ("auto", *NAMES), "auto", "The execution backend.")
 other_backend_option = click.option(
@@ -160,5 +162,5 @@ def policies_option(default: str) -> Decorator:
         default=default,
         show_default=True,
         shell_complete=completion.complete_policies,
-        help=f"Policies to compare: auto, {', '.join(policies.names())}, or policy files.",
+        help=f"Policies to compare: auto, {POLICIES}, or policy files.",
     )

@@ -16,6 +16,7 @@ from autobatch.inspect.plotting import Picture, plot_schedules, show_as_text
 from autobatch.ir.arguments import Key
 from autobatch.ir.program import Instruction
 from autobatch.ir.typetable import NodeType, TypeTable, group_by_shape, name_group
+from autobatch.policies.rules.heuristics import with_origin
 from autobatch.schedule.schedule import Policy, Schedule, chain_lengths
 
 if TYPE_CHECKING:
@@ -154,8 +155,8 @@ class Report:
     def _facts(self) -> Iterator[str]:
         """Yield the lines about the whole mini-batch."""
         yield (
-            f"policy {self.policy}: {self.instances} instances, {self.nodes} nodes, {self.batches} batches "
-            f"({self.compacted} compacted); lower bound {self.lower_bound} ({self.bound_kind}), "
+            f"policy {with_origin(self.policy)}: {self.instances} instances, {self.nodes} nodes, "
+            f"{self.batches} batches ({self.compacted} compacted); lower bound {self.lower_bound} ({self.bound_kind}), "
         ) + ("proven optimal" if self.optimal else f"gap {self.gap:.0%}")
         yield f"{self.launches} launches, {self.copied_bytes} bytes copied; rewrites: {self.rewrites}"
         yield f"memory of values: {self.planned_bytes} bytes planned, {self.buffer_bytes} held"
@@ -256,7 +257,7 @@ def make_report(
     schedule, counts = join_schedules([part.plan.schedule for part in step.parts]), add_up(step.counts)
     compacted, lower = sum(j.compacted for j in judgements), sum(j.bound for j in judgements)
     kind = judgements[0].bound_kind
-    title = f"{policy.name}: {schedule.n_batches} batches, lower bound {lower} ({kind})"
+    title = f"{with_origin(policy.name)}: {schedule.n_batches} batches, lower bound {lower} ({kind})"
     return Report(
         policy.name, step.graph.n_instances, schedule.n_nodes, schedule.n_batches, compacted, lower, kind,
         counts.launches, counts.copied_bytes, largest_bytes(step.figures), counts.buffer_bytes, len(step.parts),

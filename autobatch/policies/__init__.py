@@ -21,7 +21,7 @@ from autobatch.policies.files import load_policy
 from autobatch.policies.fsm.machine import Fsm
 from autobatch.policies.learning import PUBLISHED, learn
 from autobatch.policies.rules.directed import Directed, Direction
-from autobatch.policies.rules.heuristics import Agenda, Depth, Unbatched
+from autobatch.policies.rules.heuristics import Agenda, Depth, Unbatched, with_origin
 from autobatch.policies.rules.network import Deep
 from autobatch.policies.rules.rules import Critical, Score, Sufficient, Weights
 from autobatch.policies.search.recurring import Recurring
@@ -95,9 +95,10 @@ def get(name: str, backend: str = "reference") -> BasePolicy:
     ):
         known = ("auto", *names())
         meant = None if rule in known else nearest(rule, known)
+        listed = ", ".join(map(with_origin, known))
         raise PolicyError(
             f"policy must be a known name or the path of a saved policy, got {name!r}; "
-            f"{f'did you mean {meant}? The' if meant else 'the'} names are auto, {', '.join(names())}; rules also take "
+            f"{f'did you mean {meant}? The' if meant else 'the'} names are {listed}; rules also take "
             f"+backward or +both, and +{_COMPACT}; {Search.rule} takes +STEPS."
         )
     direction = cast(Direction, directions[0]) if directions else "forward"

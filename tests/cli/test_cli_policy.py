@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -42,7 +43,7 @@ def learned(content: bytes, tmp_path: Path) -> Path:
 
 def table_of(output: str, rule: str = "fsm") -> dict[str, list[str]]:
     """Return the rows of a printed table by their first column."""
-    lines = [line.split() for line in output.splitlines() if line.startswith((rule, "score", "agenda"))]
+    lines = [re.split(" {2,}", line) for line in output.splitlines() if line.startswith((rule, "score", "agenda"))]
     return {first: rest for first, *rest in lines}
 
 
@@ -52,7 +53,7 @@ def test_learn_writes_a_policy_and_says_how_good_it_is(command: Command, tmp_pat
     assert (status, errors) == (0, "")
     assert output.startswith("tree-lstm, listops: learned fsm+both+compact in ")
     table = table_of(output)
-    assert [*table] == ["fsm+both+compact", "score+both+compact", "agenda"]
+    assert [*table] == ["fsm+both+compact", "score+both+compact", "agenda (DyNet)"]
     batches, bound, gap, unseen, _ = table["fsm+both+compact"]
     assert (batches, gap, unseen) == (bound, "0.0%", "0.0%")
     policy = policies.load(path)
@@ -237,7 +238,7 @@ def test_eval_counts_on_mini_batches_that_were_not_learned_from(
     assert output.startswith("tree-lstm-2type, listops; 2 mini-batches of 8 from item 24\n")
     lines = [json.loads(line) for line in results.read_text().splitlines()]
     assert [line["policy"] for line in lines] == [*table_of(output)] == [
-        "fsm+both+compact", "score+both+compact", "agenda",
+        "fsm+both+compact", "score+both+compact", "agenda (DyNet)",
     ]  # fmt: skip
     assert all(line["lower_bound"] <= line["batches"] and line["skip"] == 24 for line in lines)
     assert [line["unseen_share"] is None for line in lines] == [False, True, True]
@@ -282,7 +283,7 @@ def test_rules_are_shown_compared_and_measured(command: Command, tmp_path: Path)
     assert command("policy", "diff", tmp_path / "one.json", tmp_path / "one.json")[1] == "The weights are the same.\n"
     status, output, _ = command("policy", "eval", tmp_path / "one.json", "tree-lstm", *SMALL)
     assert status == 0
-    assert [*table_of(output)] == ["score+both", "score+both+compact", "agenda"]
+    assert [*table_of(output)] == ["score+both", "score+both+compact", "agenda (DyNet)"]
 
 
 def test_policies_that_come_with_weights_are_shown_by_name(command: Command, tmp_path: Path) -> None:
@@ -291,7 +292,7 @@ def test_policies_that_come_with_weights_are_shown_by_name(command: Command, tmp
     assert command("policy", "show", "network")[1].startswith("network: a network\n")
     assert command("policy", "diff", "score", tmp_path / "rule.json")[1] == "The weights are the same.\n"
     status, output, _ = command("policy", "eval", "score", "tree-lstm", *SMALL)
-    assert (status, [*table_of(output)]) == (0, ["score", "score+both+compact", "agenda"])
+    assert (status, [*table_of(output)]) == (0, ["score", "score+both+compact", "agenda (DyNet)"])
 
 
 @pytest.mark.slow

@@ -85,7 +85,7 @@ def test_a_report_counts_nodes_batches_and_the_gap_to_the_bound() -> None:
     }  # fmt: skip
     assert (report.compacted, report.bound_kind, report.optimal) == (4, "chain", True)
     assert str(report).startswith(
-        "policy agenda: 2 instances, 7 nodes, 4 batches (4 compacted); lower bound 4 (chain), proven optimal\n"
+        "policy agenda (DyNet): 2 instances, 7 nodes, 4 batches (4 compacted); lower bound 4 (chain), proven optimal\n"
     )
 
 

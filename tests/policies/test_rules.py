@@ -14,6 +14,7 @@ from autobatch.graph.build import merge_graphs
 from autobatch.graph.dag import Dag, reverse, to_dag
 from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.policies.rules.directed import Directed
+from autobatch.policies.rules.heuristics import with_origin
 from autobatch.policies.rules.rules import LEARNED, Score, Weights
 from autobatch.schedule.make import make_schedule
 from autobatch.schedule.schedule import min_batches
@@ -183,7 +184,7 @@ def test_an_unknown_policy_is_refused(spec: str) -> None:
     message = str(error.value)
     assert repr(spec) in message
     assert ("did you mean agenda?" in message) == (spec == "agneda")
-    assert ", ".join(policies.names()) in message
+    assert ", ".join(map(with_origin, policies.names())) in message
     for option in ("+backward", "+both", "+compact", "+STEPS", "auto", "saved policy"):
         assert option in message
 

@@ -16,6 +16,7 @@ from autobatch.cli.results import describe_run, format_table, open_json, say_pre
 from autobatch.cli.threads import threads_in_force, use_threads
 from autobatch.cli.words import model_argument
 from autobatch.cli.workload import load_workload, say_dim
+from autobatch.policies.rules.heuristics import with_origin
 
 
 @click.command()
@@ -139,7 +140,7 @@ def format_timings(timings: Sequence[Timing]) -> str:
     header = ("policy", "batches", "lower bound", "launches", "MB copied", "ms", "instances/s", "speed-up")
     rows = [
         (
-            timing.policy,
+            with_origin(timing.policy),
             f"{timing.counts['batches']:,}",
             f"{timing.counts['lower_bound']:,}",
             f"{timing.counts['launches']:,.0f}",

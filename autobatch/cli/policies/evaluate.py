@@ -18,6 +18,7 @@ from autobatch.cli.workload import Workload, load_workload, record
 from autobatch.errors import PolicyError
 from autobatch.graph.graph import Graph
 from autobatch.policies.rules.directed import Directed
+from autobatch.policies.rules.heuristics import with_origin
 from autobatch.schedule.make import make_schedule
 from autobatch.schedule.schedule import BasePolicy, min_batches
 
@@ -126,7 +127,7 @@ _HEADER = ("policy", "batches", "lower bound", "gap", "states unseen", "ms to pl
 def _row(m: Measurement) -> tuple[str, ...]:
     unseen = "" if m.unseen_share is None else f"{m.unseen_share:.1%}"
     gap = f"{m.batches / m.bound - 1:.1%}" if m.bound else ""
-    return m.policy, f"{m.batches:,.1f}", f"{m.bound:,.1f}", gap, unseen, f"{m.ms:,.2f}"
+    return with_origin(m.policy), f"{m.batches:,.1f}", f"{m.bound:,.1f}", gap, unseen, f"{m.ms:,.2f}"
 
 
 def with_others(measured: Directed) -> list[BasePolicy]:

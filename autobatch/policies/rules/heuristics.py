@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import ClassVar, final
 
 import numpy as np
@@ -63,3 +65,17 @@ class Agenda(Ruled):
 
     rule: ClassVar[str] = "agenda"
     number: ClassVar[int] = 1
+
+
+ORIGINS: Mapping[str, str] = MappingProxyType({Depth.rule: "TensorFlow Fold", Agenda.rule: "DyNet"})
+"""The libraries that rules come from."""
+
+
+def with_origin(name: str) -> str:
+    """Add the library that a policy's rule comes from to its name; every listing of policies does so.
+
+    >>> with_origin("agenda+both"), with_origin("score")
+    ('agenda+both (DyNet)', 'score')
+    """
+    origin = ORIGINS.get(name.partition("+")[0])
+    return f"{name} ({origin})" if origin else name
