@@ -64,6 +64,14 @@ def test_an_agent_of_fewer_types_is_refused() -> None:
         make_loss(policy=rl.Agent(agent))(SENTENCES)
 
 
+def test_a_graph_with_a_backward_edge_is_refused() -> None:
+    env = gymnasium.make(rl.ID, dags=rl.episodes(make_loss(), [SENTENCES]))
+    graph = make_loss().merged(SENTENCES)
+    graph.edge_src[0] = graph.n_nodes - 1
+    with pytest.raises(ab.GraphError, match=rf"edge {graph.n_nodes - 1} .* points backwards"):
+        rl.Agent(First(env)).schedule(graph)
+
+
 def test_an_agent_is_described_and_saved(tmp_path: Path) -> None:
     env = gymnasium.make(rl.ID, dags=rl.episodes(make_loss(), [SENTENCES]))
     agent = First(env)

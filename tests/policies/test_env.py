@@ -28,11 +28,12 @@ def some_dags(n: int = 6) -> list[Dag]:
     return [to_dag(random_dag(i)) for i in range(n)]
 
 
+MADE = Dag.from_edges([0, 0, 1], [(0, 2), (1, 2)])
 BACKWARD = np.array([0, 0], np.int32), np.array([0, 1, 1], np.int32), np.array([1], np.int32)
 
 
-def play(env: Any, seed: int) -> tuple[list[int], list[float]]:
-    """Play a random episode; return the types that ran and the rewards."""
+def play(env: Any, seed: int) -> tuple[list[int], list[float], float]:
+    """Play a random episode; return the types that ran, the rewards and the cost."""
     _, info = env.reset(seed=seed)
     rng, actions, rewards, over = np.random.default_rng(seed), [], [], False
     while not over:
@@ -41,7 +42,7 @@ def play(env: Any, seed: int) -> tuple[list[int], list[float]]:
         rewards.append(float(reward))
         assert not truncated
     assert info["n_batches"] == len(actions)
-    return actions, rewards
+    return actions, rewards, info["cost"]
 
 
 @pytest.mark.parametrize("reward", REWARDS)
@@ -64,7 +65,8 @@ def test_the_name_alone_imports_the_module(monkeypatch: pytest.MonkeyPatch) -> N
 @each("seed", range(10))
 def test_an_episode_is_a_schedule_and_rewards_are_the_bound_less_its_batches(seed: int) -> None:
     dag = to_dag(random_dag(seed))
-    actions, rewards = play(Batching([dag]), seed)
+    actions, rewards, cost = play(Batching([dag]), seed)
+    assert cost == len(actions)
     assert finishes(dag, np.array(actions, np.int32))
     assert sum(rewards) == chains_ahead(dag).max(axis=0).sum() - len(actions)
 
@@ -109,10 +111,10 @@ def test_a_vector_plays_several_at_once() -> None:
 
 
 def test_a_seed_decides_which_graphs_come() -> None:
-    def played(seed: int) -> list[list[int]]:
+    def played(seed: int) -> list[Any]:
         env = Batching(some_dags(8))
         env.reset(seed=seed)
-        return [[*env.reset()[1]["action_mask"].tolist(), env._dag.type_id.size] for _ in range(20)]
+        return [[part.tolist() for part in env.reset()[0].values()] for _ in range(20)]
 
     assert played(1) == played(1)
     assert played(1) != played(2)
@@ -125,7 +127,15 @@ def test_a_seed_decides_which_graphs_come() -> None:
         ({"dags": to_dag(random_dag(0))}, "dags of Batching must be a list of Dags, got a Dag"),
         ({"dags": [random_dag(0)]}, "dags of Batching must be a list of Dags, got"),
         ({"dags": [to_dag(random_dag(0, n_nodes=0))]}, "at least one node"),
-        ({"dags": [Dag(*BACKWARD, 1)]}, "must point to later nodes"),
+        ({"dags": [Dag(*BACKWARD, 1)]}, r"dags\[0\] is malformed: .* point forward"),
+        ({"dags": [MADE, MADE._replace(edge_ptr=MADE.edge_ptr[:2])]}, r"edge_ptr of dags\[1\] must have 4 .*, got 2"),
+        ({"dags": [MADE._replace(edge_ptr=MADE.edge_ptr[::-1].copy())]}, r"dags\[0\] is malformed: edge_ptr must rise"),
+        ({"dags": [MADE._replace(edge_src=MADE.edge_src + 9)]}, r"dags\[0\] is malformed: edge_src must lie in 0..2"),
+        (
+            {"dags": [MADE._replace(type_id=MADE.type_id.astype(float))]},
+            r"dags\[0\] is malformed: type_id must be an array",
+        ),
+        ({"dags": [MADE._replace(n_types=1)]}, r"dags\[0\] is malformed: type_id must lie in"),
         ({"dags": [to_dag(random_dag(0))], "costs": [1.0]}, "costs must be 4 positive numbers"),
         ({"dags": [to_dag(random_dag(0))], "costs": [1.0, 2.0, 0.0, 1.0]}, "costs must be 4 positive numbers"),
         ({"dags": [to_dag(random_dag(0))], "max_types": 3}, "max_types must be at least 4, .* got 3"),
@@ -171,12 +181,11 @@ def test_what_is_no_int_is_refused(action: Any) -> None:
 def test_costs_multiply_rewards(reward: Any) -> None:
     costs = [0.5, 3.0, 1.0, 2.0]
     plain, costly = Batching(some_dags(), reward=reward), Batching(some_dags(), reward=reward, costs=costs)
-    actions, rewards = play(plain, 3)
-    found, weighted = play(costly, 3)
+    actions, rewards, _ = play(plain, 3)
+    found, weighted, cost = play(costly, 3)
     assert found == actions
     assert weighted == [costs[action] * x for action, x in zip(actions, rewards, strict=True)]
-    info = costly._inform()
-    assert info["cost"] == sum(costs[action] for action in actions)
+    assert cost == sum(costs[action] for action in actions)
     assert costly.step(99)[1] == -3.0
 
 
@@ -184,7 +193,7 @@ def test_the_return_is_the_cost_above_the_bound() -> None:
     costs = np.array([0.5, 3.0, 1.0, 2.0])
     for number, dag in enumerate(some_dags()):
         env = Batching([dag], max_types=4, costs=costs.tolist())
-        _, rewards = play(env, number)
+        _, rewards, cost = play(env, number)
         bound = np.zeros(4)
         bound[: dag.n_types] = chains_ahead(dag).max(axis=0)
-        assert sum(rewards) == pytest.approx(costs @ bound - env._inform()["cost"])
+        assert sum(rewards) == pytest.approx(costs @ bound - cost)

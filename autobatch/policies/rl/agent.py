@@ -71,10 +71,13 @@ class Agent:
                 ready.
             GraphError: the graph has a cycle.
         """
-        check_order(graph)
         if not graph.n_nodes:
             return Schedule(*Simulation(to_dag(graph)).batches())
-        env = Batching([to_dag(graph)], max_types=self._n_types)
+        try:
+            env = Batching([to_dag(graph)], max_types=self._n_types)
+        except PolicyError:
+            check_order(graph)  # names the edge
+            raise
         seen, _ = env.reset(seed=0)
         done = False
         while not done:

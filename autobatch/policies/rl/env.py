@@ -176,7 +176,7 @@ class Batching(gymnasium.Env[Observation, Any]):
 
 
 def _check_dags(dags: Sequence[Dag]) -> list[Dag]:
-    """Return the graphs, whose order of nodes is right.
+    """Return the graphs.
 
     Raises:
         PolicyError: there are none, or one is malformed or has no nodes.
@@ -184,11 +184,18 @@ def _check_dags(dags: Sequence[Dag]) -> list[Dag]:
     if not dags:
         raise PolicyError("making an environment: dags must be at least one Dag, got none.")
     for number, dag in enumerate(dags):
-        if not dag.type_id.size:
+        n_nodes, n_pointers = np.size(dag.type_id), np.size(dag.edge_ptr)
+        if not n_nodes:
             raise PolicyError(f"making an environment: dags[{number}] must have at least one node, got none.")
-        reader = np.repeat(np.arange(dag.type_id.size), np.diff(dag.edge_ptr))
-        if len(reader) != len(dag.edge_src) or (dag.edge_src >= reader).any():
-            raise PolicyError(f"making an environment: the edges of dags[{number}] must point to later nodes.")
+        if n_pointers != n_nodes + 1:
+            raise PolicyError(
+                f"making an environment: edge_ptr of dags[{number}] must have {n_nodes + 1} elements, one more than "
+                f"type_id, got {n_pointers}."
+            )
+        try:
+            Simulation(dag, is_measured=False)
+        except (TypeError, ValueError) as error:
+            raise PolicyError(f"making an environment: dags[{number}] is malformed: {error}.") from error
     return [*dags]
 
 
