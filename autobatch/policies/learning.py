@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
+from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any
 
@@ -114,7 +115,7 @@ def read_lesson(graphs: Sequence[Graph], held_out: Sequence[Graph]) -> tuple[lis
     """Return the dags of the mini-batches, those of the held-out ones, and their types.
 
     Raises:
-        PolicyError: there are no mini-batches, one has no nodes, or they are from different models.
+        PolicyError: there are no mini-batches, one has no nodes, or their types differ.
     """
     if not graphs:
         raise PolicyError("learning a policy: there must be at least one mini-batch, got none.")
@@ -125,11 +126,24 @@ def read_lesson(graphs: Sequence[Graph], held_out: Sequence[Graph]) -> tuple[lis
             f"no nodes; give mini-batches with instances."
         )
     first = graphs[0].types
-    if any(graph.types is not first and graph.types != first for graph in [*graphs, *held_out]):
-        raise PolicyError("learning a policy: the mini-batches must be of one model; record them with one ab.batched.")
+    for number, graph in enumerate([*graphs, *held_out]):
+        if graph.types is not first and graph.types != first:
+            raise PolicyError(f"learning a policy: {_describe_difference(first.names, graph.types.names, number)}.")
     types = TypeNames.of(first)
     dags, held = ([to_dag(g)._replace(n_types=len(types.names)) for g in some] for some in (graphs, held_out))
     return dags, held, types
+
+
+def _describe_difference(first: Sequence[str], names: Sequence[str], number: int) -> str:
+    """Say how the types of graph `number`, held-out ones counted after the others, differ from those of graph 0."""
+    for type_id, (one, other) in enumerate(zip_longest(first, names)):
+        if one != other:
+            here, there = ("missing" if name is None else repr(name) for name in (one, other))
+            return (
+                f"all graphs must have the same types, but type {type_id} is {here} in graph 0 and {there} in graph "
+                f"{number}; give to_graph the same names each time, or record mini-batches with one ab.batched"
+            )
+    return f"all mini-batches must be of one model, but graph {number} is not; record them with one ab.batched"
 
 
 @contextmanager

@@ -97,5 +97,8 @@ def test_a_policy_is_learned_on_own_dags() -> None:
         schedule = policy.schedule(graph)
         check_schedule(graph, schedule)
         assert min_batches(graph) <= schedule.n_batches <= ab.policies.get("agenda").schedule(graph).n_batches
-    with pytest.raises(ab.PolicyError, match="must be of one model"):
-        ab.policies.learn([graphs[0], to_graph(to_dag(graphs[1]), ["a", "b", "c"])])
+    with pytest.raises(ab.PolicyError, match="type 1 is 'add' in graph 0 and 'sub' in graph 2"):
+        ab.policies.learn([*graphs[:2], to_graph(to_dag(graphs[2]), ["load", "sub", "scale"])])
+    more = to_graph(to_dag(graphs[1])._replace(n_types=4), ["load", "add", "scale", "store"])
+    with pytest.raises(ab.PolicyError, match="type 3 is missing in graph 0 and 'store' in graph 1"):
+        ab.policies.learn(graphs[:1], held_out=[more])

@@ -245,5 +245,5 @@ def test_what_cannot_be_learned_is_refused() -> None:
         learn([])
     with pytest.raises(PolicyError, match=r"unknown option 'episode'; did you mean 'episodes'\?"):
         learn([graph], episode=3)
-    with pytest.raises(PolicyError, match="must be of one model"):
+    with pytest.raises(PolicyError, match=r"type 0 is 'a' in graph 0 and '.*' in graph 1"):
         learn([graph, random_tree(0)])
