@@ -553,4 +553,4 @@ def test_the_demonstration_in_small(monkeypatch: pytest.MonkeyPatch, capfd: pyte
             "on trees and on lattices"
         )
     assert out.count("just learned by Q-learning") == 2
-    assert re.search(r"^read_character!.* read_(character|word)$", out, re.MULTILINE)
+    assert re.search(r"^read_character \(critical\).* read_(character|word)$", out, re.MULTILINE)

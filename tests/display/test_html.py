@@ -13,9 +13,11 @@ import pytest
 
 import autobatch as ab
 from autobatch.display.batches import MOST_BATCHES, MOST_COLUMNS, MOST_NODES
-from autobatch.display.html import fold, write_fixed, write_lines, write_table
+from autobatch.display.html import FONT, LETTER, fold, write_fixed, write_lines, write_table
+from autobatch.display.states import BACK, DOT, MOST_LETTERS, Drawing, DrawnState
 from autobatch.graph.build import merge_graphs
 from autobatch.policies.fsm.machine import Fsm
+from autobatch.policies.fsm.portrait import PER_INCH, SHARPNESS
 from autobatch.policies.fsm.walk import MOST_DRAWN
 from autobatch.policies.learning import learn
 from autobatch.schedule.make import make_schedule
@@ -134,7 +136,7 @@ def test_a_learned_machine_shows_its_states_and_moves() -> None:
     for way in policy.ways:
         walk = policy.follow(way, [dag])
         n_states, n_moves = n_states + len(walk.visits), n_moves + len(walk.moves)
-        assert all({*state.split(), walk.runs[state], f"×{n}"} <= words(root) for state, n in walk.visits.items())
+        assert all({*state.split(), walk.runs[state], str(n)} <= words(root) for state, n in walk.visits.items())
     assert len(in_picture(root, "circle")) == n_states
     hints = [hint.text or "" for hint in in_picture(root, "title")]
     assert sum(" times" in hint for hint in hints) == n_moves
@@ -142,6 +144,7 @@ def test_a_learned_machine_shows_its_states_and_moves() -> None:
 
 def test_a_machine_is_shown_on_what_it_planned_last() -> None:
     policy = learn([random_dag(0)], episodes=60)
+    assert "rule" not in words(shown(policy)), "the legend explains only what is drawn"
     policy.schedule(random_dag(3, n_nodes=60))
     root = shown(policy)
     assert "rule" in words(root), "it has states that the machine has not met"
@@ -152,7 +155,12 @@ def test_of_many_states_the_most_visited_are_drawn() -> None:
     policy = learn([random_dag(0, n_nodes=300)], episodes=60, direction="forward")
     walk = policy.follow("forward", [policy.to_known(random_dag(0, n_nodes=300))])
     assert len(walk.visits) > MOST_DRAWN
-    assert len(in_picture(shown(policy), "circle")) == MOST_DRAWN
+    root = shown(policy)
+    assert len(in_picture(root, "circle")) == MOST_DRAWN
+    rows = [[cell.text for cell in row] for row in root.iter("tr")]
+    assert rows[1:] == [[state, walk.runs[state], str(walk.visits[state])] for state in walk.in_order()]
+    shown_visits = sum(n for _, n in walk.visits.most_common(MOST_DRAWN))
+    assert f"{shown_visits / walk.visits.total():.0%}" in words(root)
 
 
 @each("take", (copy.deepcopy, lambda policy: pickle.loads(pickle.dumps(policy))))
@@ -174,6 +182,65 @@ def test_a_loaded_machine_draws_what_it_plans(tmp_path: Path) -> None:
 def test_a_chain_is_a_machine_of_its_own_moves() -> None:
     policy = learn([chain("a", "b", "a", "b")], episodes=50, direction="forward", rival=False)
     walk = policy.follow("forward", [policy.to_known(chain("a", "b", "a", "b"))])
-    assert walk.moves == {("a!", "b!"): 2, ("b!", "a!"): 1}
-    back = [path for path in in_picture(shown(policy), "path") if path.attrib.get("stroke", "").startswith("#")]
+    assert walk.moves == {("a (critical)", "b (critical)"): 2, ("b (critical)", "a (critical)"): 1}
+    back = [path for path in in_picture(shown(policy), "path") if path.attrib.get("stroke") == BACK]
     assert len(back) == 1
+
+
+def make_drawing(n: int, length: int) -> Drawing:
+    """Make a drawing of n states with long descriptions, and three transitions from each."""
+    rng = np.random.default_rng(n)
+    states = [
+        DrawnState("w" * int(rng.integers(1, length)), (k, "m" * int(rng.integers(1, length))), 10**k, k % 3 > 0)
+        for k in range(n)
+    ]
+    return Drawing("ready types", states, {(k, int(b)): 1 + k for k in range(n) for b in rng.integers(0, n, 3)})
+
+
+def count_overlaps(boxes: list[tuple[float, float, float, float]]) -> int:
+    """Count the pairs of boxes (left, top, right, bottom) that overlap."""
+    return sum(
+        a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+        for number, a in enumerate(boxes)
+        for b in boxes[:number]
+    )
+
+
+@each("n", [1, 2, 7, 30])
+@each("length", [8, 200])
+def test_texts_of_a_machine_do_not_overlap(n: int, length: int) -> None:
+    svg = in_picture(parse(make_drawing(n, length).svg()), "svg")[0]
+    boxes = list[tuple[float, float, float, float]]()
+    for text in svg.iter(SVG + "text"):
+        width, x, y = LETTER * len(text.text or ""), float(text.attrib["x"]), float(text.attrib["y"])
+        left = x - width if text.attrib.get("text-anchor") == "end" else x
+        boxes.append((left, y - FONT, left + width, y))
+    dots = [(float(dot.attrib["cx"]), float(dot.attrib["cy"])) for dot in svg.iter(SVG + "circle")]
+    assert len(dots) == n
+    assert count_overlaps(boxes + [(x - DOT, y - DOT, x + DOT, y + DOT) for x, y in dots]) == 0
+    width, height = float(svg.attrib["width"]), float(svg.attrib["height"])
+    assert all(box[0] >= 0 and box[1] >= 0 and box[2] <= width and box[3] <= height for box in boxes)
+
+
+@each("n", [1, 30])
+def test_texts_of_a_machine_in_a_file_do_not_overlap(n: int) -> None:
+    figures = pytest.importorskip("matplotlib.figure", reason="draws with it")
+    canvas: Any = pytest.importorskip("matplotlib.backends.backend_agg").FigureCanvasAgg
+    drawing = make_drawing(n, 200)
+    width, height = drawing.size
+    figure = figures.Figure(figsize=(width / PER_INCH, height / PER_INCH), dpi=SHARPNESS * PER_INCH)
+    axes = figure.add_axes((0, 0, 1, 1))
+    drawing.plot(axes)
+    canvas(figure).draw()
+    boxes = [text.get_window_extent().extents / SHARPNESS for text in axes.texts]
+    assert len(boxes) == 3 * (n + 1) + len(drawing.legend())
+    assert count_overlaps(boxes) == 0
+    assert all(box[0] >= 0 and box[1] >= 0 and box[2] <= width and box[3] <= height for box in boxes)
+
+
+def test_a_long_description_is_cut_and_told_by_a_hint() -> None:
+    drawing = Drawing("", [DrawnState("x" * 300, (0, STRANGE), 1, True)], {})
+    root = parse(drawing.svg())
+    assert [hint.text for hint in in_picture(root, "title")] == ["x" * 300]
+    assert f"{'x' * (MOST_LETTERS - 1)}…" in words(root)
+    assert STRANGE in "".join(root.itertext())

@@ -43,9 +43,9 @@ def test_states_are_those_defined(machine: Machine, seed: int) -> None:
 def test_describing_states() -> None:
     """Two a and one critical b."""
     names = ("a", "b", "c")
-    assert describe_state([1, 2, 0, 0, 1, 0], names, "sort") == "a > b!"
-    assert describe_state([2, 1, 0], names, "max") == "a* b"
-    assert describe_state([1, 0, 1], names, "base") == "a c"
+    assert describe_state([1, 2, 0, 0, 1, 0], names, "sort") == "a > b (critical)"
+    assert describe_state([2, 1, 0], names, "max") == "a (most), b"
+    assert describe_state([1, 0, 1], names, "base") == "a, c"
 
 
 def untaught(direction: Direction = "forward", compact: bool = False, machine: Machine = Machine()) -> Fsm:  # noqa: B008

@@ -30,7 +30,6 @@ TWICE = "define i64 @twice(i64 %x) {\n  %y = add i64 %x, %x\n  ret i64 %y\n}\n"
 REQUIRED = ("numpy", "llvmlite", "click", "rich", "safetensors", "threadpoolctl")
 OPTIONAL = {
     "matplotlib": "plots",
-    "networkx": "drawings of state machines (policy show --plot)",
     "scipy": "better lower bounds (explain --bound pairs)",
     "cma": "learning weights of a rule (policy learn --algorithm es)",
     "gymnasium": "environments for learning policies",

@@ -21,6 +21,7 @@ from autobatch.cli.results import format_table
 from autobatch.cli.words import Commands, model_argument
 from autobatch.cli.workload import load_workload
 from autobatch.errors import DataError, PolicyError
+from autobatch.policies.fsm.encoding import LISTED
 from autobatch.policies.fsm.machine import Fsm, Way
 from autobatch.policies.fsm.portrait import draw_machine
 from autobatch.policies.fsm.qlearning import Progress
@@ -59,8 +60,8 @@ policy.add_command(evaluate_command)
     "--plot",
     metavar="FILE",
     type=FILE,
-    help="Draw the state machine, without its rival, running on mini-batches of MODEL, to a .png or a Graphviz .dot "
-    "file.",
+    help="Draw the state machine, without its rival, on mini-batches of MODEL: its most visited states to a .png file, "
+    "or all of them to a .dot file for Graphviz.",
 )
 def show(
     file: Path,
@@ -75,9 +76,9 @@ def show(
     """Print the policy in FILE: the type that it runs in each state.
 
     FILE is a file from `autobatch policy learn`, or the name of a policy with weights, such as score. A state lists the
-    ready types, sorted by ready nodes ("a > b") or with the most frequent one marked ("a*"), and marks critical types
-    with "!". MODEL, --data, --dim, --batch-size, --minibatches and --seed select the mini-batches of --plot, and are
-    ignored without it.
+    types that have ready nodes; "a > b" means that a has more of them than b, or as many. A type is critical if running
+    it now lowers the bound on the remaining batches. MODEL, --data, --dim, --batch-size, --minibatches and --seed
+    select the mini-batches of --plot, and are ignored without it.
 
     \b
     Examples:
@@ -164,7 +165,8 @@ def _describe_states(shown: Fsm) -> list[str]:
         choices = shown.choices(way)
         lines.append(f"{way}, {len(choices)} states")
         rows = [(c.state, c.type_name, f"{c.value:.3f}", f"{c.updates}") for c in choices]
-        lines += [f"  {line}" for line in format_table(("state", "runs", "value", "updates"), rows).splitlines()]
+        header = (LISTED[shown.machine.encoding], "runs", "value", "updates")
+        lines += [f"  {line}" for line in format_table(header, rows).splitlines()]
     return lines
 
 

@@ -13,7 +13,8 @@ Source: base, max and sort are ED-Batch's (arXiv:2302.03851, section 2.3).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -22,17 +23,20 @@ from numpy.typing import NDArray
 State: TypeAlias = NDArray[np.int16]
 Encoding: TypeAlias = Literal["base", "max", "sort"]
 ENCODINGS: tuple[Encoding, ...] = ("base", "max", "sort")
+LISTED: Mapping[Encoding, str] = MappingProxyType(
+    {"base": "ready types", "max": "ready types and the largest", "sort": "ready types, most nodes first"}
+)
+"""What the description of a state lists; the heading of its column in tables and drawings."""
 
 
 def describe_state(state: Sequence[int], names: Sequence[str], encoding: Encoding) -> str:
-    """Describe a state by the names of its types.
-
-    They are written "leaf > inner" by rank, "leaf* inner" with the largest marked, or as a set. Critical types are
-    followed by "!".
-    """
+    """Describe a state by the names of its types: "leaf > inner (critical)" by rank, "leaf (most), inner", or a set."""
     n = len(names)
     critical = state[n:] if len(state) > n else [0] * n
-    shown = {a: names[a] + ("!" if critical[a] else "") for a in range(n) if state[a]}
+    shown = {}
+    for a in (a for a in range(n) if state[a]):
+        marks = ["most"] * (encoding == "max" and state[a] == 2) + ["critical"] * bool(critical[a])
+        shown[a] = f"{names[a]} ({', '.join(marks)})" if marks else names[a]
     if encoding == "sort":
         return " > ".join(shown[a] for a in sorted(shown, key=lambda a: state[a]))
-    return " ".join(text + ("*" if state[a] == 2 else "") for a, text in shown.items())
+    return ", ".join(shown.values())

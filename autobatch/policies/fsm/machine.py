@@ -22,7 +22,7 @@ from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, reverse, to_dag
 from autobatch.graph.graph import Graph, Types
 from autobatch.graph.graph_check import naming_cycles
-from autobatch.policies.fsm.encoding import ENCODINGS, Encoding
+from autobatch.policies.fsm.encoding import ENCODINGS, LISTED, Encoding
 from autobatch.policies.fsm.table import Table, describe_table, make_table, rebuild_table, widen_table
 from autobatch.policies.rules.directed import Batches, Directed, Direction, mirror
 from autobatch.policies.rules.rules import LEARNED, Weights
@@ -60,9 +60,9 @@ class Machine:
 
     def in_words(self) -> str:
         """Describe the settings in words."""
-        critical = " with the critical types" if self.critical else ""
-        mask = ", running only critical ones where it can" if self.mask else ""
-        return f"sees {self.encoding}{critical}{mask}"
+        critical = ", and which are critical" if self.critical else ""
+        mask = ", and runs critical types if any are ready" if self.mask else ""
+        return f"sees the {LISTED[self.encoding]}{critical}{mask}"
 
     def rules(self) -> MachineRules:
         return MachineRules(ENCODINGS.index(self.encoding), int(self.mask))
@@ -176,9 +176,10 @@ class Fsm(Directed):
             choices = self.choices(way)
             parts += [write_lines([f"{way}, {len(choices)} states"])]
             if self._planned is None:
-                parts.append(write_table(("state", "runs"), [(choice.state, choice.type_name) for choice in choices]))
+                rows = [(choice.state, choice.type_name) for choice in choices]
+                parts.append(write_table((LISTED[self.machine.encoding], "runs"), rows))
             else:
-                parts.append(self.follow(way, [self._planned]).draw(self.types.names))
+                parts.append(self.follow(way, [self._planned]).write(self.types.names, self.machine.encoding))
         return "".join(parts)
 
     def with_rival(self, other: Fsm) -> Fsm:

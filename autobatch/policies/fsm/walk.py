@@ -15,13 +15,14 @@ import numpy as np
 
 from autobatch._native import visit_states
 from autobatch.arrays import IntArray
-from autobatch.display.states import DrawnState, draw_states
+from autobatch.display.html import fold, write_lines, write_table
+from autobatch.display.states import Drawing, DrawnState
 from autobatch.graph.dag import Dag
-from autobatch.policies.fsm.encoding import ENCODINGS, Encoding, describe_state
+from autobatch.policies.fsm.encoding import ENCODINGS, LISTED, Encoding, describe_state
 from autobatch.policies.fsm.table import Table
 
 NEW = "not learned"
-MOST_DRAWN = 40  # the most visited states are drawn
+MOST_DRAWN = 30  # the most visited states are drawn
 
 
 class Choice(NamedTuple):
@@ -63,8 +64,8 @@ class Walk:
         """List the states in the order of their mean position in schedules."""
         return sorted(self.visits, key=lambda state: self.steps[state] / self.visits[state])
 
-    def draw(self, names: Sequence[str]) -> str:
-        """Draw the most visited states as an SVG element; `names` of types give them their colours."""
+    def picture(self, names: Sequence[str], encoding: Encoding) -> Drawing:
+        """Draw the most visited states; `names` of types give them their colors."""
         drawn = dict(self.visits.most_common(MOST_DRAWN))
         place = {state: number for number, state in enumerate(state for state in self.in_order() if state in drawn)}
         numbers = {name: number for number, name in enumerate([*names, NEW])}
@@ -73,7 +74,23 @@ class Walk:
             for state in place
         ]
         moves = {(place[a], place[b]): n for (a, b), n in self.moves.items() if a in place and b in place}
-        return draw_states(states, moves)
+        return Drawing(LISTED[encoding], states, moves)
+
+    def share(self, picture: Drawing) -> str:
+        """Say how many of the states and visits a drawing shows; empty if all."""
+        n_visits = sum(state.visits for state in picture.states) / self.visits.total() if self.visits else 1.0
+        shown, n = len(picture.states), len(self.visits)
+        return f"the {shown} most visited of {n} states, {n_visits:.0%} of the visits" if shown < n else ""
+
+    def write(self, names: Sequence[str], encoding: Encoding) -> str:
+        """Write HTML with the drawing, and a table of all states if it cannot show them all."""
+        picture = self.picture(names, encoding)
+        share = self.share(picture)
+        if not share:
+            return picture.svg()
+        rows = [(state, self.runs[state], f"{self.visits[state]:,}") for state in self.in_order()]
+        table = write_table((LISTED[encoding], "runs", "visits"), rows)
+        return write_lines([share]) + picture.svg() + fold(f"all {len(rows)} states", table)
 
 
 def list_choices(table: Table, names: Sequence[str], encoding: Encoding) -> list[Choice]:
