@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+import subprocess
+from importlib import resources
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +18,11 @@ from autobatch.graph.graph import NamedTypes
 from autobatch.policies import get
 from autobatch.serving import running
 from autobatch.serving.counts import Counts, ready_types, summarize
+from checkout import ROOT
 from helpers.programs.waiting_programs import Model, items
 from helpers.runs.ways import each
 
+PAGE = Path(str(resources.files("autobatch.serving").joinpath("live.html")))
 TYPES = NamedTypes(("a", "b", "c"))
 WAIT = 60.0
 
@@ -74,6 +81,29 @@ def test_several_servers_are_summed_up() -> None:
     assert found["rows"] == pytest.approx(rounds[:, 2].sum() / rounds[:, 1].sum())
     assert found["round_ms"] == pytest.approx(1e3 * rounds[:, 3].mean())
     assert len(found["last"]) == len(one["rounds"])
+
+
+@each("n", (0, 12))
+def test_the_live_page_names_axes_and_units(n: int) -> None:
+    if shutil.which("node") is None:
+        pytest.skip("Node.js is not installed")
+    counts = served(n)
+    data = {**counts.summary(), "walk": [*counts.visits()], "servers": 1, "fault": "", "now": 0.0}
+    command = ("node", ROOT / "tests" / "helpers" / "show_live.js", PAGE)
+    ran = subprocess.run(command, input=json.dumps(data), capture_output=True, text=True, check=True)
+    content = json.loads(ran.stdout)
+    assert content["problem"] == ""
+    values = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", content["figures"]))
+    assert values["done"] == f"{n} requests"
+    assert values["latency, median"] == f"{data['p50_ms']:.1f} ms"
+    assert all(re.fullmatch(r"[\d.]+ (requests|requests/s|ms|rows|batches)", value) for value in values.values())
+    assert ran.stdout.count("<rect") == 2 * len(data["last"])
+    for chart, unit, place in (("rows", "rows", 0), ("shared", "requests", 1)):
+        most = max([1.0, *(one[place] for one in data["last"])])
+        assert float(content[f"{chart}-most"]) == pytest.approx(most, abs=0.5)
+        figure = re.search(rf"<figure>((?!</figure>).)*id=\"{chart}\".*?</figure>", PAGE.read_text(), re.DOTALL)
+        assert figure is not None
+        assert {f"<span>{unit}</span>", "<span>round</span>"} <= set(re.findall(r"<span>\w+</span>", figure[0]))
 
 
 @each("seed", range(20))

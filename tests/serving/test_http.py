@@ -303,8 +303,8 @@ def test_the_page_shows_what_the_server_does(client: Client, tmp_path: Path) -> 
         "--virtual-time-budget=3000", "--dump-dom", f"http://127.0.0.1:{client.port}/",
     ]  # fmt: skip
     page = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-    assert re.search(r"<dt>done</dt><dd>5</dd>", page)
-    assert re.search(r"<dt>p99</dt><dd>\d+\.\d ms</dd>", page)
+    assert re.search(r"<dt>done</dt><dd>5 requests</dd>", page)
+    assert re.search(r"<dt>latency, 99th percentile</dt><dd>\d+\.\d ms</dd>", page)
     assert re.search(r"own nodes \d+%", page)
     assert len(re.findall(r"<rect ", page)) >= 2
     assert re.search(r"<li style=\"background-color: [^>]+>[^<]+<small> → [^<]+ × \d+<", page), page[
