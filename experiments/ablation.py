@@ -18,6 +18,7 @@ import autobatch as ab
 from autobatch.cli.workload import load_workload, record
 from autobatch.graph.rewrite.passes import DEFAULT
 from autobatch.memplan.planner import MemoryPlanner
+from autobatch.policies.rules.heuristics import with_origin
 from charts import COLORS, entitle, panels, use_log, whiskers
 from claims import Claim, Records, run_claim
 from digest import STEP
@@ -131,11 +132,12 @@ def draw(records: Records, figure: Figure) -> None:
     """Draw the training time without each technique, and with recording; the longest is on top."""
     axes = panels(figure, 1, len(records), 2.8)
     ways = sorted(WITHOUT, key=lambda way: -typical_time(records, way))
+    names = [way.replace("agenda", with_origin("agenda")) for way in ways]
     for ax, (model, one) in zip(axes, records.items(), strict=True):
         times = [one.figures["training"][way]["time"] for way in ways]
         ends = [time_range(one, way) for way in ways]
-        ax.barh(ways, [time - 1 for time in times], left=1, color=COLORS[0], height=0.6)
-        ax.errorbar(times, ways, xerr=whiskers(times, *zip(*ends, strict=True)), fmt="none", ecolor="black")
+        ax.barh(names, [time - 1 for time in times], left=1, color=COLORS[0], height=0.6)
+        ax.errorbar(times, names, xerr=whiskers(times, *zip(*ends, strict=True)), fmt="none", ecolor="black")
         for row, (time, end) in enumerate(zip(times, ends, strict=True)):
             ax.text(max(1, time, end[1]) * 1.08, row, f"{time:.2f}", va="center", fontsize=7)
         ax.axvline(1, color="black", lw=1)
@@ -143,8 +145,10 @@ def draw(records: Records, figure: Figure) -> None:
         use_log(ax, "x")
         ax.set_title(model, loc="left")
         ax.invert_yaxis()
-        ax.set_xlabel("time of training / with everything\n(median; range of rounds)")
-        if ax is not axes[0]:
+        ax.set_xlabel("training time (multiple of all on;\nmedian, range of rounds)")
+        if ax is axes[0]:
+            ax.set_ylabel("what is changed")
+        else:
             ax.set_yticklabels([])
     worth = ", ".join(f"{way} (×{typical_time(records, way):.1f})" for way in ways[:3])
     entitle(figure, f"What makes training slowest, alone, in the mean of the models: {worth}")

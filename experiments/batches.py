@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from autobatch.policies.rules.heuristics import with_origin
 from autobatch.policies.rules.rules import LEARNED
 from charts import COLORS, entitle
 from claims import Claim, Published, Records, in_list, run_claim
@@ -144,16 +145,26 @@ def draw(records: Records, figure: Figure) -> None:
             most.append(max(means[-1], 100 * counted["most above bound"][plan] / bound))
         spread = [[0.0] * len(rows), [top - mean for mean, top in zip(means, most, strict=True)]]
         places = [row + 0.14 * (k - 2) for row in range(len(rows))]
-        axes.errorbar(means, places, xerr=spread, fmt="o", color=COLORS[k], label=label, elinewidth=1)
+        axes.errorbar(
+            means,
+            places,
+            xerr=spread,
+            fmt="o",
+            color=COLORS[k],
+            label=label.replace(policy, with_origin(policy)),
+            elinewidth=1,
+        )
     axes.set_yticks(range(len(rows)), [DRAWN.get(workload, workload) for workload in rows])
     axes.invert_yaxis()
     axes.set_xscale("symlog", linthresh=1)
     axes.set_xlim(left=-0.1)
     ticks = (0, 1, 3, 10, 30, 100, 300)
-    axes.set_xticks(ticks, [f"{tick} %" for tick in ticks])
+    axes.set_xticks(ticks, [f"{tick}" for tick in ticks])
     sizes = sorted({shown_size(records[workload]) for workload in rows}, key=int)
-    measured = f"batches above the better bound, held-out mini-batches of {' and '.join(sizes)}"
-    axes.set_xlabel(f"{measured}: mean (dot), worst (end of line)")
+    axes.set_xlabel(
+        f"batches above the better bound (%; mean and worst of held-out mini-batches of {' and '.join(sizes)})"
+    )
+    axes.set_ylabel("workload")
     axes.legend(loc="lower center", bbox_to_anchor=(0.4, 1), ncols=3)
     entitle(figure, message_of({workload: records[workload] for workload in rows}))
 

@@ -144,10 +144,8 @@ def draw(records: Records, figure: Figure) -> None:
         ax.set_title(workload, loc="left")
     for ax in axes[len(records) :]:
         ax.set_visible(False)
-    for ax in axes[::2]:
-        ax.set_ylabel("batches / better bound")
-    for ax in axes[2:] if len(records) > 2 else axes:
-        ax.set_xlabel("episodes (best so far; median and range of seeds)")
+    for ax in axes:
+        ax.set(xlabel="time of learning (episodes)", ylabel="batches (multiple of\nthe better bound)")
     legend_below(figure, axes[0])
     entitle(figure, message_of(records))
 

@@ -230,8 +230,9 @@ def draw(records: Records, figure: Figure) -> None:
     cells.set_yticks(range(len(names)), names)
     cells.invert_yaxis()
     cells.set_xlabel(
-        f"kB copied per batch of {records[''].settings['instances']} nodes, width {records[''].settings['width']}"
+        f"copies per batch of {records[''].settings['instances']} nodes, width {records[''].settings['width']} (kB)"
     )
+    cells.set_ylabel("cell")
     cells.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3, fontsize=7, columnspacing=1)
     training = {name.partition(",")[0]: counts for name, counts in found["models"].items() if "training" in name}
     for k, (name, counts) in enumerate(training.items()):
@@ -240,7 +241,8 @@ def draw(records: Records, figure: Figure) -> None:
         models.set_yticks(range(len(ratios)), [*counts])
     models.invert_yaxis()
     models.axvline(1, color="black", lw=1)
-    models.set_xlabel("launches in training\n/ with all parts")
+    models.set_xlabel("launches in training\n(multiple of all parts)")
+    models.set_ylabel("change to the planner")
     models.legend(
         loc="lower center", bbox_to_anchor=(0.3, 1), ncols=3, fontsize=7, columnspacing=0.6, handletextpad=0.2
     )

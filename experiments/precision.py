@@ -228,10 +228,10 @@ def draw(curves: Mapping[str, Any], path: Path) -> None:
         style = {"label": name, "color": f"C{number}", "linestyle": "-" if name.startswith("autobatch") else "--"}
         left.plot(curve, **style)
         right.plot(100 * (curve / first - 1), **style)
-    left.set_title(f"loss of a tree, mean of {SMOOTH} mini-batches", fontsize="medium", loc="left")
-    right.set_title("above autobatch in float32, %", fontsize="medium", loc="left")
+    left.set_ylabel(f"loss of a tree (nats; mean of {SMOOTH} mini-batches)")
+    right.set_ylabel("loss above that of autobatch in float32 (%)")
     for axes in (left, right):
-        axes.set_xlabel("mini-batch")
+        axes.set_xlabel("time of training (mini-batches)")
         axes.spines[["top", "right"]].set_visible(False)
     left.legend(frameon=False)
     figure.savefig(path, dpi=100)

@@ -21,7 +21,7 @@ from records import RESULTS, in_json, origins, write_whole
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 50rem; margin: 2rem auto; padding: 0 1rem; color: #1c1c1c; }
 h1, h2 { line-height: 1.2; } h2 { margin-top: 3rem; }
-figure { margin: 1rem 0; } .scroll { overflow-x: auto; } img { width: 100%; height: auto; }
+figure { margin: 1rem 0; } .scroll, figure { overflow-x: auto; } img { width: 100%; min-width: 34rem; height: auto; }
 figcaption { display: none; font-weight: 600; } @media (max-width: 40rem) { figcaption { display: block; } }
 table { border-collapse: collapse; font-size: 0.8rem; margin: 1rem 0; }
 caption { text-align: left; font-weight: 600; padding: 0.3rem 0; max-width: min(50rem, 100vw - 2rem); }

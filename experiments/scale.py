@@ -218,7 +218,7 @@ def draw(records: Records, figure: Figure) -> None:
         else:
             draw_learning(record, ax)
         use_log(ax, "x", "y")
-        ax.set_xlabel("nodes of a mini-batch")
+        ax.set_xlabel("mini-batch size (nodes)")
         ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3, fontsize=7)
     entitle(figure, message)
 
@@ -233,7 +233,7 @@ def draw_planning(record: Record, axes: Axes) -> None:
         axes.errorbar(nodes, ns, yerr=whiskers(ns, *spread), fmt="o-", color=COLORS[k], label=stage)
     sizes = record.figures["sizes"]
     axes.plot([one["nodes"] for one in sizes], sums_of(sizes), "s--", color="black", lw=2, label=SUM)
-    axes.set_ylabel("ns per node (median, quartiles)")
+    axes.set_ylabel("time per node (ns; median, quartiles)")
 
 
 def draw_learning(record: Record, axes: Axes) -> None:
@@ -245,7 +245,7 @@ def draw_learning(record: Record, axes: Axes) -> None:
         timings = [record.seconds[f"an episode, {n_types} types, {n} nodes"] for n in nodes]
         spread = [[1e3 * end(timing) for timing in timings] for end in (min, max)]
         axes.errorbar(nodes, ms, yerr=whiskers(ms, *spread), fmt="o-", color=COLORS[k], label=f"{n_types} types")
-    axes.set_ylabel("ms per episode (median, range)")
+    axes.set_ylabel("time per episode (ms; median, range)")
 
 
 def sums_of(sizes: Sequence[Any]) -> list[float]:

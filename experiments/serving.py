@@ -31,6 +31,8 @@ import numpy as np
 
 import autobatch as ab
 from autobatch.cli.workload import load_workload
+from autobatch.policies.rules.heuristics import with_origin
+from autobatch.system.background import wait_for_all
 from charts import COLORS, EACH, OURS, THEIRS, entitle, legend_below, panels, use_log
 from claims import Claim, Records, in_list, run_claim
 from digest import RUNTIME
@@ -150,6 +152,7 @@ def measure(config: Config, part: str) -> Findings:
         for way, server in servers.items()
         if way == GREEDY or not way.startswith(WINDOW)
     }
+    wait_for_all()  # so that no request of the loops below waits for compilation
     gc.collect()
     gc.freeze()  # as in `autobatch serve`
     seconds = dict[str, list[float]]()
@@ -309,9 +312,9 @@ def draw(records: Records, figure: Figure) -> None:
     for ax, (part, record) in zip(axes, records.items(), strict=False):
         for way, color in colors.items():
             points = [one["ways"][way] for one in record.figures["open"].values() if way in one["ways"]]
-            ax.plot([one[2] for one in points], [one[1] for one in points], "o-", color=color, label=way)
+            ax.plot([one[2] for one in points], [one[1] for one in points], "o-", color=color, label=with_origin(way))
         use_log(ax, "y")
-        ax.set(title=part, xlabel="answered a second", ylabel="p99, ms")
+        ax.set(title=part, xlabel="throughput (requests/s)", ylabel="latency of warm requests,\n99th percentile (ms)")
     for ax in axes[len(records) :]:
         ax.set_visible(False)
     legend_below(figure, axes[0], 5)

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from autobatch.cli.workload import load_workload, record
-from charts import COLORS, entitle, whiskers
+from charts import COLORS, entitle, legend_below, whiskers
 from claims import Claim, Records, run_claim
 from digest import STEP
 from harness import find_data, name_of, take_turns
@@ -126,8 +126,9 @@ def draw(records: Records, figure: Figure) -> None:
     axes.errorbar(left, range(len(bars)), xerr=whiskers(left, *zip(*ends, strict=True)), fmt="none", ecolor="black")
     axes.set_yticks(range(len(bars)), [f"{model}, width {dim}\n{one['ms']:.1f} ms" for model, dim, one in bars])
     axes.invert_yaxis()
-    axes.set_xlabel("% of a training step; lines: range of whole steps over the rounds")
-    axes.legend(loc="lower center", bbox_to_anchor=(0.45, 1), ncols=4)
+    axes.set_xlabel("time (% of a training step; lines: range of whole steps over the rounds)")
+    axes.set_ylabel("model")
+    legend_below(figure, axes)
     products = [100 * share_of_products(one) for _, _, one in bars]
     entitle(figure, f"Matrix products are {min(products):.0f}% to {max(products):.0f}% of a training step")
 

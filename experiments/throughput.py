@@ -50,6 +50,7 @@ SINGLE, OWN = "PyTorch, one at a time", "autobatch cpu, recorded graphs"
 BY_HAND = [way for way in NAMES if way not in (SINGLE, OWN)]
 LINES = {"PyTorch, one at a time": EACH, "PyTorch, best by hand": THEIRS, "autobatch": OURS}
 SHOWN = 64
+SIZE = "mini-batch size (instances)"
 """The width at which mini-batch sizes are compared, and the size at which widths are."""
 POLICIES = "policies"
 
@@ -226,11 +227,11 @@ def draw(records: Records, figure: Figure) -> None:
         dims, sizes = ({pair[axis] for pair in pairs} for axis in (0, 1))
         dim, size = (SHOWN if SHOWN in some else min(some) for some in (dims, sizes))
         for ax, row, what in (
-            (axes[k], [(dim, one) for one in sorted(sizes)], "instances in a mini-batch"),
-            (axes[len(models) + k], [(one, size) for one in sorted(dims)], "width"),
+            (axes[k], [(dim, one) for one in sorted(sizes)], SIZE),
+            (axes[len(models) + k], [(one, size) for one in sorted(dims)], "width (units)"),
         ):
             row = [pair for pair in row if pair in pairs]
-            places = [pair[what == "instances in a mini-batch"] for pair in row]
+            places = [pair[what == SIZE] for pair in row]
             for line, color in LINES.items():
                 ways = [three_lines(record, *pair)[line] for pair in row]
                 rates = [find(record, *pair)[way]["train"] for pair, way in zip(row, ways, strict=True)]
@@ -238,12 +239,12 @@ def draw(records: Records, figure: Figure) -> None:
                 bars = whiskers(rates, *zip(*ends, strict=True))
                 ax.errorbar(places, rates, yerr=bars, fmt="o-", color=color, label=line)
             use_log(ax, "x", "y")
-            ax.set_xticks(places, map(str, places))
+            ax.set_xticks(places, map(str, places), fontsize=7)
             ax.set_xlabel(what)
         axes[k].set_title(f"{MODELS[model]}, width {dim}", loc="left")
         axes[len(models) + k].set_title(f"{MODELS[model]}, mini-batches of {size}", loc="left")
-    for ax in axes[:: len(models)]:
-        ax.set_ylabel("instances trained / s\n(median, range of rounds)")
+    for ax in axes:
+        ax.set_ylabel("training speed (instances/s;\nmedian, range of rounds)")
     legend_below(figure, axes[0])
     over_hand = [by_hand for model in models for _, by_hand in ratios_of(records[model]).values()]
     times = f"{brief(min(over_hand))} to {brief(max(over_hand))} times"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import importlib
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from helpers.runs.ways import each
 from records import RESULTS, Findings, Record, Settings, read_records
 
 PNG = b"\x89PNG\r\n"
+CATEGORIES = ("what is changed", "workload", "cell", "change to the planner", "model", "")
+"""Names of axes without units; panels beside the first one do not repeat them."""
 
 
 class Page(HTMLParser):
@@ -118,6 +121,20 @@ def test_the_report_has_every_figure_and_needs_nothing_else(two: list[Claim[Sett
         assert said in page.text
     assert "Stale, for the code has changed since: second-three." in page.text
     assert "Not measured here: one." in page.text
+
+
+@pytest.mark.slow
+@each("name", claims.NAMES)
+def test_axes_of_figures_have_names_and_units(name: str) -> None:
+    figures = pytest.importorskip("matplotlib.figure", reason="draws with it")
+    pytest.importorskip("torch", reason="experiments compare with it")
+    claim, figure = load_claim(name), figures.Figure()
+    claim.draw(claim.records(RESULTS), figure)
+    shown = [axes for axes in figure.axes if axes.get_visible()]
+    assert shown
+    assert shown[0].get_ylabel()
+    for label in [axes.get_xlabel() for axes in shown] + [axes.get_ylabel() for axes in shown]:
+        assert label in CATEGORIES or re.search(r"\w\s\([^()]+\)$", label), label
 
 
 @pytest.mark.slow
