@@ -43,12 +43,12 @@ def is_checkout() -> bool:
     type=PathType(path_type=Path, file_okay=False),
     help="Folder for the records.  [default: experiments/results; with --quick, experiments/results/quick]",
 )
-@click.option("--quick", is_flag=True, help="Measure as little as possible: all claims take less than five minutes.")
-@ray_option(
-    "all and claims: measure parts concurrently, as Ray tasks. Counts are the same, but timings are meaningless."
+@click.option(
+    "--quick", is_flag=True, help="Smoke test: measure as little as possible, in under five minutes for all claims."
 )
+@ray_option("Measure the parts of claims concurrently, as Ray tasks; timings then mean nothing.")
 def experiment(name: str, settings: tuple[str, ...], out: Path | None, quick: bool, ray: str | None) -> int:
-    """Run an experiment of the checkout, or all claims of the project.
+    """Run an experiment, or measure all claims of the project.
 
     NAME is a script in the folder experiments/; its first lines explain its purpose and settings. It prints a table and
     writes a record of settings, code, machine, raw timings and figures. `all` measures every claim and collects them in

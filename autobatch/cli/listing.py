@@ -23,26 +23,26 @@ def models() -> None:
 
 @click.command()
 def data() -> None:
-    """List the data for models: generators and file formats."""
+    """List data generators and file formats."""
     specs = [find_model(name) for name in MODELS]
     for name, generator in GENERATORS.items():
         readers = [spec.name for spec in specs if name in spec.generators]
-        _describe(name, {"what": generator.summary, "read by": ", ".join(readers), "option": f"--data {name}"})
+        _describe(name, {"about": generator.summary, "models": ", ".join(readers), "option": f"--data {name}"})
     for reads in dict.fromkeys(spec.reads for spec in specs):
         readers = [spec.name for spec in specs if spec.reads == reads]
-        _describe("files", {"what": reads, "read by": ", ".join(readers), "option": "--data PATH"})
+        _describe("files", {"about": reads, "models": ", ".join(readers), "option": "--data PATH"})
 
 
 def _facts(spec: ModelSpec) -> dict[str, str]:
     return {
-        "what": spec.summary,
-        "draws": ", ".join(spec.generators) or "nothing",
+        "about": spec.summary,
+        "generates": ", ".join(spec.generators) or "nothing",
         "reads": spec.reads,
-        "option": f"--data {spec.default_data} unless you name other data",
+        "default": f"--data {spec.default_data}",
     }
 
 
 def _describe(name: str, facts: dict[str, str]) -> None:
     click.echo(name)
     for label, fact in facts.items():
-        click.echo(f"  {label + ':':<9} {fact}")
+        click.echo(f"  {label + ':':<10} {fact}")

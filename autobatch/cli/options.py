@@ -101,7 +101,7 @@ data_option = click.option(
     help="A generator, a file or a folder; see `autobatch data` for generators and formats.  [default: the model's "
     "generator, see `autobatch models`]",
 )
-dim_option = count_option("--dim", 128, "Width of the model's states (`dim` of its constructor).", most=MOST_DIM)
+dim_option = count_option("--dim", 128, "Width of the hidden states (the constructor's argument dim).", most=MOST_DIM)
 batch_size_option = count_option("--batch-size", 64, "Instances per mini-batch.")
 policy_option = click.option(
     "--policy",
@@ -128,7 +128,7 @@ max_bytes_option = click.option(
     "--max-bytes",
     metavar="SIZE",
     type=to_bytes,
-    help="Run a mini-batch in parts if its values need more memory than this, such as 2GB.  [default: no limit]",
+    help="Memory limit for values, such as 2GB; larger mini-batches run in parts.  [default: no limit]",
 )
 threads_option = click.option(
     "--threads",
@@ -136,14 +136,14 @@ threads_option = click.option(
     callback=to_threads,
     default=str(DEFAULT_THREADS),
     show_default=True,
-    help="CPU threads per mini-batch; auto chooses the fastest number by measuring, and 1 on a busy machine.",
+    help="CPU threads per mini-batch; auto measures which number is fastest, and uses 1 on a busy machine.",
 )
 json_option = click.option(
     "--json",
     "json_path",
     metavar="FILE",
     type=FILE,
-    help="Also write the results to this file, one JSON object per line, replacing an existing file.",
+    help="Also write the results as JSON lines; an existing file is overwritten.",
 )
 
 

@@ -28,7 +28,7 @@ N_INSTANCES = 8
     "exported",
     metavar="FILE",
     type=FILE,
-    help="Also compile the predictions of a file that `autobatch export` wrote.",
+    help="Also compile the predictions of a file from `autobatch export`.",
 )
 @options.dim_option
 @options.precision_option
@@ -36,11 +36,11 @@ N_INSTANCES = 8
 @show_compilation()
 @waiting_for_code()
 def warm(models: tuple[str, ...], exported: Path | None, dim: int, precision: str, threads: int | str) -> None:
-    """Compile models ahead of time, for example while building a container image.
+    """Compile models ahead of time, such as for a container image.
 
-    Runs a mini-batch of each MODEL, forward and backward, on generated data; for a file, a mini-batch of predictions
-    with the file's width and precision. The default is a Tree-LSTM. Later processes find the compiled code in the
-    cache, on processors of the same kind.
+    Runs a mini-batch of each MODEL (by default a Tree-LSTM), forward and backward, on generated data. For a file, runs
+    a mini-batch of predictions with the file's width and precision. Later processes on the same kind of processor load
+    the compiled code from the cache.
     """
     use_threads(threads)
     predictor = None if exported is None else Predictor.of(read_model_file(exported, models))

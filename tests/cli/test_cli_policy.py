@@ -205,7 +205,7 @@ def test_show_prints_each_state_and_what_runs(command: Command, learned: Path) -
         assert n_states == np.count_nonzero(policy.tables[way].updates.any(axis=1))
         assert re.split(" {2,}", lines[first + 1].strip()) == [LISTED["sort"], "runs", "value", "updates"]
         assert {line[:2] for line in lines[first + 1 : first + 2 + n_states]} == {"  "}
-    rival = next(i for i, line in enumerate(lines) if line.startswith("its rival, whose schedule is used"))
+    rival = next(i for i, line in enumerate(lines) if line.startswith("rival, "))
     told = [int(line.split()[1]) for line in lines[rival:] if line.startswith(WAYS)]
     assert told == [int(table.updates.any(axis=1).sum()) for table in policy.machines[1].tables.values()]
     assert "  leaf (critical)  " in output

@@ -90,7 +90,7 @@ def test_what_is_not_rewritten_is_not_shown_twice() -> None:
     assert text.count("node_loss(%0") == 1
     for key in PROGRAMS[1:]:
         assert f"\n{TITLES[key]} (2 instructions)\n  as before\n" in text
-    assert "loops over one gate each\n  as before\n" in text
+    assert "a loop per gate\n  as before\n" in text
 
 
 def test_only_some_passes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,7 +101,7 @@ def test_only_some_passes(capsys: pytest.CaptureFixture[str]) -> None:
     assert titles == [TITLES["simplified"], *(f"{stage}, {TITLES['fused']}" for stage in ("forward", "backward"))]
     status, out, err = explain(capsys, "tree-lstm --pass fused")
     assert (status, out) == (2, "")
-    assert "--pass needs --cell" in err
+    assert "--pass requires --cell" in err
 
 
 def test_why_a_pass_shortened_a_program_is_told() -> None:

@@ -21,32 +21,34 @@ from autobatch.inspect.plotting import plot_schedules
 @options.count_option(
     "--batch-size",
     32,
-    "Instances to batch: the first in file order; all if there are fewer.",
+    "Number of instances to batch, the first in file order.",
 )
 @options.policies_option("auto,depth,agenda")
 @options.choice_option(
     "--bound",
     ["chain", "pairs"],
     "chain",
-    "Method of the lower bound on batches: by chains of each type, or by pairs of types, which takes seconds.",
+    "Method for the lower bound on batches: chains of one type, or pairs of types (tighter, takes seconds).",
 )
-@click.option("--training", is_flag=True, help="Run and count the backward pass too.")
-@click.option("--memory", is_flag=True, help="Show the placement of values, within and between cells, and copies.")
-@click.option("--cell", metavar="NAME", help="Instead, show the compilation of a cell: programs, layout and kernels.")
+@click.option("--training", is_flag=True, help="Include the backward pass.")
+@click.option("--memory", is_flag=True, help="Show the memory layout within and between cells, and what is copied.")
+@click.option(
+    "--cell", metavar="NAME", help="Show how a cell is compiled instead: programs, memory layout and kernels."
+)
 @click.option(
     "--pass",
     "passes",
     metavar="NAME",
     type=click.Choice(list(TITLES)),
     multiple=True,
-    help="With --cell, show only the result of this pass; may be given several times.",
+    help="With --cell, show only the result of this compiler pass; repeatable.",
 )
 @click.option(
     "--plot",
     "plot_path",
     metavar="FILE",
     type=FILE,
-    help="Draw the schedules, or with --memory the placement of the first policy, to a PNG, PDF or SVG file.",
+    help="Plot the schedules, or with --memory the memory layout of the first policy, to a PNG, PDF or SVG file.",
 )
 @options.backend_option
 @options.max_bytes_option
@@ -69,11 +71,11 @@ def explain(
     threads: int | str,
     seed: int,
 ) -> None:
-    """Show the batches of a mini-batch under several policies, and why they are not larger.
+    """Explain the batches that policies make of a mini-batch.
 
-    MODEL is a name from `autobatch models`, or package.module:Class. The report of a policy lists the nodes and types,
-    the batches, also after compaction, their lower bound, launches, bytes copied, rewrites, the memory of values, and
-    the types whose nodes ran alone, with the reason.
+    MODEL is a name from `autobatch models`, or package.module:Class. For each policy, a report lists nodes, types,
+    batches (as run, and compacted) and their lower bound, launches, bytes copied, rewrites and memory. It says why the
+    nodes of some types ran alone.
 
     \b
     Example:
@@ -83,7 +85,7 @@ def explain(
     if cell is not None and (memory or plot_path is not None):
         raise click.UsageError("--memory and --plot show a mini-batch and cannot be combined with --cell.")
     if passes and cell is None:
-        raise click.UsageError("--pass needs --cell, the cell to show.")
+        raise click.UsageError("--pass requires --cell NAME.")
     if plot_path is not None:
         require_picture(plot_path, "draw")
     use_threads(threads)
@@ -108,4 +110,4 @@ def explain(
             reports[0].memory.plot(plot_path)
         else:
             plot_schedules([report.picture for report in reports], plot_path)
-        click.echo(f"\ndrawn: {plot_path}")
+        click.echo(f"\nWrote the plot to {plot_path}.")

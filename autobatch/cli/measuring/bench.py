@@ -27,9 +27,9 @@ from autobatch.policies.rules.heuristics import with_origin
 @options.policies_option("auto,unbatched,depth,agenda")
 @options.backend_option
 @options.precision_option
-@options.choice_option("--mode", MODES, "infer", "Time losses alone, or with gradients and an optimizer step.")
-@options.count_option("--minibatches", 4, "Mini-batches to run: the first in file order.")
-@options.count_option("--repeats", 5, "Timed runs of each mini-batch.")
+@options.choice_option("--mode", MODES, "infer", "Time the forward pass, or a whole training step.")
+@options.count_option("--minibatches", 4, "Number of mini-batches, the first in file order.")
+@options.count_option("--repeats", 5, "Number of timed runs per mini-batch.")
 @options.threads_option
 @options.seed_option
 @options.json_option
@@ -37,24 +37,24 @@ from autobatch.policies.rules.heuristics import with_origin
     "--peers",
     is_flag=True,
     help="Compare with PyTorch implementations of the model, and for trees with JAX if it is installed. Without MODEL, "
-    "compare all models. Uses data beside the checkout if present, else generated data.",
+    "compare all models. Uses the data folder next to the checkout if it exists, otherwise generated data.",
 )
 @click.option(
     "--roofline",
     is_flag=True,
-    help="Compare a step with its matrix products alone, part by part. Default mode: train.",
+    help="Compare the time of a step with that of its matrix products. The default mode is train.",
 )
 @click.option(
     "--compile",
     "compilation",
     is_flag=True,
-    help="Time the compilation until the model runs, with empty and with filled caches.",
+    help="Time the compilation, with an empty and with a full cache.",
 )
 @click.option(
     "--out",
     metavar="DIR",
     type=FOLDER,
-    help="With --peers, --roofline or --compile: folder for the record.  [default: experiments/results/quick]",
+    help="Folder for the record of --peers, --roofline or --compile.  [default: experiments/results/quick]",
 )
 @click.pass_context
 @show_compilation()
@@ -78,12 +78,12 @@ def bench(
     compilation: bool,
     out: Path | None,
 ) -> int:
-    """Time MODEL under several policies on the same mini-batches.
+    """Compare the speed of MODEL under several policies.
 
-    MODEL is a name from `autobatch models`, or package.module:Class; its parameters are random. The policies take turns
-    after an untimed round. The table shows the median over the runs of a mini-batch, averaged over mini-batches, and
-    the speed-up over the slowest policy. A run merges recorded instances, schedules, plans and executes them; recording
-    is not timed.
+    MODEL is a name from `autobatch models`, or package.module:Class; its parameters are random. After a warm-up round,
+    the policies take turns on the same mini-batches. Times are medians over the runs of a mini-batch, averaged over
+    mini-batches; speed-ups are relative to the slowest policy. A run merges, schedules, plans and executes recorded
+    instances. Recording is not timed.
 
     --peers, --roofline and --compile run an experiment, which needs a checkout of the repository, and write a record.
     --roofline times a step and its matrix products alone, with the same sizes, order and libraries, on one thread of

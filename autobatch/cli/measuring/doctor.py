@@ -63,8 +63,8 @@ class Finding(NamedTuple):
 
 
 @click.command()
-@click.option("--matmul", is_flag=True, help="Instead, measure the libraries for matrix products.")
-@click.option("--gpu", is_flag=True, help="Instead, check the GPU, which takes minutes, and write a report.")
+@click.option("--matmul", is_flag=True, help="Measure the libraries for matrix products instead.")
+@click.option("--gpu", is_flag=True, help="Check the GPU instead, in a few minutes, and write a report.")
 @click.option(
     "--out",
     type=FILE,

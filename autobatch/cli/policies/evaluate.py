@@ -37,7 +37,7 @@ minibatches_option = options.count_option("--minibatches", 4, "Number of mini-ba
 @options.count_option(
     "--skip",
     None,
-    "Instances to skip at the beginning.  [default: those that the policy was learned from]",
+    "Number of instances to skip at the start of the data.  [default: those used for learning]",
     least=0,
 )
 @options.seed_option
@@ -53,10 +53,10 @@ def evaluate_command(
     seed: int,
     json_path: Path | None,
 ) -> None:
-    """Count the batches of the policy in FILE on mini-batches of MODEL that it was not learned from.
+    """Evaluate the policy in FILE on unseen mini-batches of MODEL.
 
     FILE is a file from `autobatch policy learn`, or the name of a policy with weights, such as score. The table
-    compares it with other policies and with the lower bound of all schedules.
+    compares its number of batches with other policies and with a lower bound.
     """
     measured = find_policy(file)
     workload = load_workload(model, data, dim, seed)
@@ -121,7 +121,7 @@ def tabulate(measurements: Sequence[Measurement]) -> str:
     return format_table(_HEADER, [_row(measurement) for measurement in measurements])
 
 
-_HEADER = ("policy", "batches", "lower bound", "gap", "states unseen", "ms to plan")
+_HEADER = ("policy", "batches", "lower bound", "gap", "unseen states", "planning ms")
 
 
 def _row(m: Measurement) -> tuple[str, ...]:

@@ -88,7 +88,7 @@ ALGORITHMS = {
 @options.dim_option
 @options.batch_size_option
 @minibatches_option
-@options.count_option("--held-out", 0, "Further mini-batches to select the best policy found during learning.", least=0)
+@options.count_option("--held-out", 0, "Number of further mini-batches, which select the best policy met.", least=0)
 @options.choice_option(
     "--algorithm",
     [*ALGORITHMS],
@@ -99,16 +99,20 @@ ALGORITHMS = {
     "--encoding",
     ENCODINGS,
     "sort",
-    "q: encoding of the ready nodes in a state: base: their types; max: also the most frequent type; sort: their types "
-    "sorted by frequency.",
+    "q: how a state encodes the ready nodes: by their types (base), also by the most frequent type (max), or by types "
+    "sorted by frequency (sort).",
 )
-@click.option("--critical/--no-critical", default=True, show_default=True, help="q: states mark critical types.")
-@click.option("--mask/--no-mask", default=True, show_default=True, help="q: run only critical types if one is ready.")
+@click.option(
+    "--critical/--no-critical", default=True, show_default=True, help="q: include in a state which types are critical."
+)
+@click.option(
+    "--mask/--no-mask", default=True, show_default=True, help="q: run only critical types when any are ready."
+)
 @click.option(
     "--rival/--no-rival",
     default=True,
     show_default=True,
-    help="q: also learn the published machine, schedule with both, and keep the shorter schedule.",
+    help="q: also learn the published machine, and use the shorter of both schedules.",
 )
 @options.choice_option("--reward", REWARDS, "critical", "q, dqn, ppo: the reward.")
 @options.choice_option(
@@ -117,13 +121,11 @@ ALGORITHMS = {
     "both",
     "Schedule from the inputs, from the outputs, or both ways and keep the better schedule.",
 )
-@click.option("--compact/--no-compact", default=True, show_default=True, help="Delete superfluous batches.")
-@options.count_option("--episodes", QLearning.episodes, "q: largest number of episodes per direction.")
-@options.choice_option(
-    "--device", DEVICES, "cpu", "q: run episodes one after the other on the CPU, or many at once on a GPU."
-)
-@options.count_option("--steps", None, "dqn, ppo: number of batches run during learning.")
-@options.count_option("--generations", None, "es: number of updates of the weights.")
+@click.option("--compact/--no-compact", default=True, show_default=True, help="Remove superfluous batches.")
+@options.count_option("--episodes", QLearning.episodes, "q: maximum number of episodes per direction.")
+@options.choice_option("--device", DEVICES, "cpu", "q: run episodes sequentially on the CPU, or in parallel on a GPU.")
+@options.count_option("--steps", None, "dqn, ppo: number of steps in the environment, one per batch.")
+@options.count_option("--generations", None, "es: number of weight updates.")
 @click.option(
     "--log-folder",
     metavar="DIR",
@@ -168,13 +170,13 @@ def learn_command(
     works for any model. --episodes is the length of learning for q, --steps for ppo and dqn, --generations for es.
     es, ppo and dqn are experiments and need a checkout of the repository.
 
-    With --ray the file is identical: each table is learned by one worker, and restarted if the worker dies.
+    With --ray, each table is learned by one worker, and again by another one if that dies. The file is the same.
 
     \b
-    The policy that ED-Batch (arXiv:2302.03851) published is learned by
+    To learn the policy that ED-Batch (arXiv:2302.03851) published:
       autobatch policy learn MODEL --no-critical --no-mask --reward published \\
           --direction forward --no-compact --no-rival
-    The weights of the rule score and of the network in the package are learned by
+    To learn the weights that are included for score and network:
       autobatch policy learn families --algorithm es
       autobatch policy learn families --algorithm ppo
     """
@@ -217,7 +219,7 @@ def learn_command(
         click.echo(f"Wrote the policy, which works for any model, to {out}.")
         return 0
     click.echo(tabulate([measure(policy, graphs[:n_seen]) for policy in with_others(learned)]))
-    click.echo(f"Means over the {n_seen} mini-batches learned from. Wrote the policy to {out}.")
+    click.echo(f"Means over the {n_seen} mini-batches used for learning. Wrote the policy to {out}.")
     return 0
 
 

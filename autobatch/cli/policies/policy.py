@@ -154,7 +154,7 @@ def _describe(shown: Directed) -> list[str]:
     first, *rivals = shown.apart()
     lines += _describe_states(first)
     for rival in rivals:
-        lines += [f"its rival, whose schedule is used if it is shorter: {_kind(rival)}"]
+        lines += [f"rival, whose schedule is used if shorter: {_kind(rival)}"]
         lines += _describe_states(rival)
     return lines
 

@@ -26,9 +26,9 @@ MOST_PORT = 65_535
 @trained_model
 @options.count_option("--port", 8000, "Port to listen on; 0 for any free port.", least=0, most=MOST_PORT)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@options.count_option("--workers", 1, "Processes that share the port, each with its own copy of the model.")
-@options.count_option("--max-running", 128, "Requests that run concurrently in a process.")
-@options.count_option("--max-waiting", 4096, "Requests that wait in a process; further ones are rejected.")
+@options.count_option("--workers", 1, "Number of processes that share the port, each with a copy of the model.")
+@options.count_option("--max-running", 128, "Maximum number of running requests per process.")
+@options.count_option("--max-waiting", 4096, "Maximum number of waiting requests per process; more are rejected.")
 @options.count_option("--deadline", None, "Milliseconds after which a request times out.  [default: never]")
 @options.other_backend_option
 @options.max_bytes_option
@@ -51,8 +51,8 @@ def serve(
     output of `autobatch predict`. Concurrent requests share batches.
 
     A new checkpoint or file is loaded without downtime, within a second of being written or on SIGHUP. SIGTERM ends the
-    server after all accepted requests. If AUTOBATCH_TOKEN is set, requests must present it; it must be set to listen on
-    an address that other machines can reach.
+    server after all accepted requests. If AUTOBATCH_TOKEN is set, requests must present this token. It is required on
+    addresses that other machines can reach.
 
     \b
     Examples:
