@@ -16,7 +16,6 @@ from autobatch.inspect.plotting import Picture, plot_schedules, show_as_text
 from autobatch.ir.arguments import Key
 from autobatch.ir.program import Instruction
 from autobatch.ir.typetable import NodeType, TypeTable, group_by_shape, name_group
-from autobatch.policies.rules.heuristics import with_origin
 from autobatch.schedule.schedule import Policy, Schedule, chain_lengths
 
 if TYPE_CHECKING:
@@ -154,6 +153,8 @@ class Report:
 
     def _facts(self) -> Iterator[str]:
         """Yield the lines about the whole mini-batch."""
+        from autobatch.policies.rules.heuristics import with_origin
+
         yield (
             f"policy {with_origin(self.policy)}: {self.instances} instances, {self.nodes} nodes, "
             f"{self.batches} batches ({self.compacted} compacted); lower bound {self.lower_bound} ({self.bound_kind}), "
@@ -254,6 +255,8 @@ def make_report(
     lines: tuple[LineReport, ...] = (),
 ) -> Report:
     """Describe a mini-batch that has run; `judgements` are the qualities of its parts' schedules."""
+    from autobatch.policies.rules.heuristics import with_origin
+
     schedule, counts = join_schedules([part.plan.schedule for part in step.parts]), add_up(step.counts)
     compacted, lower = sum(j.compacted for j in judgements), sum(j.bound for j in judgements)
     kind = judgements[0].bound_kind

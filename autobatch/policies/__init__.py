@@ -45,6 +45,10 @@ _COMPACT = "compact"
 _OR = " or "
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def names() -> list[str]:
     """List the names that `get` knows."""
     return [Unbatched.name, *_DIRECTED, Search.rule]

@@ -28,6 +28,10 @@ def test_a_missing_name_says_what_to_write(name: str, told: str) -> None:
     assert found.value.name == name
 
 
+def test_policies_list_their_public_names_only() -> None:
+    assert dir(ab.policies) == sorted(ab.policies.__all__)
+
+
 def test_a_name_like_no_other_is_just_missing() -> None:
     with pytest.raises(AttributeError, match=r"^module 'autobatch' has no attribute 'xyzzy'$"):
         getattr(ab, "xyzzy")  # noqa: B009
