@@ -140,7 +140,7 @@ def test_the_command_bounds_by_pairs_and_draws_all_policies(tmp_path: Path, capf
     assert err == ""
     assert out.count("(pairs), ") == 2
     assert "policy score+both+compact: 8 instances" in out
-    assert out.endswith(f"drawn: {path}\n")
+    assert out.endswith(f"{path}.\n")
     assert path.read_bytes().startswith(PNG)
 
 
