@@ -1,9 +1,8 @@
-"""Compare a custom scheduling policy with two built-in ones by the number of batches.
+"""Compare a custom policy with `depth` (TensorFlow Fold) and `agenda` (DyNet) by the number of batches.
 
     python examples/own_policy.py
 
-The script prints the lower bound on the number of batches for 32 expressions, and the batches of each policy; `depth`
-is the rule of TensorFlow Fold, and `agenda` that of DyNet:
+The script prints the lower bound on the number of batches for 32 expressions, and the batches of each policy:
 
     lower bound  17
     depth        25

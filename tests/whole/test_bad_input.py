@@ -107,7 +107,7 @@ class Nameless(FrontierPolicy):
 
 
 OPTIONS: dict[str, tuple[dict[str, Any], type[Exception], tuple[str, ...]]] = {
-    "policy": ({"policy": "best"}, ab.PolicyError, ("got 'best'", "unbatched, depth, agenda")),
+    "policy": ({"policy": "best"}, ab.PolicyError, ("got 'best'", "unbatched, depth", "agenda")),
     "policy object": ({"policy": 3}, ab.PolicyError, ("policy must be", "got 3")),
     "policy class": ({"policy": Agenda}, ab.PolicyError, ("policy must be", "Agenda'>")),
     "policy without a name": (
