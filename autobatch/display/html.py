@@ -55,10 +55,10 @@ def fold(summary: str, inside: str) -> str:
 
 
 def write_picture(width: float, height: float, parts: Iterable[str]) -> str:
-    """Write an SVG picture, in pixels, which shrinks with the page."""
+    """Write an SVG picture, in pixels, which shrinks with the page, but not so far that its text is unreadable."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
-        f'viewBox="0 0 {width:.0f} {height:.0f}" style="max-width:100%;height:auto" font-family="monospace" '
+        f'viewBox="0 0 {width:.0f} {height:.0f}" style="max-width:max(100%,34rem);height:auto" font-family="monospace" '
         f'font-size="{FONT}" fill="currentColor">{"".join(parts)}</svg>'
     )
 
