@@ -31,6 +31,7 @@ import throughput
 import training
 from autobatch.cli.ending import run_process
 from autobatch.errors import AutobatchError, DataError
+from autobatch.policies.rules.heuristics import with_origin
 from claims import NAMES, Records, load_claim, require, show, to_markdown
 from digest import ROOT
 from records import RESULTS, origins, place_of, read_record, read_records, write_whole
@@ -117,11 +118,11 @@ def tabulate_modules(records: Records) -> Table:
 
 def tabulate_agents(records: Records) -> Table:
     """Show the batches of policies on each workload, and how long they learn and plan."""
-    header = [f"{part}: {what}" for part in records for what in ("batches", "s to learn", "ms to plan")]
+    header = [f"{part}: {what}" for part in records for what in ("batches", "learning, s", "planning, ms")]
     rows = [["lower bound", *(x for found in records.values() for x in (f"{found.figures['bound']:.1f}", "", ""))]]
     ways = dict.fromkeys(way for found in records.values() for way in found.figures["ways"])
     for way in ways:
-        row = [way]
+        row = [with_origin(way)]
         for found in records.values():
             one = found.figures["ways"][way]
             learning = "" if one["learning_s"] is None else f"{one['learning_s']:.1f}"

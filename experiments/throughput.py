@@ -25,6 +25,7 @@ import autobatch as ab
 from autobatch.cli.measuring.racing import MODES
 from autobatch.cli.workload import load_workload
 from autobatch.models.tree_lstm import TreeLSTM
+from autobatch.policies.rules.heuristics import with_origin
 from charts import EACH, OURS, THEIRS, entitle, legend_below, panels, use_log, whiskers
 from claims import Claim, Published, Records, as_sentence, run_claim
 from digest import STEP
@@ -161,7 +162,9 @@ def table_of_policies(figures: Any) -> Table:
     rows = []
     for policy, counts in figures["counts"].items():
         rates = (in_full(figures["trees_per_s"][f"{policy}, {mode}"]) for mode in ("inference", "training"))
-        rows.append((policy, *(f"{counts[name]:,}" for name in ("batches", "lower_bound", "launches")), *rates))
+        rows.append(
+            (with_origin(policy), *(f"{counts[name]:,}" for name in ("batches", "lower_bound", "launches")), *rates)
+        )
     return Table("", ("policy", "batches", "lower bound", "launches", "trees/s, inference", "trees/s, training"), rows)
 
 
