@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -41,13 +42,16 @@ class Whole(click.IntRange):
 
 
 class Real(click.FloatRange):
-    """A number of at least `min`."""
+    """A number of at least `min`, or between it and `max`, if both are open."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         try:
             number: float = super().convert(value, param, ctx)
+            if math.isnan(number):
+                raise click.BadParameter("")
         except click.BadParameter:
-            self.fail(f"must be a number of at least {self.min:g}, got {value!r}", param, ctx)
+            wanted = f"of at least {self.min:g}" if self.max is None else f"between {self.min:g} and {self.max:g}"
+            self.fail(f"must be a number {wanted}, got {value!r}", param, ctx)
         return number
 
 

@@ -16,7 +16,7 @@ from autobatch.backends.base import Backend
 from autobatch.cli.strange import say_strange_data
 from autobatch.errors import DataError
 from autobatch.models import ModelSpec, find_model
-from autobatch.models.data.dataset import Dataset
+from autobatch.models.data.dataset import Dataset, Load, Loader
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.plan.plan_cache import DEFAULT_SIZE
 from autobatch.schedule.schedule import Policy
@@ -116,6 +116,8 @@ def load_workload(
     precision: str = "float32",
     answered: bool = True,
     build: Callable[[ModelSpec, Dataset, np.random.Generator], Any] | None = None,
+    dev: str | None = None,
+    split: float | None = None,
 ) -> Workload:
     """Find a model, load its data and build it; equal seeds give equal workloads.
 
@@ -123,6 +125,8 @@ def load_workload(
         encoding: encoding of a stored model; by default, vocabularies and sizes are taken from the data.
         answered: whether instances must have answers: the tags, labels or numbers that the model predicts.
         build: builds a stored model; by default, a new one is built.
+        dev: file of the development data.
+        split: share of a single file to hold out as development data.
 
     Raises:
         DataError: the model or the data is unknown, or malformed.
@@ -131,13 +135,39 @@ def load_workload(
     _say_unused_dim(spec, dim)
     data_rng, model_rng, order_rng = np.random.default_rng(seed).spawn(3)
     known = () if encoding is None else (encoding.vocabularies,)
-    load = spec.load if answered else spec.load_inputs or spec.load
+    load = _hold_out(spec, dev, split) if answered else spec.load_inputs or spec.load
     dataset = load(data or spec.default_data, data_rng, *known)
     if encoding is not None:
         say_strange_data(dataset.name, encoding.vocabularies)
         dataset = replace(dataset, sizes=encoding.sizes)
     model_made = spec.build(dataset, dim, model_rng) if build is None else build(spec, dataset, model_rng)
     return Workload(spec, dataset, model_made, dim, order_rng, seed, precision)
+
+
+def _hold_out(spec: ModelSpec, dev: str | None, split: float | None) -> Load:
+    """Make `spec.load` take its development data from the file `dev`, or from a share of its file.
+
+    Raises:
+        DataError: `spec.load` is a function of the user, which divides its data itself, and `split` is given.
+    """
+    load = spec.load
+    if isinstance(load, Loader):
+        return replace(load, dev=dev, share=split)
+    if split is not None:
+        raise DataError(
+            f"cannot hold out {split:g} of the data of {spec.name}: its load is a function, which divides the data "
+            f"itself; make it a Loader of autobatch.models.data.dataset, or give --dev."
+        )
+    if dev is None:
+        return load
+
+    def load_both(
+        data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None, /
+    ) -> Dataset:
+        found = load(data, rng, vocabularies)
+        return replace(found, dev=load(dev, rng, found.vocabularies).items, dev_places=None)
+
+    return load_both
 
 
 def _say_unused_dim(spec: ModelSpec, dim: int) -> None:

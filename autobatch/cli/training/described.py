@@ -77,9 +77,10 @@ def _or(kind: Kind, other: Kind) -> Kind:
 
 
 NOTHING = Kind("null", lambda x: x is None)
+PATH = Kind("a name or a path", _is_path)
 SETTINGS = {
     "model": TEXT,
-    "data": Kind("a name or a path", _is_path),
+    "data": PATH,
     "batch_size": _whole(1),
     "epochs": COUNT,
     "lr": DURATION,
@@ -90,7 +91,10 @@ SETTINGS = {
 LATER_SETTINGS = {
     "max_bytes": _or(_whole(1), NOTHING),
     "precision": _one_of(*PRECISIONS),
-    "split": _one_of("drawn", "last"),
+    "dev": _or(PATH, NOTHING),
+    "split": _or(
+        Kind("a number between 0 and 1", lambda x: _is_number(x) and 0 < x < 1), _or(_one_of("drawn", "last"), NOTHING)
+    ),
 }
 """Settings that may be missing in files of earlier versions."""
 POSITION = {

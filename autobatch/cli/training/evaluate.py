@@ -71,7 +71,8 @@ def evaluate(
                 f"{say_instances(len(instances))} must have labels; autobatch predict works without them."
             )
         words = "  ".join(workload.spec.say(metric, value) for metric, value in metrics.items())
-        click.echo(f"{workload.dataset.name}, {say_instances(len(instances))}:  {words}")
+        name = workload.dataset.name if data is not None else stored.settings.dev or workload.dataset.name
+        click.echo(f"{name}, {say_instances(len(instances))}:  {words}")
         settings = stored.settings
         described = describe_run(workload, settings.batch_size, settings.policy, backend, mode="eval")
         results.write({**described, "instances": len(instances), **metrics})

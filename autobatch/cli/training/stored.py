@@ -48,8 +48,10 @@ class Settings:
     seed: int
     max_bytes: int | None = None
     precision: str = "float32"
-    split: str = "drawn"
-    """Choice of a single file's development data: "drawn" by the seed, or `LAST_TENTH`."""
+    dev: str | None = None
+    """File of the development data."""
+    split: float | str | None = None
+    """Share of a single file drawn as development data; None for the default, or `LAST_TENTH`."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,10 @@ class StoredModel:
             CheckpointError: the stored parameters do not fit the model's code.
         """
         settings, encoding = self.settings, self.encoding
+        held_out: dict[str, Any] = {}
+        if data is None:
+            split = settings.split
+            held_out = {"dev": settings.dev, "split": None if isinstance(split, str) else split}
         self.find_spec()  # raises its errors outside the `try` for errors of the data
         if data not in (None, settings.data):
             ignored = () if answered else ANSWERS
@@ -124,7 +130,7 @@ class StoredModel:
         try:
             workload = load_workload(
                 settings.model, data or settings.data, settings.dim, settings.seed, encoding, settings.precision,
-                answered, self.build,
+                answered, self.build, **held_out,
             )  # fmt: skip
         except DataError as error:
             if data is not None:
@@ -164,9 +170,10 @@ class StoredRun(StoredModel):
         stored = asdict(self.settings)
         for name, value in given.items():
             if name not in FREE and value not in (stored[name], "auto"):
+                wanted = "left out" if stored[name] is None else stored[name]
                 raise CheckpointError(
-                    f"cannot resume from {str(self.path)!r}: {name.replace('_', ' ')} must be {stored[name]} as "
-                    f"before, got {value}; leave it out, or choose another folder."
+                    f"cannot resume from {str(self.path)!r}: {name.replace('_', ' ')} must be {wanted} as before, got "
+                    f"{value}; leave it out, or choose another folder."
                 )
         return replace(self.settings, **{name: given[name] for name in FREE if given.get(name, "auto") != "auto"})
 
@@ -282,8 +289,11 @@ def _made_of(path: Path, described: Mapping[str, Any], parameters: Mapping[str, 
     vocabularies = {name: Vocabulary(words, name in closed) for name, words in described["vocabularies"].items()}
     if "n_classes" in sizes and "classes" not in vocabularies:  # version 0.2: tree labels were numbers
         vocabularies["classes"] = Vocabulary.of_labels(map(str, range(sizes["n_classes"])))
+    settings = {"split": LAST_TENTH, **described["settings"]}
+    if settings["split"] == "drawn":  # before there was a choice of the share
+        settings["split"] = None
     return {
-        "settings": Settings(**{"split": LAST_TENTH, **described["settings"]}),
+        "settings": Settings(**settings),
         "encoding": Encoding(vocabularies, sizes),
     }
 

@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from autobatch.cli import options
-from autobatch.cli.places import FILE, FOLDER
+from autobatch.cli.places import FILE, FOLDER, PathType
 from autobatch.cli.progress import show_compilation, show_progress
 from autobatch.cli.results import JsonLines, describe_run, open_json, say_instances, say_precision
 from autobatch.cli.threads import use_threads
@@ -26,6 +26,7 @@ from autobatch.cli.training.tensorboard import Scalars, open_scalars, require_te
 from autobatch.cli.workload import Workload, load_workload, say_dim
 from autobatch.distributed.group import Joined
 from autobatch.distributed.wire import ConnectionLost
+from autobatch.errors import DataError
 from autobatch.models.spec import in_words
 
 DIVERGED = 1000  # times the loss of the first mini-batch: training diverges
@@ -34,6 +35,18 @@ DIVERGED = 1000  # times the loss of the first mini-batch: training diverges
 @click.command()
 @options.model_argument
 @options.data_option
+@click.option(
+    "--dev",
+    metavar="FILE",
+    type=PathType(dir_okay=False),
+    help="File of development data, in place of that of the folder or a part of --data.",
+)
+@click.option(
+    "--split",
+    metavar="SHARE",
+    type=options.Real(min=0, max=1, min_open=True, max_open=True),
+    help="Share of a single file to hold out as development data.  [default: 0.1, of ten or more instances]",
+)
 @options.dim_option
 @options.batch_size_option
 @options.count_option("--epochs", 5, "Passes over the training data, including those before --resume.")
@@ -98,8 +111,8 @@ def train(
     order, and then prints the mean training loss per instance, the metrics on the development data, and the instances
     trained per second, without the time of measuring.
 
-    Development data is a file such as dev.txt in the folder of --data. Of a single file with at least ten instances,
-    10%, drawn by --seed, are held out as development data.
+    Development data is the file of --dev, or else a file such as dev.txt in the folder of --data. Of a single file with
+    at least ten instances, 10%, or the share of --split, drawn by --seed, are held out as development data.
 
     With --checkpoint, Ctrl-C and SIGTERM end training after a mini-batch. The same command with --resume continues from
     there, with bit-identical results on the same machine with the same number of threads. Omitted options keep their
@@ -114,24 +127,28 @@ def train(
     Examples:
       autobatch train tree-lstm
       autobatch train tree-lstm --data path/to/sst --dim 128 --epochs 5
+      autobatch train tree-lstm --data trees.txt --dev more_trees.txt
       autobatch train tree-lstm --checkpoint runs/trees --resume
       autobatch train tree-lstm --data path/to/sst --batch-size 256 --data-parallel 2
     """
     use_threads(threads)
     if checkpoint is None and resume:
         raise click.UsageError("--resume needs --checkpoint DIR, the folder to resume from", ctx)
+    if settings["dev"] is not None and settings["split"] is not None:
+        raise click.UsageError("give either --dev FILE or --split SHARE, as both choose the development data", ctx)
     require_tensorboard(tensorboard)
     with open_folder(checkpoint, resume) as stored:
         if resume and stored is None:
             click.echo(f"no checkpoint in {checkpoint} yet; starting a new run")
         if stored is None:
-            names = ("model", "data", "dim", "seed", "precision")
+            names = ("model", "data", "dim", "seed", "precision", "dev", "split")
             workload = load_workload(**{name: settings[name] for name in names})
             chosen = Settings(**{**settings, "data": settings["data"] or workload.spec.default_data})
         else:
             given = {name for name in settings if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT}
             chosen = stored.settle({name: settings[name] for name in given})
             workload = stored.load_workload()
+        _check_development(chosen, workload)
         say_missing_metrics(workload)
         workload = workload.with_threads(threads)
         to_go_on = "start again" if checkpoint is None else f"the checkpoint is in {checkpoint}, resume with --resume"
@@ -143,6 +160,13 @@ def train(
                 return _run(
                     chosen, workload, joined, stored, checkpoint, checkpoint_steps, results, tensorboard, profile_path
                 )
+
+
+def _check_development(settings: Settings, workload: Workload) -> None:
+    """Raise a DataError if development data is asked for, but the model has no metrics."""
+    asked = "dev" if settings.dev is not None else "split" if isinstance(settings.split, float) else None
+    if asked is not None and workload.spec.count_correct is None:
+        raise DataError(f"--{asked} needs a model with metrics; {workload.spec.name} has no method scores(instance).")
 
 
 def _run(

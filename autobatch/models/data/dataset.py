@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
@@ -46,7 +47,8 @@ from autobatch.models.data.tree import Tree
 from autobatch.models.data.vocabulary import Vocabulary, Words
 
 N_DRAWN = 4500  # training and development instances of a generator
-HELD_OUT = 9, 10  # development data: the last 1/9 of drawn instances, or a random 1/10 of a single file
+HELD_OUT_OF_DRAWN = 9  # the last 1/9 of drawn instances is development data
+SHARE = 0.1  # of a single file, drawn as development data
 MIN_COUNT_READ_WHOLE = 6  # models that read characters spell rarer words
 
 
@@ -77,7 +79,7 @@ class Dataset:
     def hold_out_the_last(self) -> Dataset:
         """Return the data with the last 10% as development data, the split of version 0.2 for a single file."""
         items = self.items
-        n_train = len(items) - len(items) // HELD_OUT[1]
+        n_train = len(items) - len(items) // 10
         return replace(self, train=items[:n_train], dev=items[n_train:], dev_places=None)
 
 
@@ -112,28 +114,46 @@ class Format:
     beside: Callable[[Path], Sequence[Path]] = lambda path: ()
     """Returns additional files that are read with a file, if they exist."""
 
-    def find(self, data: str, rng: np.random.Generator, answered: bool, trains: bool = True) -> Found:
-        """Draw or read training and development instances; 10% of a single file is development data.
+    def find(
+        self,
+        data: str,
+        rng: np.random.Generator,
+        answered: bool,
+        trains: bool = True,
+        dev: str | None = None,
+        share: float | None = None,
+    ) -> Found:
+        """Draw or read training and development instances.
 
         Args:
             data: name of a generator, or a path.
             rng: draws instances, or the development data of a single file.
             answered: whether instances in files must have answers.
             trains: whether a folder must have training instances.
+            dev: path of the development data; no other instances are then held out or read as such.
+            share: share of a single file that is development data; by default `SHARE`.
 
         Raises:
-            DataError: the data is missing or malformed.
+            DataError: the data is missing or malformed, or the share is not of a single file, or of none of its
+                instances.
         """
+        if share is not None and (data in self.generators or Path(data).is_dir()):
+            raise DataError(
+                f"cannot hold out {share:g} of {data!r}: only a single file is split, and a folder or a generator has "
+                f"development data of its own; leave out the share."
+            )
         if generator := self.generators.get(data):
             drawn = generator.draw(N_DRAWN, rng)
-            n_train = len(drawn) - len(drawn) // HELD_OUT[0]
+            if dev is not None:
+                return Found(drawn, self.read(Path(dev), answered), None, generator.sizes)
+            n_train = len(drawn) - len(drawn) // HELD_OUT_OF_DRAWN
             return Found(drawn[:n_train], drawn[n_train:], None, generator.sizes)
         path = Path(data)
         if path.is_dir():
             train_file, dev_file = self.parts
             needs_train = trains or (path / train_file).exists()
             train = self.read(path / train_file, answered) if needs_train else []
-            return Found(train, self.read(path / dev_file, answered))
+            return Found(train, self.read(path / dev_file if dev is None else Path(dev), answered))
         if not path.exists():
             meant = nearest(data, self.generators)
             reason = "no such file, folder or generator"
@@ -144,7 +164,15 @@ class Format:
                 f"path, or one of: {', '.join(self.generators)}."
             )
         read = self.read(path, answered)
-        places = sorted(rng.permutation(len(read))[: len(read) // HELD_OUT[1]].tolist())
+        if dev is not None:
+            return Found(read, self.read(Path(dev), answered))
+        n_dev = int(Decimal(str(SHARE if share is None else share)) * len(read))
+        if share is not None and not n_dev:
+            raise DataError(
+                f"cannot hold out {share:g} of {data!r}: that is less than one of its {len(read)} instances; give a "
+                f"larger share."
+            )
+        places = sorted(rng.permutation(len(read))[:n_dev].tolist())
         held_out = set(places)
         train = [instance for place, instance in enumerate(read) if place not in held_out]
         return Found(train, [read[place] for place in places], places)
@@ -179,6 +207,7 @@ class Loader:
             word to its id, one per vocabulary.
         finish: changes or checks the encoded data.
         answered: whether instances in files must have answers.
+        dev, share: source of the development data, as for `Format.find`.
     """
 
     form: Format
@@ -186,6 +215,8 @@ class Loader:
     encode: Callable[..., Any]
     finish: Callable[[Dataset, np.random.Generator], Dataset] = lambda dataset, rng: dataset
     answered: bool = True
+    dev: str | None = None
+    share: float | None = None
 
     @property
     def inputs(self) -> Loader:
@@ -200,7 +231,7 @@ class Loader:
         Raises:
             DataError: the data is missing or malformed, or training instances have no words for a vocabulary.
         """
-        found = self.form.find(data, rng, self.answered, trains=vocabularies is None)
+        found = self.form.find(data, rng, self.answered, vocabularies is None, self.dev, self.share)
         known = vocabularies or {
             name: words.collect(found.train, found.sizes.get(f"n_{name}")) for name, words in self.words.items()
         }
