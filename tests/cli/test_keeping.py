@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from autobatch.cli.training import keeping
+from autobatch.cli.training.fitting import Best
 from autobatch.cli.training.keeping import Keeper, Stopped
-from autobatch.cli.training.stored import BEST
+from autobatch.cli.training.stored import BEST, LAST
 from autobatch.distributed.group import Joined
 from autobatch.distributed.wire import Alone
 from autobatch.models import find_model
@@ -32,7 +33,7 @@ class Run:
         monkeypatch.setattr(keeping, "store_run", lambda *run: self.written.append(self.position.steps))
         keeper_of: Any = Keeper
         workload = SimpleNamespace(spec=find_model("tree-lstm"))
-        self.keeper: Keeper = keeper_of(Path(), None, workload, self, 3, {}, Joined(Alone()))
+        self.keeper: Keeper = keeper_of(Path(), None, workload, self, 3, Joined(Alone()))
 
     def train(self) -> None:
         with self.keeper.catch_signals():
@@ -40,7 +41,7 @@ class Run:
                 self.position.steps = step
                 self.keeper.after_step()
                 if step % (N_STEPS // 2) == 0:
-                    epoch: Any = SimpleNamespace(metrics={"accuracy": float(step)})
+                    epoch: Any = SimpleNamespace(is_best=True)
                     self.keeper.after_epoch(epoch)
 
 
@@ -170,15 +171,24 @@ def test_the_best_epoch_is_that_of_the_best_metrics_in_their_order(
     names: list[str],
     epochs: list[tuple[float, ...]],
     best: list[int],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """For shares, higher is better; for perplexities, lower."""
-    written: list[tuple[str, Any]] = []
-    monkeypatch.setattr(keeping, "store_run", lambda path, *run: written.append((path.name, run[-1])))
+    found, numbers = Best(), list[int]()
+    for number, values in enumerate(epochs, start=1):
+        metrics = dict(zip(names, values, strict=True))
+        found = found.or_later(number, metrics, find_model(model))
+        if found.epoch == number:
+            assert found.metrics == metrics
+            numbers.append(number)
+    assert numbers == [i + 1 for i in best]
+
+
+def test_only_the_best_epochs_have_a_checkpoint_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    monkeypatch.setattr(keeping, "store_run", lambda path, *run: written.append(path.name))
     keeper_of: Any = Keeper
-    keeper: Keeper = keeper_of(Path(), None, SimpleNamespace(spec=find_model(model)), None, 3, {}, Joined(Alone()))
-    measured = [dict(zip(names, values, strict=True)) for values in epochs]
-    for metrics in measured:
-        epoch: Any = SimpleNamespace(metrics=metrics)
+    keeper: Keeper = keeper_of(Path(), None, None, None, 3, Joined(Alone()))
+    for is_best in (True, False, True):
+        epoch: Any = SimpleNamespace(is_best=is_best)
         keeper.after_epoch(epoch)
-    assert [metrics for name, metrics in written if name == BEST] == [measured[i] for i in best]
+    assert written == [BEST, LAST, LAST, BEST, LAST]

@@ -89,6 +89,7 @@ SETTINGS = {
     "seed": SEED,
 }
 LATER_SETTINGS = {
+    "patience": _or(_whole(1), NOTHING),
     "max_bytes": _or(_whole(1), NOTHING),
     "precision": _one_of(*PRECISIONS),
     "dev": _or(PATH, NOTHING),
@@ -148,8 +149,8 @@ def check_run(state: Mapping[str, Any]) -> None:
     """
     position = state["position"]
     _check("", state, RUN)
-    if "digest" in state:
-        _check("", state, {"digest": TEXT})
+    later = {"digest": TEXT, "best_epoch": _whole(0, position["epochs"])}
+    _check("", state, {name: kind for name, kind in later.items() if name in state})
     _check("draws.", state["draws"], {"seed": SEED, "step": COUNT})
     _check("position.", position, POSITION)
     _check("position.tally.", position["tally"], {"n_minibatches": COUNT})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -21,6 +21,7 @@ from autobatch.devices.late import Late
 from autobatch.distributed.group import Joined
 from autobatch.distributed.shares import costs_of
 from autobatch.errors import DataError, NumericError
+from autobatch.models import ModelSpec
 from autobatch.schedule.schedule import Policy
 
 LARGE = 1e6  # losses from here on are printed with an exponent
@@ -37,6 +38,8 @@ class Epoch:
     """Metrics on the development data after the epoch; empty if the model or the data has none."""
     metric_texts: Sequence[str]
     """The metrics as text."""
+    is_best: bool
+    """Whether this is the best epoch so far."""
     seconds: float
     """Training time, without measuring."""
     instances_per_s: float
@@ -75,6 +78,18 @@ class Position:
     tally: Tally = field(default_factory=Tally)
 
 
+@dataclass(frozen=True)
+class Best:
+    """The best epoch so far, by `ModelSpec.is_better`; 0 before the first."""
+
+    epoch: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def or_later(self, epoch: int, metrics: Mapping[str, float], spec: ModelSpec) -> Best:
+        """Return the better one of this epoch and a later one; this one if they are equal."""
+        return Best(epoch, metrics) if spec.is_better(metrics, self.metrics) else self
+
+
 class Fitting:
     """Training in progress: the model, its recorded instances, its optimizer and its position.
 
@@ -82,6 +97,7 @@ class Fitting:
         loss: the model's batched loss.
         optimizer: the optimizer, Adam.
         position: the progress; set it to resume. `total_loss` lacks losses not yet read by `read_losses`.
+        best: the best epoch; set it to resume.
     """
 
     def __init__(
@@ -106,10 +122,11 @@ class Fitting:
         workload.move_to(self.backend)
         self.optimizer = ab.optim.Adam(workload.model, lr=lr)
         self.position = Position(order=workload.rng.bit_generator.state)
+        self.best = Best()
         self._last_loss = math.nan
         self._unread: list[tuple[int, Any, int]] = []  # of the last steps: number, loss, size of the mini-batch
         self._rng = workload.rng
-        self._say = workload.spec.say
+        self._spec = workload.spec
         self._batch_size = batch_size
         self._graphs = record(self.loss, workload.dataset.train)
         self._costs = costs_of(self._graphs)
@@ -151,20 +168,29 @@ class Fitting:
             self.position.total_loss += self._last_loss * n_instances
             del self._unread[0]
 
+    def is_stuck(self, patience: int | None) -> bool:
+        """Return whether none of the last `patience` epochs is the best; False without a patience."""
+        return patience is not None and self.position.epochs - self.best.epoch >= patience
+
     def epochs(
-        self, n_epochs: int, progress: Progress, after_step: Callable[[], None] = lambda: None
+        self,
+        n_epochs: int,
+        progress: Progress,
+        after_step: Callable[[], None] = lambda: None,
+        patience: int | None = None,
     ) -> Iterator[Epoch]:
-        """Train until `n_epochs` epochs are finished; yield the results of each.
+        """Train until `n_epochs` epochs are finished, or training `is_stuck`; yield the results of each.
 
         Args:
             n_epochs: total number, including epochs before `position`.
             progress: display, advanced after every mini-batch.
             after_step: called after every mini-batch, with `position` updated; its errors propagate.
+            patience: largest number of epochs without an improvement; None for no limit.
 
         Raises:
             NumericError: the loss of a mini-batch is not finite.
         """
-        while self.position.epochs < n_epochs:
+        while self.position.epochs < n_epochs and not self.is_stuck(patience):
             with np.errstate(all="ignore"):  # `_naming_the_step` reports non-finite losses
                 self._train(f"epoch {self.position.epochs + 1}/{n_epochs}", progress, after_step)
             yield self._finish(self._dev.measure())
@@ -173,7 +199,7 @@ class Fitting:
         """Take the remaining steps of an epoch."""
         position = self.position
         self._rng.bit_generator.state = position.order
-        shown = "".join(f"  {self._say(metric, value, 0)}" for metric, value in position.metrics.items())
+        shown = "".join(f"  {self._spec.say(metric, value, 0)}" for metric, value in position.metrics.items())
         batches = ab.distributed.shares(self._graphs, self._batch_size, self._rng, cost=self._costs)
         start = time.perf_counter() - position.seconds
         for batch in islice(batches, position.steps, None):
@@ -207,11 +233,13 @@ class Fitting:
         """Advance to the next epoch; return the results of this one."""
         done = self.position
         self.position = Position(epochs=done.epochs + 1, order=self._rng.bit_generator.state, metrics=metrics)
+        self.best = self.best.or_later(self.position.epochs, metrics, self._spec)
         return Epoch(
             number=self.position.epochs,
             loss=done.total_loss / done.n_seen,
             metrics=metrics,
-            metric_texts=[self._say(metric, value) for metric, value in metrics.items()],
+            metric_texts=[self._spec.say(metric, value) for metric, value in metrics.items()],
+            is_best=self.best.epoch == self.position.epochs,
             seconds=done.seconds,
             instances_per_s=done.n_seen / done.seconds,
             ms=1e3 * done.seconds / self.steps_per_epoch,

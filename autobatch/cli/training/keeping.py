@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -30,7 +30,7 @@ class Stopped(Exception):
 
 
 class Keeper:
-    """Writes the checkpoints of a run: the last one, and that of the best epoch (see `ModelSpec.is_better`).
+    """Writes the checkpoints of a run: the last one, and that of the best epoch.
 
     Of several processes, the first one writes, and all stop after the same step.
     """
@@ -42,14 +42,12 @@ class Keeper:
         workload: Workload,
         fitting: Fitting,
         n_steps: int,
-        best: Mapping[str, float],
         joined: Joined,
     ) -> None:
-        """Prepare to write every `n_steps` steps; `best` are the metrics of the best epoch so far."""
+        """Prepare to write every `n_steps` steps."""
         self._folder, self._joined = folder, joined
         self._run = settings, workload, fitting
         self._n_steps = n_steps
-        self._best = best
         self._signal, self._noted = 0, 0.0
         self._handlers: dict[signal.Signals, Any] = {}
 
@@ -69,9 +67,7 @@ class Keeper:
 
     def after_epoch(self, epoch: Epoch) -> None:
         """Write the last checkpoint and, if this epoch is the best, that one; raises the errors of `after_step`."""
-        _, workload, _ = self._run
-        if workload.spec.is_better(epoch.metrics, self._best):
-            self._best = epoch.metrics
+        if epoch.is_best:
             self.write(BEST)
         self.write(LAST)
         self._stop_if_asked()
@@ -109,7 +105,7 @@ class Keeper:
     def write(self, name: str) -> None:
         """Write a checkpoint with this file name now."""
         if self._joined.rank == 0:
-            store_run(self._folder / name, *self._run, self._best)
+            store_run(self._folder / name, *self._run)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from autobatch.arguments import RAW
 from autobatch.cli.results import Tally
 from autobatch.cli.strange import ANSWERS, Counting
 from autobatch.cli.training.described import SPARE, Bounded, check_described, check_encoding, check_run, naming
-from autobatch.cli.training.fitting import Fitting, Position
+from autobatch.cli.training.fitting import Best, Fitting, Position
 from autobatch.cli.workload import Encoding, Workload, find_here, load_workload
 from autobatch.deploy.policy import describe_policy
 from autobatch.errors import CheckpointError, DataError
@@ -28,7 +28,7 @@ from autobatch.policies.rules.directed import Directed
 from autobatch.schedule.schedule import Policy
 
 LAST, BEST = "last.safetensors", "best.safetensors"
-FREE = ("epochs", "max_bytes", "backend")  # settings that may change when a run resumes
+FREE = ("epochs", "patience", "max_bytes", "backend")  # settings that may change when a run resumes
 LAST_TENTH = "last"  # version 0.2 used the last 10% of a single file as development data
 PARAMETER, OPTIMIZER = "parameter.", "optimizer."  # prefixes of names of arrays
 
@@ -46,6 +46,7 @@ class Settings:
     policy: str
     backend: str
     seed: int
+    patience: int | None = None
     max_bytes: int | None = None
     precision: str = "float32"
     dev: str | None = None
@@ -150,8 +151,7 @@ class StoredRun(StoredModel):
     digest: str
     """`Dataset.digest`; "" in checkpoints of versions without it."""
     position: Position
-    best: dict[str, float]
-    """Metrics of the best epoch; empty before the first one."""
+    best: Best
     draws: dict[str, int]
     """Seed and step of the loss's random numbers."""
     optimizer: dict[str, Any]
@@ -159,7 +159,7 @@ class StoredRun(StoredModel):
     def settle(self, given: dict[str, Any]) -> Settings:
         """Return the stored settings, with those in `FREE` replaced by the given ones.
 
-        Results do not depend on these, up to rounding.
+        The results of an epoch do not depend on these, up to rounding.
 
         Args:
             given: settings of the command line.
@@ -194,12 +194,12 @@ class StoredRun(StoredModel):
         with naming(self.path, "resume from"):
             fitting.optimizer.load_state_dict(self.optimizer)  # type: ignore[arg-type]
         fitting.loss.seed, fitting.loss.step = self.draws["seed"], self.draws["step"]
-        fitting.position = self.position
+        fitting.position, fitting.best = self.position, self.best
         if self.learned is not None:
             fitting.loss.policy = self.learned
 
 
-def store_run(path: Path, settings: Settings, workload: Workload, fitting: Fitting, best: Mapping[str, float]) -> None:
+def store_run(path: Path, settings: Settings, workload: Workload, fitting: Fitting) -> None:
     """Write a checkpoint of a run.
 
     Raises:
@@ -214,7 +214,8 @@ def store_run(path: Path, settings: Settings, workload: Workload, fitting: Fitti
         "n_train": len(workload.dataset.train),
         "digest": workload.dataset.digest,
         "position": {**asdict(fitting.position), "metrics": _finite(fitting.position.metrics)},
-        "best": _finite(best),
+        "best": _finite(fitting.best.metrics),
+        "best_epoch": fitting.best.epoch,
         "draws": {"seed": fitting.loss.seed, "step": fitting.loss.step},
         "policy": describe_policy(fitting.loss.policy, "cannot store the policy").get("text"),
         "optimizer": optimizer,
@@ -273,12 +274,12 @@ def read_run(path: Path) -> StoredRun:
         ) from error
 
 
-def _best_of(state: Mapping[str, Any]) -> dict[str, float]:
-    """Read the metrics of the best epoch; version 0.2 stored only the first metric."""
-    best = state["best"]
-    if best is None:
-        return {}
-    return best if isinstance(best, dict) else {next(iter(state["position"]["metrics"])): best}
+def _best_of(state: Mapping[str, Any]) -> Best:
+    """Read the best epoch; version 0.2 stored only the first of its metrics, and not its number."""
+    best, epoch = state["best"], state.get("best_epoch", state["position"]["epochs"])
+    if best in (None, {}):
+        return Best()
+    return Best(epoch, best if isinstance(best, dict) else {next(iter(state["position"]["metrics"])): best})
 
 
 def _made_of(path: Path, described: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from autobatch.cli.training.fitting import Epoch, Fitting
 from autobatch.cli.training.keeping import Keeper, Stopped, open_folder
 from autobatch.cli.training.parallel import processes
 from autobatch.cli.training.scoring import say_missing_metrics
-from autobatch.cli.training.stored import LAST, Settings, StoredRun
+from autobatch.cli.training.stored import LAST, LAST_TENTH, Settings, StoredRun
 from autobatch.cli.training.tensorboard import Scalars, open_scalars, require_tensorboard
 from autobatch.cli.workload import Workload, load_workload, say_dim
 from autobatch.distributed.group import Joined
@@ -57,6 +57,9 @@ DIVERGED = 1000  # times the loss of the first mini-batch: training diverges
     default=1e-3,
     show_default=True,
     help="Learning rate of the optimizer, Adam.",
+)
+@options.count_option(
+    "--patience", None, "Stop after this many epochs without an improvement on the development data.  [default: never]"
 )
 @options.policy_option
 @options.backend_option
@@ -114,11 +117,15 @@ def train(
     Development data is the file of --dev, or else a file such as dev.txt in the folder of --data. Of a single file with
     at least ten instances, 10%, or the share of --split, drawn by --seed, are held out as development data.
 
+    With --patience N, training ends before --epochs once no epoch of the last N is the best, by the first metric on the
+    development data in which epochs differ. The last line then names the best epoch, whose checkpoint all other
+    commands use.
+
     With --checkpoint, Ctrl-C and SIGTERM end training after a mini-batch. The same command with --resume continues from
     there, with bit-identical results on the same machine with the same number of threads. Omitted options keep their
-    values; only --epochs, --max-bytes and --backend may change, and --json and --tensorboard append to their files.
-    Results are equal only up to rounding with another --max-bytes, which changes the parts of mini-batches, with
-    another --backend, and with --threads auto, whose choice depends on measurements.
+    values; only --epochs, --patience, --max-bytes and --backend may change, and --json and --tensorboard append to
+    their files. Results are equal only up to rounding with another --max-bytes, which changes the parts of
+    mini-batches, with another --backend, and with --threads auto, whose choice depends on measurements.
 
     With --data-parallel N, N processes divide every mini-batch by predicted cost and sum their gradients; results equal
     those of one process up to rounding. Each process uses --threads threads. A run may resume with another N.
@@ -163,10 +170,15 @@ def train(
 
 
 def _check_development(settings: Settings, workload: Workload) -> None:
-    """Raise a DataError if development data is asked for, but the model has no metrics."""
-    asked = "dev" if settings.dev is not None else "split" if isinstance(settings.split, float) else None
-    if asked is not None and workload.spec.count_correct is None:
-        raise DataError(f"--{asked} needs a model with metrics; {workload.spec.name} has no method scores(instance).")
+    """Raise a DataError if an option needs metrics or development data that the model or the data lacks."""
+    asked = {"dev": settings.dev, "split": settings.split, "patience": settings.patience}
+    needs = next((name for name, value in asked.items() if value not in (None, LAST_TENTH)), None)
+    if needs is not None and workload.spec.count_correct is None:
+        raise DataError(f"--{needs} needs a model with metrics; {workload.spec.name} has no method scores(instance).")
+    if settings.patience is not None and not workload.dataset.dev:
+        raise DataError(
+            f"--patience needs development data; {workload.dataset.name} has none, so give a file with --dev."
+        )
 
 
 def _run(
@@ -199,8 +211,7 @@ def _run(
         if checkpoint is None:
             _fit(settings, workload, fitting, None, results, scalars, warm)
             return 0
-        best = stored.best if stored else {}
-        keeper = Keeper(checkpoint, settings, workload, fitting, checkpoint_steps, best, joined)
+        keeper = Keeper(checkpoint, settings, workload, fitting, checkpoint_steps, joined)
         try:
             with keeper.catch_signals():
                 _fit(settings, workload, fitting, keeper, results, scalars, warm)
@@ -271,7 +282,7 @@ def _fit(
             keeper.after_step()
 
     with show_progress(n_steps) as progress:
-        for epoch in fitting.epochs(n_epochs, progress, after_step):
+        for epoch in fitting.epochs(n_epochs, progress, after_step, settings.patience):
             progress.say(epoch.line())
             doubt = "" if is_told else _doubt(epoch, first_loss)
             if doubt:
@@ -281,6 +292,20 @@ def _fit(
             scalars.after_epoch(fitting, epoch)
             if keeper is not None:
                 keeper.after_epoch(epoch)
+    if settings.patience is not None:
+        click.echo(_say_end(fitting, settings.patience, workload))
+
+
+def _say_end(fitting: Fitting, patience: int, workload: Workload) -> str:
+    """Tell why training with a patience has ended, and its best epoch."""
+    best, n_epochs = fitting.best, fitting.position.epochs
+    without = "" if patience == 1 else f"{patience} "
+    why = (
+        f"no improvement for {without}epoch{'s' * (patience > 1)}" if fitting.is_stuck(patience) else "all of --epochs"
+    )
+    metrics = "".join(f"  dev {workload.spec.say(metric, value)}" for metric, value in best.metrics.items())
+    which = f"best is epoch {best.epoch}:{metrics}" if best.epoch else "no epoch has finite metrics"
+    return f"training ended after epoch {n_epochs} ({why}); {which}"
 
 
 def _doubt(epoch: Epoch, first_loss: float | None) -> str:
