@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import click
@@ -90,10 +90,11 @@ class Workload:
 
 @dataclass(frozen=True)
 class Encoding:
-    """The vocabularies and sizes with which a stored model reads data."""
+    """The vocabularies, sizes and scales with which a stored model reads data."""
 
     vocabularies: Mapping[str, Vocabulary]
     sizes: Mapping[str, int]
+    scales: Mapping[str, float] = field(default_factory=dict)
 
 
 def find_here(model: str) -> ModelSpec:
@@ -118,6 +119,7 @@ def load_workload(
     build: Callable[[ModelSpec, Dataset, np.random.Generator], Any] | None = None,
     dev: str | None = None,
     split: float | None = None,
+    scale_targets: bool = False,
 ) -> Workload:
     """Find a model, load its data and build it; equal seeds give equal workloads.
 
@@ -127,6 +129,7 @@ def load_workload(
         build: builds a stored model; by default, a new one is built.
         dev: file of the development data.
         split: share of a single file to hold out as development data.
+        scale_targets: whether a new model is to standardise the numbers that it predicts.
 
     Raises:
         DataError: the model or the data is unknown, or malformed.
@@ -139,7 +142,9 @@ def load_workload(
     dataset = load(data or spec.default_data, data_rng, *known)
     if encoding is not None:
         say_strange_data(dataset.name, encoding.vocabularies)
-        dataset = replace(dataset, sizes=encoding.sizes)
+        dataset = replace(dataset, sizes=encoding.sizes, scales=encoding.scales)
+    elif scale_targets and dataset.train:
+        dataset = spec.with_scales(dataset)
     model_made = spec.build(dataset, dim, model_rng) if build is None else build(spec, dataset, model_rng)
     return Workload(spec, dataset, model_made, dim, order_rng, seed, precision)
 

@@ -19,13 +19,14 @@ import autobatch as ab
 from autobatch.models.data.dataset import MOLECULES, load_molecules
 from autobatch.models.data.molecule import Molecule
 from autobatch.models.data.vocabulary import Vocabulary
-from autobatch.models.metric import count_squares, explained_variance, predict_numbers
+from autobatch.models.metric import count_errors, count_squares, explained_variance, predict_numbers, root_of_mean
+from autobatch.models.regressor import Regressor
 from autobatch.models.spec import Counts, ModelSpec
 
 AGGREGATES = {"sum": ab.sum_n, "mean": ab.mean_n, "max": ab.max_n}
 
 
-class GraphNetwork(ab.Module):
+class GraphNetwork(Regressor):
     """A table of atoms, a matrix per kind of bond, a GRU and a gated readout.
 
     Args:
@@ -35,11 +36,13 @@ class GraphNetwork(ab.Module):
         rng: draws the initial parameters.
         n_steps: T, the distance in bonds over which atoms interact.
         aggregate: aggregation of an atom's messages: "sum", "mean" or "max".
+        target_mean, target_std: scale of the numbers, as for `Regressor`.
     """
 
     def __init__(
-        self, n_atoms: int, n_bonds: int, dim: int, rng: np.random.Generator, n_steps: int = 4, aggregate: str = "sum"
-    ) -> None:
+        self, n_atoms: int, n_bonds: int, dim: int, rng: np.random.Generator, n_steps: int = 4, aggregate: str = "sum",
+        target_mean: float = 0.0, target_std: float = 1.0,
+    ) -> None:  # fmt: skip
         self.atoms = ab.Parameter(0.1 * rng.standard_normal((n_atoms, dim)))
         self.bonds = [ab.Linear(dim, dim, rng=rng, bias=False) for _ in range(n_bonds)]
         self.update = ab.GRUCell(dim, dim, rng=rng)
@@ -48,6 +51,7 @@ class GraphNetwork(ab.Module):
         self.output = ab.Linear(dim, 1, rng=rng)
         self.n_steps = n_steps
         self.aggregate = aggregate
+        self.target_mean, self.target_std = target_mean, target_std
 
     @ab.cell
     def embed(self, atom: int) -> Any:
@@ -71,7 +75,7 @@ class GraphNetwork(ab.Module):
 
     @ab.cell
     def read(self, parts: Sequence[Any]) -> Any:
-        """Predict the number of a molecule from its atoms' contributions: a scalar."""
+        """Predict the standardised number of a molecule from its atoms' contributions: a scalar."""
         return self.output(ab.sum_n(parts))[0]
 
     @ab.cell
@@ -79,8 +83,8 @@ class GraphNetwork(ab.Module):
         """Compute the squared error of a number: a scalar."""
         return ab.squared_error(found, target)
 
-    def scores(self, molecule: Molecule[int]) -> Any:
-        """Predict the number of a molecule: a scalar."""
+    def standard_score(self, molecule: Molecule[int]) -> Any:
+        """Predict the standardised number of a molecule: a scalar."""
         near = molecule.neighbours()
         first = states = [self.embed(atom) for atom in molecule.atoms]
         for _ in range(self.n_steps):
@@ -92,14 +96,20 @@ class GraphNetwork(ab.Module):
             states = [self.receive(h, [sent[one] for one in bonds]) for h, bonds in zip(states, near, strict=True)]
         return self.read([self.weigh(h, x) for h, x in zip(states, first, strict=True)])
 
+    def scores(self, molecule: Molecule[int]) -> Any:
+        """Predict the number of a molecule, in the unit of the targets: a scalar."""
+        return self.in_unit(self.standard_score(molecule))
+
     def loss(self, molecule: Molecule[int]) -> Any:
-        """Compute the squared error of the number: a scalar."""
-        return self.error(self.scores(molecule), molecule.target)
+        """Compute the squared error of the standardised number: a scalar."""
+        return self.error(self.standard_score(molecule), self.standardize(molecule.target))
 
 
 def count_correct(outputs: Any, molecules: Sequence[Molecule[int]], vocabularies: Mapping[str, Vocabulary]) -> Counts:
-    """Sum the statistics for the explained variance of predicted numbers (B,)."""
-    return {"explained_variance": count_squares(outputs, [molecule.target for molecule in molecules])}
+    """Sum the statistics for the explained variance and the errors of predicted numbers (B,)."""
+    meant = [molecule.target for molecule in molecules]
+    rmse, mae = count_errors(outputs, meant)
+    return {"explained_variance": count_squares(outputs, meant), "rmse": rmse, "mae": mae}
 
 
 SPEC = ModelSpec(
@@ -113,5 +123,7 @@ SPEC = ModelSpec(
     load_inputs=load_molecules.inputs,
     count_correct=count_correct,
     predict=predict_numbers,
-    metrics={"explained_variance": explained_variance},
+    metrics={"explained_variance": explained_variance, "rmse": root_of_mean},
+    costs=("rmse", "mae"),
+    target=lambda molecule: molecule.target,
 )

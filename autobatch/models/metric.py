@@ -109,6 +109,23 @@ def explained_variance(n: float, total: float, squares: float, errors: float) ->
     return 1 - errors / variance if variance > 0 else float(errors == 0)
 
 
+def count_errors(found: Any, meant: Any) -> tuple[tuple[float, int], tuple[float, int]]:
+    """Sum the squared and the absolute errors of predicted numbers (N,), each with their number.
+
+    The root of the first ratio is the RMSE, see `root_of_mean`, and the second ratio is the MAE.
+
+    >>> count_errors([1.0, 2.5], [1.0, 2.0])
+    ((0.25, 2), (0.5, 2))
+    """
+    errors = np.asarray(found, np.float64) - np.asarray(meant, np.float64)
+    return (float(errors @ errors), len(errors)), (float(np.abs(errors).sum()), len(errors))
+
+
+def root_of_mean(squares: float, n: float) -> float:
+    """Compute the root mean square of `n` numbers from the sum of their squares; 0 without any."""
+    return math.sqrt(squares / max(n, 1))
+
+
 def predict_numbers(
     outputs: Any, instances: Sequence[Any], vocabularies: Mapping[str, Vocabulary]
 ) -> list[dict[str, Any]]:

@@ -25,7 +25,8 @@ import autobatch as ab
 from autobatch.models.data.conformation import CUTOFF, Conformation
 from autobatch.models.data.dataset import CONFORMATIONS, load_conformations
 from autobatch.models.data.vocabulary import Vocabulary
-from autobatch.models.metric import count_squares, explained_variance
+from autobatch.models.metric import count_errors, count_squares, explained_variance, root_of_mean
+from autobatch.models.regressor import Regressor
 from autobatch.models.spec import Counts, ModelSpec
 
 N_CENTRES = 32  # K
@@ -42,7 +43,7 @@ class Block(ab.Module):
         self.output = ab.Linear(dim, dim, rng=rng)
 
 
-class MoleculeForces(ab.Module):
+class MoleculeForces(Regressor):
     """A table of elements, T blocks and a small network for an atom's energy.
 
     Args:
@@ -51,17 +52,20 @@ class MoleculeForces(ab.Module):
         rng: draws the initial parameters.
         n_blocks: T, one or more.
         cutoff: c, in the unit of positions; the atoms of a pair are nearer than that.
+        target_mean, target_std: scale of the energies, as for `Regressor`; the standard deviation also scales forces.
     """
 
     def __init__(
-        self, n_elements: int, dim: int, rng: np.random.Generator, n_blocks: int = 3, cutoff: float = CUTOFF
-    ) -> None:
+        self, n_elements: int, dim: int, rng: np.random.Generator, n_blocks: int = 3, cutoff: float = CUTOFF,
+        target_mean: float = 0.0, target_std: float = 1.0,
+    ) -> None:  # fmt: skip
         self.elements = ab.Parameter(rng.standard_normal((n_elements, dim)))
         self.distances = ab.Linear(N_CENTRES, n_blocks * dim, rng=rng)
         self.blocks = [Block(dim, rng) for _ in range(n_blocks)]
         self.energy_hidden = ab.Linear(dim, dim, rng=rng)
         self.energy_output = ab.Linear(dim, 1, rng=rng)
         self.cutoff = cutoff
+        self.target_mean, self.target_std = target_mean, target_std
         self.centres = np.linspace(0.0, cutoff, N_CENTRES)
 
     @ab.cell
@@ -107,8 +111,8 @@ class MoleculeForces(ab.Module):
         """Compute the squared error of the force on an atom (3,), from the gradient of the energy (3,): a scalar."""
         return ab.sum(ab.squared_error(-gradient, force))
 
-    def energy(self, molecule: Conformation[int]) -> Any:
-        """Predict the energy of a molecule: a scalar."""
+    def standard_energy(self, molecule: Conformation[int]) -> Any:
+        """Predict the standardised energy of a molecule: a scalar."""
         positions = list(molecule.positions)
         near: list[list[int]] = [[] for _ in positions]
         filters: list[list[list[Any]]] = [[[] for _ in positions] for _ in self.blocks]
@@ -126,21 +130,21 @@ class MoleculeForces(ab.Module):
         around = [[sent[other] for other in others] for others in near]
         return ab.sum_n(list(map(partial(self.atom_energy, self.blocks[-1]), states, around, filters[-1])))
 
-    def energy_and_gradient(self, molecule: Conformation[int]) -> tuple[Any, Any]:
-        """Predict the energy, a scalar, with its gradient with respect to the positions of n atoms: n rows (3,)."""
-        energy, (gradient,) = ab.value_and_grad(self.energy, wrt=lambda m: m.positions)(molecule)
-        return energy, gradient
+    def energy(self, molecule: Conformation[int]) -> Any:
+        """Predict the energy of a molecule, in eV: a scalar."""
+        return self.in_unit(self.standard_energy(molecule))
 
     def scores(self, molecule: Conformation[int]) -> tuple[Any, list[Any]]:
-        """Predict the energy of a molecule, a scalar, and the force on each atom (3,)."""
-        energy, gradient = self.energy_and_gradient(molecule)
+        """Predict the energy of a molecule in eV, a scalar, and the force on each atom in eV/Å (3,)."""
+        energy, (gradient,) = ab.value_and_grad(self.energy, wrt=lambda m: m.positions)(molecule)
         return energy, [-g for g in gradient]
 
     def loss(self, molecule: Conformation[int]) -> Any:
-        """Sum the squared errors of the energy in eV and of all forces in eV/Å: a scalar."""
-        energy, gradient = self.energy_and_gradient(molecule)
-        errors = [self.force_error(g, force) for g, force in zip(gradient, molecule.forces, strict=True)]
-        return ab.sum_n([self.energy_error(energy, molecule.energy), *errors])
+        """Sum the squared errors of the standardised energy and of all forces, by default in eV and eV/Å: a scalar."""
+        energy, (gradient,) = ab.value_and_grad(self.standard_energy, wrt=lambda m: m.positions)(molecule)
+        forces = molecule.forces / self.target_std
+        errors = [self.force_error(g, force) for g, force in zip(gradient, forces, strict=True)]
+        return ab.sum_n([self.energy_error(energy, self.standardize(molecule.energy)), *errors])
 
 
 def shifted_softplus(x: Any) -> Any:
@@ -151,7 +155,7 @@ def shifted_softplus(x: Any) -> Any:
 def count_correct(
     outputs: Any, molecules: Sequence[Conformation[int]], vocabularies: Mapping[str, Vocabulary]
 ) -> Counts:
-    """Sum the statistics for the explained variances of energies and of all force components.
+    """Sum the statistics for the explained variances and errors of energies and of all force components.
 
     Args:
         outputs: energies (B,), and for each molecule the forces on its atoms, (3,) each.
@@ -159,12 +163,17 @@ def count_correct(
         vocabularies: not used.
     """
     energies, forces = outputs
-    found = [number for of_molecule in forces for force in of_molecule for number in force]
-    meant = [number for molecule in molecules for number in molecule.forces.ravel().tolist()]
-    return {
-        "explained_variance_of_forces": count_squares(found, meant),
-        "explained_variance_of_energies": count_squares(energies, [molecule.energy for molecule in molecules]),
+    pairs = {
+        "forces": (
+            [number for of_molecule in forces for force in of_molecule for number in force],
+            [number for molecule in molecules for number in molecule.forces.ravel().tolist()],
+        ),
+        "energies": (energies, [molecule.energy for molecule in molecules]),
     }
+    counts = {f"explained_variance_of_{name}": count_squares(*pair) for name, pair in pairs.items()}
+    for name, pair in pairs.items():
+        counts[f"rmse_of_{name}"], counts[f"mae_of_{name}"] = count_errors(*pair)
+    return counts
 
 
 def predict_forces(
@@ -191,5 +200,9 @@ SPEC = ModelSpec(
     metrics={
         "explained_variance_of_forces": explained_variance,
         "explained_variance_of_energies": explained_variance,
+        "rmse_of_forces": root_of_mean,
+        "rmse_of_energies": root_of_mean,
     },
+    costs=("rmse_of_forces", "mae_of_forces", "rmse_of_energies", "mae_of_energies"),
+    target=lambda molecule: molecule.energy,
 )

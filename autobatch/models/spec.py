@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -32,8 +32,8 @@ class ModelSpec:
     Attributes:
         name, summary: for lists and reports.
         model: makes the module, which has a method `loss(instance)`. It is passed its parameters among `rng`, `dim`
-            (`--dim`) and the sizes of the data (`n_words`, `n_classes`, `n_tags`, ...; `Dataset.sizes`); others need
-            defaults.
+            (`--dim`), the sizes of the data (`n_words`, `n_classes`, `n_tags`, ...; `Dataset.sizes`), and with
+            `--scale-targets` `target_mean` and `target_std`; others need defaults.
         generators: names of the generators whose instances the model reads.
         reads: description of the file format.
         default_data: default of `--data`.
@@ -52,6 +52,9 @@ class ModelSpec:
             out metrics whose package is missing.
         load_inputs: like `load`, for prediction data, whose instances may lack answers; None to use `load`.
         say_missing: explains in a sentence which metrics cannot be computed with given vocabularies; "" if all can.
+        target: returns the number that the model predicts for an instance. With `--scale-targets`, the constructor gets
+            its mean and standard deviation over the training data; the loss should then compare
+            `(target - target_mean) / target_std`, and predictions should be in the unit of the targets.
     """
 
     name: str
@@ -70,18 +73,19 @@ class ModelSpec:
     requires: Mapping[str, str] = field(default_factory=dict)
     load_inputs: Load | None = None
     say_missing: Callable[[Mapping[str, Vocabulary]], str] = lambda vocabularies: ""
+    target: Callable[[Any], float] | None = None
 
     def takes(self, argument: str) -> bool:
         """Return whether the model's constructor has this parameter."""
         return any(p.name == argument for p in self._arguments())
 
     def build(self, dataset: Dataset, dim: int, rng: np.random.Generator) -> ab.Module:
-        """Construct the model with the parameters of its constructor among `dim`, `rng` and the sizes of `dataset`.
+        """Construct the model with its constructor's parameters among `dim`, `rng`, and sizes and scales of `dataset`.
 
         Raises:
             DataError: the constructor needs another argument.
         """
-        offered = {**dataset.sizes, "dim": dim, "rng": rng}
+        offered = {**dataset.sizes, **dataset.scales, "dim": dim, "rng": rng}
         wanted = self._arguments()
         missing = [p.name for p in wanted if p.default is p.empty and p.name not in offered]
         if missing:
@@ -91,9 +95,36 @@ class ModelSpec:
             )
         return self.model(**{p.name: offered[p.name] for p in wanted if p.name in offered})
 
+    def with_scales(self, dataset: Dataset) -> Dataset:
+        """Return the dataset with the mean and the standard deviation of its training targets as `scales`.
+
+        Raises:
+            DataError: the model cannot use them, or the targets are all equal or too large.
+        """
+        if self.target is None:
+            raise DataError(
+                f"--scale-targets needs a model that predicts numbers; the spec of {self.name} has no target."
+            )
+        if not (self.takes("target_mean") and self.takes("target_std")):
+            raise DataError(
+                f"--scale-targets needs a constructor with the parameters target_mean and target_std, which that of "
+                f"{self.name} lacks."
+            )
+        targets = np.array([self.target(instance) for instance in dataset.train], np.float64)
+        with np.errstate(all="ignore"):
+            mean, std = float(targets.mean()), float(targets.std())
+        if not (np.ptp(targets) > 0 and math.isfinite(std)):
+            raise DataError(
+                f"cannot scale the targets of {dataset.name}: they must be different finite numbers, from "
+                f"{targets.min():g} to {targets.max():g}."
+            )
+        return replace(dataset, scales={"target_mean": mean, "target_std": std})
+
     def say(self, metric: str, value: float, digits: int = 1) -> str:
-        """Format a metric: "tag accuracy 97.4%", with `digits` decimals of percents, or "perplexity 4.06"."""
-        return f"{in_words(metric)} {f'{value:.2f}' if metric in self.costs else f'{value:.{digits}%}'}"
+        """Format a metric: "tag accuracy 97.4%", with `digits` decimals, or "perplexity 4.06", or "mae 0.0123"."""
+        if metric not in self.costs:
+            return f"{in_words(metric)} {value:.{digits}%}"
+        return f"{in_words(metric)} {f'{value:.2f}' if abs(value) >= 1 else f'{value:#.3g}'}"
 
     def is_better(self, metrics: Mapping[str, float], than: Mapping[str, float]) -> bool:
         """Return whether metrics are better than others, by the first metric in which they differ.

@@ -37,7 +37,7 @@ class Predictor:
         spec = stored.find_spec()
         if spec.predict is None:
             raise DataError(f"cannot serve {settings.model}: it needs a method scores(instance).")
-        dataset = Dataset("", (), (), encoding.vocabularies, encoding.sizes)
+        dataset = Dataset("", (), (), encoding.vocabularies, encoding.sizes, scales=encoding.scales)
         model = stored.build(spec, dataset, np.random.default_rng(settings.seed))
         model.eval()
         return cls(spec, stored, model)

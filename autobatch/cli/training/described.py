@@ -64,6 +64,7 @@ def _one_of(*values: str) -> Kind:
 TEXT = Kind("a text of printable characters", lambda x: isinstance(x, str) and x.isprintable())
 WORDS = Kind("a list of different texts", lambda x: _are_texts(x) and len({*x}) == len(x))
 NUMBER = Kind("a finite number", _is_number)
+POSITIVE = Kind("a finite number above 0", lambda x: _is_number(x) and x > 0)
 DURATION = Kind("a finite number of at least 0", lambda x: _is_number(x) and x >= 0)
 METRICS = Kind(
     "finite numbers by name",
@@ -93,6 +94,7 @@ LATER_SETTINGS = {
     "max_bytes": _or(_whole(1), NOTHING),
     "precision": _one_of(*PRECISIONS),
     "dev": _or(PATH, NOTHING),
+    "scale_targets": Kind("true or false", lambda x: isinstance(x, bool)),
     "split": _or(
         Kind("a number between 0 and 1", lambda x: _is_number(x) and 0 < x < 1), _or(_one_of("drawn", "last"), NOTHING)
     ),
@@ -136,6 +138,8 @@ def check_described(described: Mapping[str, Any], n_numbers: int) -> None:
     _check("settings.", settings, {**SETTINGS, "dim": _whole(1, n_numbers + SPARE)})
     _check("settings.", settings, {name: kind for name, kind in LATER_SETTINGS.items() if name in settings})
     _check("sizes.", described["sizes"], dict.fromkeys(described["sizes"], size))
+    if described.get("scales"):
+        _check("scales.", described["scales"], {"target_mean": NUMBER, "target_std": POSITIVE})
     _check("vocabularies.", described["vocabularies"], dict.fromkeys(described["vocabularies"], WORDS))
     if "closed" in described:
         _check("", described, {"closed": WORDS})

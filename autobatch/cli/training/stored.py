@@ -53,6 +53,7 @@ class Settings:
     """File of the development data."""
     split: float | str | None = None
     """Share of a single file drawn as development data; None for the default, or `LAST_TENTH`."""
+    scale_targets: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class StoredModel:
     def identity(self) -> Any:
         """Return what equals that of a file of the same model, whose parameters may differ."""
         words = {name: vocabulary.words for name, vocabulary in self.encoding.vocabularies.items()}
-        return self.settings.model, self.encoding.sizes, words
+        return self.settings.model, self.encoding.sizes, self.encoding.scales, words
 
     def refuse_model(self, model: str) -> None:
         """Raise a CheckpointError unless `model` is the stored one."""
@@ -228,12 +229,13 @@ def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def describe(settings: Settings, workload: Workload) -> dict[str, Any]:
-    """Return the settings, sizes and vocabularies from which a model is rebuilt, as JSON values."""
+    """Return the settings, sizes, scales and vocabularies from which a model is rebuilt, as JSON values."""
     dataset = workload.dataset
     vocabularies = {name: vocabulary.words for name, vocabulary in dataset.vocabularies.items()}
     return {
         "settings": asdict(settings),
         "sizes": dict(dataset.sizes),
+        "scales": dict(dataset.scales),
         "vocabularies": vocabularies,
         "closed": [name for name, vocabulary in dataset.vocabularies.items() if vocabulary.closed],
     }
@@ -295,7 +297,7 @@ def _made_of(path: Path, described: Mapping[str, Any], parameters: Mapping[str, 
         settings["split"] = None
     return {
         "settings": Settings(**settings),
-        "encoding": Encoding(vocabularies, sizes),
+        "encoding": Encoding(vocabularies, sizes, described.get("scales", {})),
     }
 
 

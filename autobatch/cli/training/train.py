@@ -61,6 +61,12 @@ DIVERGED = 1000  # times the loss of the first mini-batch: training diverges
 @options.count_option(
     "--patience", None, "Stop after this many epochs without an improvement on the development data.  [default: never]"
 )
+@click.option(
+    "--scale-targets",
+    is_flag=True,
+    help="Standardise the numbers to predict by their mean and standard deviation in the training data. Metrics and "
+    "predictions stay in their unit.",
+)
 @options.policy_option
 @options.backend_option
 @options.precision_option
@@ -148,7 +154,7 @@ def train(
         if resume and stored is None:
             click.echo(f"no checkpoint in {checkpoint} yet; starting a new run")
         if stored is None:
-            names = ("model", "data", "dim", "seed", "precision", "dev", "split")
+            names = ("model", "data", "dim", "seed", "precision", "dev", "split", "scale_targets")
             workload = load_workload(**{name: settings[name] for name in names})
             chosen = Settings(**{**settings, "data": settings["data"] or workload.spec.default_data})
         else:

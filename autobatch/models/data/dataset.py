@@ -67,6 +67,8 @@ class Dataset:
     """Indices of the `dev` instances among all `items`, ascending; None if they follow those of `train`."""
     digest: str = ""
     """SHA-256 of the files of the training data; "" if it was drawn, or is unknown."""
+    scales: Mapping[str, float] = field(default_factory=dict)
+    """`target_mean` and `target_std`, for models that standardise the numbers that they predict; empty for others."""
 
     @property
     def items(self) -> list[Any]:
