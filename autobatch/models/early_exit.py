@@ -18,6 +18,7 @@ import autobatch as ab
 from autobatch.models.data.dataset import TREES, load_texts_of_trees
 from autobatch.models.data.tree import Tree, to_label
 from autobatch.models.data.vocabulary import Vocabulary
+from autobatch.models.metric import label_of
 from autobatch.models.spec import Counts, ModelSpec
 
 
@@ -112,4 +113,5 @@ SPEC = ModelSpec(
     predict=predict,
     predictor="classify",
     given=lambda tree: tree.words(),
+    label=label_of,
 )

@@ -21,7 +21,7 @@ import numpy as np
 import autobatch as ab
 from autobatch.models.data.comparison import Comparison
 from autobatch.models.data.dataset import COMPARISONS, load_comparisons
-from autobatch.models.metric import count_classes, predict_classes
+from autobatch.models.metric import count_classes, label_of, predict_classes
 from autobatch.models.spec import ModelSpec
 
 
@@ -103,4 +103,5 @@ SPEC = ModelSpec(
     load_inputs=load_comparisons.inputs,
     count_correct=count_classes,
     predict=predict_classes,
+    label=label_of,
 )

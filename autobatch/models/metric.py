@@ -192,6 +192,11 @@ def count_classes(
     return {"accuracy": count_tags([found], [[instance.label for instance in instances]])}
 
 
+def label_of(instance: Any, vocabularies: Mapping[str, Vocabulary]) -> str:
+    """Name the `label` of an instance; a `ModelSpec.label`."""
+    return vocabularies["classes"].word(instance.label)
+
+
 def predict_classes(
     outputs: Any, instances: Sequence[Any], vocabularies: Mapping[str, Vocabulary]
 ) -> list[dict[str, Any]]:

@@ -102,6 +102,7 @@ def _spec(name: str, place: str) -> ModelSpec:
         load_inputs=SPEC.load_inputs,
         count_correct=_of_scores(name, SPEC.count_correct) if hasattr(found, "scores") else None,
         predict=_of_scores(name, SPEC.predict) if hasattr(found, "scores") else None,
+        label=SPEC.label,
     )
 
 

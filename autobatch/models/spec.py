@@ -55,6 +55,8 @@ class ModelSpec:
         target: returns the number that the model predicts for an instance. With `--scale-targets`, the constructor gets
             its mean and standard deviation over the training data; the loss should then compare
             `(target - target_mean) / target_std`, and predictions should be in the unit of the targets.
+        label: `label(instance, vocabularies)` returns the name of an instance's label, or None without one. With
+            `--class-weights`, the loss of an instance is multiplied by the weight of its label.
     """
 
     name: str
@@ -74,6 +76,7 @@ class ModelSpec:
     load_inputs: Load | None = None
     say_missing: Callable[[Mapping[str, Vocabulary]], str] = lambda vocabularies: ""
     target: Callable[[Any], float] | None = None
+    label: Callable[[Any, Mapping[str, Vocabulary]], str | None] | None = None
 
     def takes(self, argument: str) -> bool:
         """Return whether the model's constructor has this parameter."""

@@ -12,7 +12,7 @@ from autobatch.models.data.dataset import LABELLED_TREES, TREES, load_labelled_t
 from autobatch.models.data.labelled_tree import LabelledTree
 from autobatch.models.data.tree import Tree
 from autobatch.models.data.vocabulary import Vocabulary
-from autobatch.models.metric import count_tags, name_tags, pick_best, predict_labels
+from autobatch.models.metric import count_tags, label_of, name_tags, pick_best, predict_labels
 from autobatch.models.spec import Counts, ModelSpec
 
 
@@ -134,6 +134,7 @@ def describe(name: str, summary: str, model: Callable[..., TreeClassifier], defa
         load_inputs=load_trees.inputs,
         count_correct=count_correct,
         predict=predict_labels,
+        label=label_of,
     )
 
 
@@ -150,4 +151,5 @@ def describe_labelled(name: str, summary: str, model: Callable[..., LabelledTree
         load_inputs=load_labelled_trees.inputs,
         count_correct=count_labels,
         predict=name_labels,
+        label=lambda tree, names: None if tree.label is None else names["labels"].word(tree.label),
     )

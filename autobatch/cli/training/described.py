@@ -17,6 +17,7 @@ import numpy as np
 from autobatch.arguments import RAW, Kind, is_int, refusal
 from autobatch.backends import NAMES
 from autobatch.cli.results import COUNTS
+from autobatch.cli.training.weighing import BALANCED, are_weights
 from autobatch.cli.workload import Encoding
 from autobatch.errors import AutobatchError, CheckpointError
 from autobatch.ir.precision import PRECISIONS
@@ -95,6 +96,7 @@ LATER_SETTINGS = {
     "precision": _one_of(*PRECISIONS),
     "dev": _or(PATH, NOTHING),
     "scale_targets": Kind("true or false", lambda x: isinstance(x, bool)),
+    "class_weights": Kind("balanced, weights by label, or null", lambda x: x in (BALANCED, None) or are_weights(x)),
     "split": _or(
         Kind("a number between 0 and 1", lambda x: _is_number(x) and 0 < x < 1), _or(_one_of("drawn", "last"), NOTHING)
     ),

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 import autobatch as ab
 from autobatch.cli.progress import Progress
@@ -19,7 +20,7 @@ from autobatch.cli.training.scoring import Scorer
 from autobatch.cli.workload import Workload, record
 from autobatch.devices.late import Late
 from autobatch.distributed.group import Joined
-from autobatch.distributed.shares import costs_of
+from autobatch.distributed.shares import Share, costs_of
 from autobatch.errors import DataError, NumericError
 from autobatch.models import ModelSpec
 from autobatch.schedule.schedule import Policy
@@ -33,7 +34,7 @@ class Epoch:
 
     number: int
     loss: float
-    """Mean loss of the training instances, each before the step of its mini-batch."""
+    """Mean loss of the training instances, with their weights, each before the step of its mini-batch."""
     metrics: dict[str, float]
     """Metrics on the development data after the epoch; empty if the model or the data has none."""
     metric_texts: Sequence[str]
@@ -109,8 +110,13 @@ class Fitting:
         lr: float,
         max_bytes: int | None = None,
         joined: Joined | None = None,
+        weights: NDArray[np.float64] | None = None,
     ) -> None:
-        """Record training and development data; the processes of the group `joined` train and measure together.
+        """Record training and development data.
+
+        Args:
+            joined: a group whose processes train and measure together.
+            weights: a factor for the loss of each training instance (N,); by default 1.
 
         Raises:
             DataError: the training data is empty.
@@ -130,6 +136,7 @@ class Fitting:
         self._batch_size = batch_size
         self._graphs = record(self.loss, workload.dataset.train)
         self._costs = costs_of(self._graphs)
+        self._weights = weights
         self._dev = Scorer(workload, workload.dataset.dev, policy, backend, batch_size, max_bytes, joined)
 
     @property
@@ -204,7 +211,7 @@ class Fitting:
         start = time.perf_counter() - position.seconds
         for batch in islice(batches, position.steps, None):
             with self._naming_the_step(what):
-                value, grads = self.loss.value_and_grad(batch)
+                value, grads = self.loss.value_and_grad(batch, reduce=self._reduce(batch))
                 self.optimizer.step(grads)
                 position.steps += 1
                 self._unread.append((position.steps, value, batch.size))
@@ -219,6 +226,12 @@ class Fitting:
         with self._naming_the_step(what):
             self.read_losses()
         position.seconds = time.perf_counter() - start
+
+    def _reduce(self, batch: Share) -> str | NDArray[np.float64]:
+        """Return the weights of the losses in the mean over the mini-batch of which `batch` is a share."""
+        if self._weights is None:
+            return "mean"
+        return self._weights[[graph.key for graph in batch]] / batch.size
 
     @contextmanager
     def _naming_the_step(self, what: str) -> Iterator[None]:

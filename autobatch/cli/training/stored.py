@@ -16,6 +16,7 @@ from autobatch.cli.results import Tally
 from autobatch.cli.strange import ANSWERS, Counting
 from autobatch.cli.training.described import SPARE, Bounded, check_described, check_encoding, check_run, naming
 from autobatch.cli.training.fitting import Best, Fitting, Position
+from autobatch.cli.training.weighing import Weights
 from autobatch.cli.workload import Encoding, Workload, find_here, load_workload
 from autobatch.deploy.policy import describe_policy
 from autobatch.errors import CheckpointError, DataError
@@ -54,6 +55,7 @@ class Settings:
     split: float | str | None = None
     """Share of a single file drawn as development data; None for the default, or `LAST_TENTH`."""
     scale_targets: bool = False
+    class_weights: Weights | None = None
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from autobatch.cli.training.parallel import processes
 from autobatch.cli.training.scoring import say_missing_metrics
 from autobatch.cli.training.stored import LAST, LAST_TENTH, Settings, StoredRun
 from autobatch.cli.training.tensorboard import Scalars, open_scalars, require_tensorboard
+from autobatch.cli.training.weighing import to_weights, weigh_instances
 from autobatch.cli.workload import Workload, load_workload, say_dim
 from autobatch.distributed.group import Joined
 from autobatch.distributed.wire import ConnectionLost
@@ -66,6 +67,13 @@ DIVERGED = 1000  # times the loss of the first mini-batch: training diverges
     is_flag=True,
     help="Standardise the numbers to predict by their mean and standard deviation in the training data. Metrics and "
     "predictions stay in their unit.",
+)
+@click.option(
+    "--class-weights",
+    metavar="WEIGHTS",
+    callback=to_weights,
+    help="Factors of the losses by label: balanced, for the inverse of its frequency; a list such as yes=2,no=0.5; or "
+    'a JSON file, {"yes": 2, "no": 0.5}.  [default: 1]',
 )
 @options.policy_option
 @options.backend_option
@@ -126,6 +134,10 @@ def train(
     With --patience N, training ends before --epochs once no epoch of the last N is the best, by the first metric on the
     development data in which epochs differ. The last line then names the best epoch, whose checkpoint all other
     commands use.
+
+    With --class-weights, the loss of an instance is multiplied by the weight of its label, for a tree that of its root.
+    The balanced weight of a label with n of N instances is N / (C n), for C different labels; labels without a given
+    weight have 1. The printed loss is the weighted one, while metrics count all instances alike.
 
     With --checkpoint, Ctrl-C and SIGTERM end training after a mini-batch. The same command with --resume continues from
     there, with bit-identical results on the same machine with the same number of threads. Omitted options keep their
@@ -201,7 +213,10 @@ def _run(
     """Train; return the exit status."""
     click.echo(summarise(workload))
     policy = settings.policy if stored is None else stored.policy
-    fitting = Fitting(workload, policy, settings.backend, settings.batch_size, settings.lr, settings.max_bytes, joined)
+    weights = None if settings.class_weights is None else weigh_instances(workload, settings.class_weights)
+    fitting = Fitting(
+        workload, policy, settings.backend, settings.batch_size, settings.lr, settings.max_bytes, joined, weights
+    )
     if stored is None:
         asked = settings.policy
         settings = replace(settings, policy=fitting.policy if asked == "auto" else asked, backend=fitting.backend)
