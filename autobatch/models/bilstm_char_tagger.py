@@ -18,7 +18,7 @@ import numpy as np
 import autobatch as ab
 from autobatch.models.bilstm_tagger import BiLSTMTagger, count_correct
 from autobatch.models.data.dataset import SENTENCES, load_spelled_sentences
-from autobatch.models.metric import predict_tags
+from autobatch.models.metric import predict_tags, tag_probabilities
 from autobatch.models.spec import ModelSpec
 
 
@@ -96,4 +96,5 @@ SPEC = ModelSpec(
     load_inputs=load_spelled_sentences.inputs,
     count_correct=count_correct,
     predict=predict_tags,
+    probabilities=tag_probabilities,
 )

@@ -15,7 +15,7 @@ import autobatch as ab
 from autobatch.models.data.dataset import SENTENCES, load_sentences
 from autobatch.models.data.sentence import Sentence
 from autobatch.models.data.vocabulary import Vocabulary
-from autobatch.models.metric import count_tagged, pick_best, predict_tags
+from autobatch.models.metric import count_tagged, pick_best, predict_tags, tag_probabilities
 from autobatch.models.spec import Counts, ModelSpec
 
 
@@ -113,4 +113,5 @@ SPEC = ModelSpec(
     load_inputs=load_sentences.inputs,
     count_correct=count_correct,
     predict=predict_tags,
+    probabilities=tag_probabilities,
 )

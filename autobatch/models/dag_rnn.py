@@ -22,7 +22,7 @@ import autobatch as ab
 from autobatch.models.data.dataset import PICTURES, load_pictures
 from autobatch.models.data.picture import Picture
 from autobatch.models.data.vocabulary import Vocabulary
-from autobatch.models.metric import count_tags, name_tags, pick_best
+from autobatch.models.metric import count_tags, name_tags, pick_best, tag_probabilities
 from autobatch.models.spec import Counts, ModelSpec
 
 
@@ -106,6 +106,17 @@ def predict(
     ]
 
 
+def probabilities(
+    outputs: Any, pictures: Sequence[Picture[int]], vocabularies: Mapping[str, Vocabulary]
+) -> list[list[list[dict[str, float]]]]:
+    """Return the probabilities of the tags of every pixel, row by row; a `ModelSpec.probabilities`."""
+    pixels = map(iter, tag_probabilities(outputs, pictures, vocabularies))
+    return [
+        [[next(found) for _ in row.words] for row in picture.rows]
+        for found, picture in zip(pixels, pictures, strict=True)
+    ]
+
+
 SPEC = ModelSpec(
     name="dag-rnn",
     summary="recurrent over four graphs of a picture's pixels, which it labels (Shuai et al. 2015)",
@@ -117,4 +128,5 @@ SPEC = ModelSpec(
     load_inputs=load_pictures.inputs,
     count_correct=count_correct,
     predict=predict,
+    probabilities=probabilities,
 )

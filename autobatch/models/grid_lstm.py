@@ -21,7 +21,7 @@ import numpy as np
 import autobatch as ab
 from autobatch.models.data.comparison import Comparison
 from autobatch.models.data.dataset import COMPARISONS, load_comparisons
-from autobatch.models.metric import count_classes, label_of, predict_classes
+from autobatch.models.metric import class_probabilities, count_classes, label_of, predict_classes
 from autobatch.models.spec import ModelSpec
 
 
@@ -104,4 +104,5 @@ SPEC = ModelSpec(
     count_correct=count_classes,
     predict=predict_classes,
     label=label_of,
+    probabilities=class_probabilities,
 )

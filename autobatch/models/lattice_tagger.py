@@ -9,7 +9,7 @@ import autobatch as ab
 from autobatch.models.data.dataset import LATTICES, load_lattices
 from autobatch.models.data.lattice import Lattice
 from autobatch.models.data.vocabulary import Vocabulary
-from autobatch.models.metric import count_tagged, pick_best, predict_tags
+from autobatch.models.metric import count_tagged, pick_best, predict_tags, tag_probabilities
 from autobatch.models.spec import Counts, ModelSpec
 
 
@@ -93,4 +93,5 @@ def describe(name: str, summary: str, model: Callable[..., LatticeTagger]) -> Mo
         load_inputs=load_lattices.inputs,
         count_correct=count_correct,
         predict=predict_tags,
+        probabilities=tag_probabilities,
     )

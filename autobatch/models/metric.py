@@ -192,6 +192,43 @@ def count_classes(
     return {"accuracy": count_tags([found], [[instance.label for instance in instances]])}
 
 
+def to_probabilities(logits: Any, names: Vocabulary) -> dict[str, float]:
+    """Compute the probabilities of names, which sum to 1, from logits (C,), without that of unknown names.
+
+    >>> to_probabilities(np.log([3.0, 1.0]), Vocabulary.of_labels(["no", "yes"]))
+    {'no': 0.75, 'yes': 0.25}
+    """
+    known = np.asarray(logits, np.float64)[names.first :]
+    with np.errstate(all="ignore"):
+        weights = np.exp(known - known.max())
+        return dict(zip(names.words, (weights / weights.sum()).tolist(), strict=True))
+
+
+def class_probabilities(
+    outputs: Any, instances: Sequence[Any], vocabularies: Mapping[str, Vocabulary]
+) -> list[dict[str, float]]:
+    """Return the probabilities of the classes of each instance, by logits (B, C); a `ModelSpec.probabilities`."""
+    return [to_probabilities(logits, vocabularies["classes"]) for logits in outputs]
+
+
+def tag_probabilities(
+    outputs: Sequence[Sequence[Any]], instances: Sequence[Any], vocabularies: Mapping[str, Vocabulary]
+) -> list[list[dict[str, float]]]:
+    """Return the probabilities of the tags at each position of each instance; a `ModelSpec.probabilities`."""
+    return [[to_probabilities(logits, vocabularies["tags"]) for logits in of_one] for of_one in outputs]
+
+
+def root_probabilities(
+    outputs: Any, trees: Sequence[Any], vocabularies: Mapping[str, Vocabulary]
+) -> list[dict[str, float]]:
+    """Return the probabilities of the classes of each root; a `ModelSpec.probabilities`.
+
+    Args:
+        outputs: logits of the roots (B, C), and per tree the logits of its nodes.
+    """
+    return class_probabilities(outputs[0], trees, vocabularies)
+
+
 def label_of(instance: Any, vocabularies: Mapping[str, Vocabulary]) -> str:
     """Name the `label` of an instance; a `ModelSpec.label`."""
     return vocabularies["classes"].word(instance.label)

@@ -22,7 +22,7 @@ import autobatch as ab
 from autobatch.models.data.dataset import REPEATS, load_repeats
 from autobatch.models.data.repeats import Repeats
 from autobatch.models.data.vocabulary import Vocabulary
-from autobatch.models.metric import count_tags, pick_best, predict_tags
+from autobatch.models.metric import count_tags, pick_best, predict_tags, tag_probabilities
 from autobatch.models.spec import Counts, ModelSpec
 
 
@@ -100,4 +100,5 @@ SPEC = ModelSpec(
     load_inputs=load_repeats.inputs,
     count_correct=count_correct,
     predict=predict_tags,
+    probabilities=tag_probabilities,
 )

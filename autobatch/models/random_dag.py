@@ -20,7 +20,7 @@ import autobatch as ab
 from autobatch.models.data.circuit import Circuit
 from autobatch.models.data.dataset import CIRCUITS, load_circuits
 from autobatch.models.data.vocabulary import Vocabulary
-from autobatch.models.metric import count_tags, pick_best, predict_tags
+from autobatch.models.metric import count_tags, pick_best, predict_tags, tag_probabilities
 from autobatch.models.spec import Counts, ModelSpec
 
 
@@ -97,4 +97,5 @@ SPEC = ModelSpec(
     load_inputs=load_circuits.inputs,
     count_correct=count_correct,
     predict=predict_tags,
+    probabilities=tag_probabilities,
 )

@@ -103,6 +103,7 @@ def _spec(name: str, place: str) -> ModelSpec:
         count_correct=_of_scores(name, SPEC.count_correct) if hasattr(found, "scores") else None,
         predict=_of_scores(name, SPEC.predict) if hasattr(found, "scores") else None,
         label=SPEC.label,
+        probabilities=_of_scores(name, SPEC.probabilities) if hasattr(found, "scores") else None,
     )
 
 

@@ -22,6 +22,7 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 Counts = Mapping[str, tuple[float, ...]]
 Measure = Callable[[Any, Sequence[Any], Mapping[str, Vocabulary]], Counts]
 Predict = Callable[[Any, Sequence[Any], Mapping[str, Vocabulary]], list[dict[str, Any]]]
+Probabilities = Callable[[Any, Sequence[Any], Mapping[str, Vocabulary]], list[Any]]
 
 
 @checked()
@@ -57,6 +58,8 @@ class ModelSpec:
             `(target - target_mean) / target_std`, and predictions should be in the unit of the targets.
         label: `label(instance, vocabularies)` returns the name of an instance's label, or None without one. With
             `--class-weights`, the loss of an instance is multiplied by the weight of its label.
+        probabilities: takes the arguments of `predict`; returns for each instance the probabilities of its predicted
+            labels by name, as JSON, which `autobatch predict --probabilities` adds to its prediction.
     """
 
     name: str
@@ -77,6 +80,7 @@ class ModelSpec:
     say_missing: Callable[[Mapping[str, Vocabulary]], str] = lambda vocabularies: ""
     target: Callable[[Any], float] | None = None
     label: Callable[[Any, Mapping[str, Vocabulary]], str | None] | None = None
+    probabilities: Probabilities | None = None
 
     def takes(self, argument: str) -> bool:
         """Return whether the model's constructor has this parameter."""

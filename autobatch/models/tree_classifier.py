@@ -12,7 +12,15 @@ from autobatch.models.data.dataset import LABELLED_TREES, TREES, load_labelled_t
 from autobatch.models.data.labelled_tree import LabelledTree
 from autobatch.models.data.tree import Tree
 from autobatch.models.data.vocabulary import Vocabulary
-from autobatch.models.metric import count_tags, label_of, name_tags, pick_best, predict_labels
+from autobatch.models.metric import (
+    count_tags,
+    label_of,
+    name_tags,
+    pick_best,
+    predict_labels,
+    root_probabilities,
+    to_probabilities,
+)
 from autobatch.models.spec import Counts, ModelSpec
 
 
@@ -135,6 +143,7 @@ def describe(name: str, summary: str, model: Callable[..., TreeClassifier], defa
         count_correct=count_correct,
         predict=predict_labels,
         label=label_of,
+        probabilities=root_probabilities,
     )
 
 
@@ -152,4 +161,5 @@ def describe_labelled(name: str, summary: str, model: Callable[..., LabelledTree
         count_correct=count_labels,
         predict=name_labels,
         label=lambda tree, names: None if tree.label is None else names["labels"].word(tree.label),
+        probabilities=lambda outputs, trees, names: [to_probabilities(nodes[-1], names["labels"]) for nodes in outputs],
     )

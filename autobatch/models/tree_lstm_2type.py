@@ -16,7 +16,7 @@ from autobatch.models import tree_classifier
 from autobatch.models.data.dataset import TREES
 from autobatch.models.data.two_type_tree import TwoTypeTree, load_two_type_trees
 from autobatch.models.data.vocabulary import Vocabulary
-from autobatch.models.metric import label_of, predict_labels
+from autobatch.models.metric import label_of, predict_labels, root_probabilities
 from autobatch.models.spec import Counts, ModelSpec
 from autobatch.models.tree_lstm import TreeCells, join_cells
 
@@ -79,4 +79,5 @@ SPEC = ModelSpec(
     count_correct=count_correct,
     predict=predict_labels,
     label=lambda instance, vocabularies: label_of(instance.tree, vocabularies),
+    probabilities=root_probabilities,
 )

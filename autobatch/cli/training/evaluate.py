@@ -87,6 +87,9 @@ def evaluate(
     type=FILE,
     help="Output file, replaced if it exists.  [default: standard output]",
 )
+@click.option(
+    "--probabilities", is_flag=True, help="Add the probabilities of the labels, if the model scores these by logits."
+)
 @options.other_backend_option
 @options.max_bytes_option
 @options.threads_option
@@ -94,6 +97,7 @@ def predict(
     trained: Trained,
     data: str | None,
     out: Path | None,
+    probabilities: bool,
     backend: str | None,
     max_bytes: int | None,
     threads: int | str,
@@ -103,6 +107,9 @@ def predict(
     MODEL is the name used in training. The lines are in the order of the data. The data of --data may lack answers:
     tags, numbers of molecules, or translations, where each blank line gets a prediction as well. Without --data, the
     instances are those of `autobatch eval`, or all if the training data was too small for development data.
+
+    With --probabilities, each object also has "probabilities", by label: {"yes": 0.9, "no": 0.1}; for a tree those of
+    its root; for tags a list with an object per tag.
 
     \b
     Examples:
@@ -114,12 +121,14 @@ def predict(
     workload = stored.load_workload(data, answered=data is None).with_threads(threads)
     if workload.spec.predict is None:
         raise DataError(f"cannot predict with {stored.settings.model}: it needs a method scores(instance).")
+    if probabilities and workload.spec.probabilities is None:
+        raise DataError(f"{stored.settings.model} has no probabilities: it does not score labels by logits.")
     backend = backend or stored.settings.backend
     instances = select_instances(workload, data) if workload.dataset.dev else workload.dataset.items
     scorer = make_scorer(workload, instances, stored, backend, max_bytes)
     with open_json(out) as results:
         lines = results if out is not None else JsonLines(sys.stdout)
-        for prediction in scorer.predict():
+        for prediction in scorer.predict(probabilities):
             lines.write(prediction)
 
 

@@ -65,12 +65,17 @@ class Scorer:
                 totals[metric] = [sum(both) for both in zip(before, counts, strict=True)]
         return {metric: spec.metrics.get(metric, _share)(*counts) for metric, counts in totals.items()}
 
-    def predict(self) -> Iterator[dict[str, Any]]:
-        """Yield the prediction for each instance, as a JSON object."""
-        predict, vocabularies = self._workload.spec.predict, self._workload.dataset.vocabularies
+    def predict(self, probabilities: bool = False) -> Iterator[dict[str, Any]]:
+        """Yield the prediction for each instance, as a JSON object, with the probabilities of labels if asked for."""
+        spec, vocabularies = self._workload.spec, self._workload.dataset.vocabularies
         for outputs, instances in self._outputs():
-            assert predict is not None
-            yield from predict(outputs, instances, vocabularies)
+            assert spec.predict is not None
+            found = spec.predict(outputs, instances, vocabularies)
+            if probabilities:
+                assert spec.probabilities is not None
+                of_labels = spec.probabilities(outputs, instances, vocabularies)
+                found = [one | {"probabilities": each} for one, each in zip(found, of_labels, strict=True)]
+            yield from found
 
     def _outputs(self) -> Iterator[tuple[Any, Sequence[Any]]]:
         """Yield the outputs and instances of each mini-batch, with dropout off."""
