@@ -211,9 +211,9 @@ def _run(
     profile_path: Path | None,
 ) -> int:
     """Train; return the exit status."""
+    weights = None if settings.class_weights is None else weigh_instances(workload, settings.class_weights)
     click.echo(summarise(workload))
     policy = settings.policy if stored is None else stored.policy
-    weights = None if settings.class_weights is None else weigh_instances(workload, settings.class_weights)
     fitting = Fitting(
         workload, policy, settings.backend, settings.batch_size, settings.lr, settings.max_bytes, joined, weights
     )
