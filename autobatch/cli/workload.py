@@ -156,6 +156,8 @@ def _hold_out(spec: ModelSpec, dev: str | None, split: float | None) -> Load:
         DataError: `spec.load` is a function of the user, which divides its data itself, and `split` is given.
     """
     load = spec.load
+    if dev is None and split is None:
+        return load
     if isinstance(load, Loader):
         return replace(load, dev=dev, share=split)
     if split is not None:
@@ -163,12 +165,11 @@ def _hold_out(spec: ModelSpec, dev: str | None, split: float | None) -> Load:
             f"cannot hold out {split:g} of the data of {spec.name}: its load is a function, which divides the data "
             f"itself; make it a Loader of autobatch.models.data.dataset, or give --dev."
         )
-    if dev is None:
-        return load
 
     def load_both(
         data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None, /
     ) -> Dataset:
+        assert dev is not None
         found = load(data, rng, vocabularies)
         return replace(found, dev=load(dev, rng, found.vocabularies).items, dev_places=None)
 

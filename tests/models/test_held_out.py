@@ -187,6 +187,8 @@ import numpy as np
 import autobatch as ab
 from autobatch.models import ModelSpec
 from autobatch.models.data.dataset import Dataset
+from autobatch.models.tree_lstm import SPEC as TREE_LSTM
+from dataclasses import replace
 
 class Sums(ab.Module):
     def __init__(self, dim, rng):
@@ -215,6 +217,7 @@ def count(outputs, instances, vocabularies):
 
 SPEC = ModelSpec("sums", "", Sums, (), "numbers", "numbers.txt", load, count_correct=count, costs=("mae",),
                  predict=lambda outputs, instances, vocabularies: [{"of": x} for x in instances])
+OWN_SHARE = replace(TREE_LSTM, name="own-share", load=replace(TREE_LSTM.load, share=0.5))
 BARE = ModelSpec("bare", "", Sums, (), "numbers", "numbers.txt", load)
 """
 
@@ -235,6 +238,10 @@ def test_a_model_with_data_of_its_own_has_the_same_options(
     assert "2 instances to train on, 2 to measure on" in out
     status, out, _ = command("predict", "own_held_out:SPEC", "--checkpoint", "run")
     assert [json.loads(line)["of"] for line in out.splitlines()] == [5.0, 7.0]
+    Path("trees.txt").write_text("(1 a)\n" * 20)
+    for options, n_dev in (((), 10), (("--split", 0.2), 4)):
+        out = command("train", "own_held_out:OWN_SHARE", "--data", "trees.txt", *given, *options)[1]
+        assert f"{20 - n_dev} instances to train on, {n_dev} to measure on" in out
     for name, option, why in (
         ("SPEC", ("--split", 0.5), "its load is a function, which divides the data itself"),
         ("BARE", ("--dev", "other.txt"), "--dev needs a model with metrics"),

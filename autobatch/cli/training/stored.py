@@ -173,7 +173,7 @@ class StoredRun(StoredModel):
         stored = asdict(self.settings)
         for name, value in given.items():
             if name not in FREE and value not in (stored[name], "auto"):
-                wanted = "left out" if stored[name] is None else stored[name]
+                wanted = "left out" if stored[name] is None or stored[name] is False else stored[name]
                 raise CheckpointError(
                     f"cannot resume from {str(self.path)!r}: {name.replace('_', ' ')} must be {wanted} as before, got "
                     f"{value}; leave it out, or choose another folder."
