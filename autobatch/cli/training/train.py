@@ -320,10 +320,8 @@ def _fit(
 def _say_end(fitting: Fitting, patience: int, workload: Workload) -> str:
     """Tell why training with a patience has ended, and its best epoch."""
     best, n_epochs = fitting.best, fitting.position.epochs
-    without = "" if patience == 1 else f"{patience} "
-    why = (
-        f"no improvement for {without}epoch{'s' * (patience > 1)}" if fitting.is_stuck(patience) else "all of --epochs"
-    )
+    without = f"no improvement for {patience} epoch{'s' * (patience > 1)}"
+    why = without if fitting.is_stuck(patience) else "all of --epochs"
     metrics = "".join(f"  dev {workload.spec.say(metric, value)}" for metric, value in best.metrics.items())
     which = f"best is epoch {best.epoch}:{metrics}" if best.epoch else "no epoch has finite metrics"
     return f"training ended after epoch {n_epochs} ({why}); {which}"
