@@ -16,10 +16,11 @@ import numpy as np
 
 import autobatch as ab
 from autobatch.models.data.dataset import TREES, load_texts_of_trees
-from autobatch.models.data.tree import Tree, to_label
+from autobatch.models.data.tree import Tree
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.metric import label_of
 from autobatch.models.spec import Counts, ModelSpec
+from autobatch.readers.node_text import to_label
 
 
 class EarlyExit(ab.Module):

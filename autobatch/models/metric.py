@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autobatch.models.data.tree import to_label
 from autobatch.models.data.vocabulary import UNKNOWN, Vocabulary
+from autobatch.readers.node_text import to_label
 
 PREFIXES = ("B", "I", "E", "S")
 

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from autobatch.errors import DataError
 from autobatch.models.data.labelled_tree import LabelledTree, read_labelled_trees
 from autobatch.models.data.lattice import Lattice, read_lattices
-from autobatch.models.data.lines import read_lines
 from autobatch.models.data.ordered_tree import OrderedTree, read_described_trees
 from autobatch.models.data.picture import Picture, read_pictures
 from autobatch.models.data.sentence import Sentence, read_sentences
+from autobatch.readers.lines import read_lines
 from helpers.counters.counting import count_lines
 from helpers.data.datasets import SMALL, draw_files, real
 from helpers.data.readers import DESCRIBED_TREES, LABELLED, LATTICES, PICTURES, READERS, SENTENCES, Reader

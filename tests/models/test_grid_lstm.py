@@ -12,9 +12,9 @@ import autobatch as ab
 from autobatch.errors import DataError
 from autobatch.models.data.comparison import Comparison, parse_comparison
 from autobatch.models.data.edits import draw_edits
-from autobatch.models.data.lines import Line
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.grid_lstm import SPEC, GridLSTM
+from autobatch.readers.lines import Line
 from helpers.runs.ways import each
 
 

@@ -12,10 +12,10 @@ import pytest
 import autobatch as ab
 from autobatch.errors import DataError
 from autobatch.models.data.compounds import KJ_PER_EV, ORDER, VALENCE, draw_compounds
-from autobatch.models.data.lines import Line
 from autobatch.models.data.molecule import Molecule, parse_molecule
 from autobatch.models.graph_network import SPEC, GraphNetwork
 from autobatch.models.metric import count_squares, explained_variance
+from autobatch.readers.lines import Line
 from helpers.runs.recorded import types_of_nodes
 from helpers.runs.ways import each
 

@@ -9,11 +9,11 @@ import pytest
 
 import autobatch as ab
 from autobatch.errors import DataError
-from autobatch.models.data.lines import Line
 from autobatch.models.data.moves import SEATS, draw_moves
 from autobatch.models.data.repeats import Repeats, parse_repeats
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.nested_rnn import SPEC, NestedRNN
+from autobatch.readers.lines import Line
 from helpers.runs.recorded import types_of_nodes
 from helpers.runs.ways import each
 

@@ -11,9 +11,9 @@ import autobatch as ab
 from autobatch.errors import DataError
 from autobatch.models.data.circuit import Circuit, parse_circuit
 from autobatch.models.data.gates import draw_circuits
-from autobatch.models.data.lines import Line
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.random_dag import SPEC, RandomDag
+from autobatch.readers.lines import Line
 from helpers.runs.ways import each
 
 NODE = "a kind, the nodes that it reads in brackets, '|' and a tag, such as true()|1 not(0)|0"

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import count
 
-from autobatch.models.data.tree import Tree, escape
+from autobatch.models.data.tree import Tree
+from autobatch.readers.node_text import escape
 
 SHIFT, REDUCE = 0, 1
 

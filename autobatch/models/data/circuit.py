@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from autobatch.models.data.lines import Line, all_tagged, parse_lines
+from autobatch.readers.lines import Line, all_tagged, parse_lines
 
 W = TypeVar("W")
 

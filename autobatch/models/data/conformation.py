@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.errors import DataError
-from autobatch.models.data.lines import Line, read_lines, to_number
+from autobatch.readers.lines import Line, read_lines, to_number
 
 V = TypeVar("V")
 W = TypeVar("W")

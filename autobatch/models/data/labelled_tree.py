@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from autobatch.errors import DataError
-from autobatch.models.data.bracketed_tree import parse_brackets
-from autobatch.models.data.lines import Line, parse_lines
+from autobatch.readers.bracketed_tree import parse_brackets
+from autobatch.readers.lines import Line, parse_lines
 from autobatch.system.nested_json import parse_json, show_json
 
 T = TypeVar("T")

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from autobatch.errors import DataError
-from autobatch.models.data.lines import Line, read_lines
+from autobatch.readers.lines import Line, read_lines
 
 V = TypeVar("V")
 W = TypeVar("W")

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from autobatch.errors import DataError
-from autobatch.models.data.lines import Line, parse_lines, to_number
+from autobatch.readers.lines import Line, parse_lines, to_number
 
 V = TypeVar("V")
 W = TypeVar("W")

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from autobatch.models.data.lines import Line, parse_lines
+from autobatch.readers.lines import Line, parse_lines
 
 V = TypeVar("V")
 W = TypeVar("W")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from autobatch.errors import DataError
-from autobatch.models.data.lines import read_lines
+from autobatch.readers.lines import read_lines
 
 W = TypeVar("W")
 

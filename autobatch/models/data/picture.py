@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from autobatch.errors import DataError
-from autobatch.models.data.lines import read_lines
 from autobatch.models.data.sentence import Sentence, parse_sentence
+from autobatch.readers.lines import read_lines
 
 V = TypeVar("V")
 W = TypeVar("W")

@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from autobatch.models.data.lines import Line, all_tagged, parse_lines
 from autobatch.models.data.vocabulary import UNKNOWN
+from autobatch.readers.lines import Line, all_tagged, parse_lines
 
 V = TypeVar("V")
 W = TypeVar("W")

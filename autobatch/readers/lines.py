@@ -15,7 +15,7 @@ from autobatch.system.files import open_regular
 
 T = TypeVar("T")
 
-_WORD = re.compile(r"[^ ()]{1,20}|.", re.DOTALL)  # the text shown in a message; a bracket is a word
+_WORD = re.compile(r"[^ \t()]{1,20}|.", re.DOTALL)  # the text shown in a message; a bracket is a word
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _GZIP = b"\x1f\x8b"  # the start of compressed files
 _STRAY = re.compile("[\r\0\ufeff]")
@@ -76,6 +76,11 @@ def parse_lines(path: Path, what: str, parse: Callable[[Line], T], expected: str
         DataError: the file cannot be read, or holds none; errors of `parse` propagate.
     """
     read = [parse(line) for line in read_lines(path, what) if line.text.strip(blank)]
+    return check_found(path, what, read, expected)
+
+
+def check_found(path: Path, what: str, read: list[T], expected: str) -> list[T]:
+    """Return what was read from a file; raise a DataError if that is nothing."""
     if not read:
         raise DataError(f"cannot read {what} from {path}: the file holds none; expected {expected}.")
     return read

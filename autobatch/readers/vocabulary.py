@@ -1,0 +1,146 @@
+"""Vocabularies: words and their ids, with one id for all words not seen in training."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, overload
+
+import numpy as np
+
+from autobatch.arguments import check_int, refusal
+from autobatch.keywords import checked
+from autobatch.readers.node_text import to_label
+
+UNKNOWN = 0
+OUTSIDE = -1  # returned by a closed vocabulary for unknown words; not an id
+MOST_SHOWN = 8  # labels in a message
+
+
+class Mapped(Protocol):
+    """A structure of words or ids, such as a tree, that can be copied with others in their place."""
+
+    def map(self, replace: Callable[[Any], Any]) -> Any:
+        """Copy the structure."""
+
+
+@checked()
+class Vocabulary:
+    """A bijection between words and ids from 0 to len - 1, except that id 0 stands for all unknown words.
+
+    In a `closed` vocabulary, such as that of labels, every id is a word, and encoding an unknown one is an error.
+    `Vocabulary(vocabulary.words, vocabulary.closed)` is the same vocabulary, so the two values store it as JSON.
+
+    Args:
+        words: the words in the order of their ids, from 1, or from 0 if closed; they must be unique.
+        closed: whether there are no unknown words.
+
+    >>> vocabulary = Vocabulary.count("a rose is a rose".split(), min_count=2)
+    >>> len(vocabulary), vocabulary.encode(["a", "rose", "tulip"]), vocabulary.decode([1, 2])
+    (3, [1, 2, 0], ['a', 'rose'])
+    """
+
+    def __init__(self, words: Iterable[str], closed: bool = False) -> None:
+        self.closed = closed
+        self.first = 0 if closed else 1
+        """The smallest id of a word."""
+        self._words = [*["<unknown>"] * self.first, *words]
+        self._ids = {word: number for number, word in enumerate(self._words) if number >= self.first}
+        if len(self._ids) != len(self.words):
+            repeated = next(word for word, count in Counter(self.words).items() if count > 1)
+            raise refusal("words of Vocabulary", "unique", repeated)
+
+    @classmethod
+    @checked()
+    def count(cls, words: Iterable[str], min_count: int = 1) -> Vocabulary:
+        """Collect the `words` that occur at least `min_count` times, most frequent first, ties in alphabetical order.
+
+        With `min_count` 2 or more, rare words of the training data share the unknown word's id, and so train it.
+        """
+        counts = Counter(words)
+        kept = [word for word, count in counts.items() if count >= min_count]
+        return cls(sorted(kept, key=lambda word: (-counts[word], word)))
+
+    @classmethod
+    @checked()
+    def of_labels(cls, labels: Iterable[str]) -> Vocabulary:
+        """Collect `labels` in a closed vocabulary: numbers first, in numeric order, then text, in alphabetical order.
+
+        >>> Vocabulary.of_labels(["S", "10", "NP", "2", "S"]).words
+        ['2', '10', 'NP', 'S']
+        """
+
+        def rank(label: str) -> tuple[bool, int, str]:
+            number = to_label(label)
+            return (False, number, "") if isinstance(number, int) else (True, 0, label)
+
+        return cls(sorted(set(labels), key=rank), closed=True)
+
+    def __len__(self) -> int:
+        return len(self._words)
+
+    @property
+    def words(self) -> list[str]:
+        """List the words in the order of their ids: `Vocabulary(words, closed)` is the same vocabulary."""
+        return self._words[self.first :]
+
+    def id(self, word: str) -> int:
+        """Return the id of a word; if unknown, `UNKNOWN`, or `OUTSIDE` if closed."""
+        return self._ids.get(word, OUTSIDE if self.closed else UNKNOWN)
+
+    def word(self, number: int) -> str:
+        """Return the word of an id."""
+        return self._words[number]
+
+    @overload
+    def encode(self, words: str) -> int: ...
+    @overload
+    def encode(self, words: list[str]) -> list[int]: ...
+    @overload
+    def encode(self, words: Mapped) -> Any: ...
+    def encode(self, words: Any) -> Any:
+        """Return the id of a word, a list of ids for a list of words, or a copy of a built-in model's tree.
+
+        Args:
+            words: what to encode; lists may be nested.
+
+        Raises:
+            DataError: the vocabulary is closed and lacks a word, or `words` is something else.
+
+        >>> Vocabulary.of_labels(["O", "B-PER"]).encode(["O", "B-LOC"])
+        Traceback (most recent call last):
+        ...
+        autobatch.errors.DataError: a label must be one of the 2 labels 'B-PER', 'O', got 'B-LOC'.
+        """
+        if hasattr(words, "map"):
+            return words.map(self.id)
+        if isinstance(words, list):
+            return [self.encode(word) for word in words]
+        if not isinstance(words, str):
+            raise refusal("words to encode", "a str or a list of str", words)
+        number = self.id(words)
+        if number == OUTSIDE:
+            shown = ", ".join(map(repr, self.words[:MOST_SHOWN])) + ", ..." * (len(self) > MOST_SHOWN)
+            raise refusal("a label", f"one of the {len(self)} labels {shown}", words)
+        return number
+
+    @overload
+    def decode(self, numbers: int) -> str: ...
+    @overload
+    def decode(self, numbers: list[int]) -> list[str]: ...
+    @overload
+    def decode(self, numbers: Mapped) -> Any: ...
+    def decode(self, numbers: Any) -> Any:
+        """Return the word of an id, a list of words for a list of ids, or a copy of a built-in model's tree.
+
+        Args:
+            numbers: what to decode; lists may be arrays, and nested.
+
+        Raises:
+            DataError: a number is not an id of the vocabulary.
+        """
+        if hasattr(numbers, "map"):
+            return numbers.map(self.word)
+        if isinstance(numbers, (list, np.ndarray)):
+            return [self.decode(number) for number in numbers]
+        return self.word(check_int("an id to decode", numbers, at_least=0, below=len(self)))
