@@ -113,13 +113,13 @@ __all__ = [
     "fold", "gather", "gelu", "grad", "greater", "greater_equal", "hvp", "jvp", "layer_norm", "leaky_relu", "less",
     "less_equal", "load", "log", "log_softmax", "logsumexp", "logsumexp_n", "lookup", "matmul", "max", "max_n",
     "maximum", "mean", "mean_n", "min", "minibatches", "minimum", "mul", "neg", "normal", "not_equal", "ops", "optim",
-    "outer", "policies", "pow", "randomness", "relu", "reshape", "scan", "serve", "serving", "sigmoid", "sin",
-    "softmax", "softmax_n", "softplus", "split", "sqrt", "squared_error", "stack", "stop_gradient", "sub", "sum",
+    "outer", "policies", "pow", "randomness", "readers", "relu", "reshape", "scan", "serve", "serving", "sigmoid",
+    "sin", "softmax", "softmax_n", "softplus", "split", "sqrt", "squared_error", "stack", "stop_gradient", "sub", "sum",
     "sum_n", "tanh", "testing", "top_k", "transpose", "value", "value_and_grad", "vjp", "where",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
-    from autobatch import distributed, serving, testing
+    from autobatch import distributed, readers, serving, testing
     from autobatch.deploy.loading import load
     from autobatch.deploy.writing import export
     from autobatch.serving.server import serve
@@ -133,7 +133,7 @@ else:
     }
 
     def __getattr__(name: str) -> Any:
-        if name in ("distributed", "policies", "serving", "testing"):
+        if name in ("distributed", "policies", "readers", "serving", "testing"):
             return import_module(f"autobatch.{name}")
         if name in LAZY:
             return getattr(import_module(LAZY[name]), name)

@@ -18,7 +18,7 @@ FILE = ROOT / "docs" / "public_names.txt"
 MODULES = (
     "autobatch", "autobatch.distributed", "autobatch.errors", "autobatch.graph", "autobatch.memplan",
     "autobatch.models", "autobatch.ops", "autobatch.optim", "autobatch.policies", "autobatch.policies.env",
-    "autobatch.schedule", "autobatch.serving", "autobatch.testing", "autobatch.torch",
+    "autobatch.readers", "autobatch.schedule", "autobatch.serving", "autobatch.testing", "autobatch.torch",
 )  # fmt: skip
 
 

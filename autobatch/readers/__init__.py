@@ -1,1 +1,23 @@
-"""Readers of text files, and vocabularies."""
+"""Readers of the field's file formats, and vocabularies that turn their words and labels into ints.
+
+Each reader returns a list of instances: dicts of lists of strings and numbers, which `autobatch.fold`, `autobatch.scan`
+and JSON take as they are. Files are UTF-8, with or without a byte order mark, with any line ends, plain or compressed
+by gzip. A malformed file raises a DataError that names the file, the line and, where there is one, the column.
+"""
+
+from autobatch.readers.brackets import read_brackets
+from autobatch.readers.conll import read_conll, read_conllu
+from autobatch.readers.encoding import encode, values
+from autobatch.readers.json_lines import read_jsonl
+from autobatch.readers.penman_graphs import read_penman
+from autobatch.readers.plf import read_plf
+from autobatch.readers.slf import read_slf
+from autobatch.readers.smiles import read_smiles
+from autobatch.readers.table import read_csv
+from autobatch.readers.tu import read_tu
+from autobatch.readers.vocabulary import Vocabulary
+
+__all__ = [
+    "Vocabulary", "encode", "read_brackets", "read_conll", "read_conllu", "read_csv", "read_jsonl", "read_penman",
+    "read_plf", "read_slf", "read_smiles", "read_tu", "values",
+]  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from typing import Any
 
@@ -15,16 +14,6 @@ from checkout import ROOT
 pytestmark = pytest.mark.slow
 PAGE = ROOT / "docs" / "howto" / "data.md"
 IDS = {"she": 1, "reads": 2, "books": 3, "S": 4, "NP": 5, "VP": 6, "V": 7}
-CONLLU = """\
-1-2\tshe's\t_\t_\t_\t_\t_\t_\t_\t_
-1\tShe\tshe\tPRON\t_\t_\t3\tnsubj\t_\t_
-2\tis\tbe\tAUX\t_\t_\t3\taux\t_\t_
-3\treading\tread\tVERB\t_\t_\t0\troot\t_\t_
-3.1\treads\tread\tVERB\t_\t_\t_\t_\t_\t_
-4\tbooks\tbook\tNOUN\t_\t_\t3\tobj\t_\t_
-
-"""
-AMR = "(w / want-01 :ARG0 (b / boy) :ARG1 (g / go-02 :ARG0 b))"
 
 
 def function(name: str) -> Any:
@@ -37,11 +26,10 @@ def function(name: str) -> Any:
 
 
 class Net(ab.Module):
-    """Sums over trees, DAGs and graphs, which reveal how nodes are joined."""
+    """Sums over trees and graphs, which reveal how nodes are joined."""
 
     up = ab.fold(parents="parent", node="node", each=lambda state: state)
     nested = ab.fold("children", "node")
-    dag = ab.fold(edges="edges", node="total", each=lambda state: state)
 
     def __init__(self) -> None:
         self.scale, self.n_rounds = ab.Parameter(np.float32(1.0)), 2
@@ -49,10 +37,6 @@ class Net(ab.Module):
     @ab.cell
     def node(self, children: list[Any], word: int = 0) -> Any:
         return self.scale * word + 10.0 * ab.sum_n(children, shape=())
-
-    @ab.cell
-    def total(self, children: list[Any], concept: int) -> Any:
-        return self.scale * concept + ab.sum_n(children, shape=())
 
     @ab.cell
     def embed(self, x: int) -> Any:
@@ -92,14 +76,6 @@ def test_stanza() -> None:
     assert function("from_stanza")(sentence, IDS) == {"parent": [1, -1, 1], "word": [1, 2, 3]}
 
 
-def test_conllu() -> None:
-    conllu = pytest.importorskip("conllu", reason="needs the extra interop")
-    (sentence,) = conllu.parse_incr(io.StringIO(CONLLU))
-    found = function("from_conllu")(sentence, IDS)
-    assert found == {"parent": [2, 2, -1, 2], "word": [1, 0, 0, 3]}
-    assert run("up", found) == [1.0, 0.0, 40.0, 3.0]
-
-
 def test_nltk() -> None:
     nltk = pytest.importorskip("nltk", reason="needs the extra interop")
     tree = nltk.Tree.fromstring("(S (NP she) (VP (V reads) (NP books)))")
@@ -107,13 +83,6 @@ def test_nltk() -> None:
     assert found["label"] == 4
     assert found["children"][0] == {"label": 5, "children": [{"word": 1}]}
     assert run("nested", found) == 10 * (10 * 1 + 10 * (10 * 2 + 10 * 3))
-
-
-def test_penman() -> None:
-    penman = pytest.importorskip("penman", reason="needs the extra interop")
-    found = function("from_penman")(penman.decode(AMR), {"want-01": 1, "boy": 2, "go-02": 4})
-    assert found == {"edges": [(0, 2), (1, 2), (0, 1)], "concept": [2, 4, 1]}
-    assert run("dag", found) == [2.0, 6.0, 9.0]
 
 
 def test_networkx() -> None:

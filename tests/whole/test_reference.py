@@ -22,7 +22,7 @@ PUBLIC = {
     **{f"{folder}.{name}": getattr(find(path), name) for folder, path in (
         ("ab.distributed", "autobatch.distributed"), ("ab.optim", "autobatch.optim"), ("ab.ops", "autobatch.ops"),
         ("ab.policies", "autobatch.policies"), ("ab.policies.env", "autobatch.policies.env"),
-        ("ab.serving", "autobatch.serving"),
+        ("ab.readers", "autobatch.readers"), ("ab.serving", "autobatch.serving"),
     ) for name in find(path).__all__},
     **{f"ab.testing.{name}": getattr(ab.testing, name) for name in ab.testing.__all__},
     **{f"abt.{name}": getattr(abt, name) for name in ("as_torch", "batched", "cell", "check_batched")},

@@ -15,14 +15,12 @@ from autobatch.deploy.loading import load
 from autobatch.errors import DataError
 from autobatch.models import ModelSpec
 from autobatch.models.data.dataset import Dataset
-from autobatch.models.data.lines import Line, parse_lines
 from autobatch.models.data.vocabulary import Vocabulary
+from autobatch.readers.json_lines import EXAMPLE, read_jsonl
 from autobatch.schedule.schedule import Policy
 from autobatch.system.jsonable import to_json
-from autobatch.system.nested_json import parse_json
 
 BATCH_SIZE = 256
-EXAMPLE = 'JSON, an instance per line, such as {"word": 1, "children": [{"word": 2}]}'
 
 
 @dataclass(frozen=True)
@@ -96,15 +94,7 @@ def load_json(data: str, rng: np.random.Generator, vocabularies: Any = None, /) 
     Raises:
         DataError: the file cannot be read, or a line is not JSON.
     """
-    items = parse_lines(Path(data), "instances", _parse, EXAMPLE) if data else []
-    return Dataset(data, items, (), {}, {})
-
-
-def _parse(line: Line) -> Any:
-    try:
-        return parse_json(line.text)
-    except ValueError as error:
-        raise line.fault("an instance", getattr(error, "pos", 0), EXAMPLE) from error
+    return Dataset(data, read_jsonl(data) if data else [], (), {}, {})
 
 
 def describe_results(

@@ -1,0 +1,85 @@
+"""Replace the words and labels of instances by ints, in flat and nested instances alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from autobatch.arguments import refusal
+from autobatch.keywords import checked
+from autobatch.readers.vocabulary import Vocabulary
+
+
+@checked()
+def values(instances: Iterable[Any], field: str) -> Iterator[str]:
+    """Yield the strings of a field in all instances, also in nested ones of any depth, to count them.
+
+    Args:
+        instances: dicts, as readers return them.
+        field: its name, such as "word"; each value is a string or a list of strings.
+
+    Raises:
+        DataError: a value of the field is neither.
+
+    >>> tree = {"label": "NP", "children": [{"word": "the"}, {"word": "film"}]}
+    >>> sorted(values([tree, {"word": ["a", "film"]}], "word"))
+    ['a', 'film', 'film', 'the']
+    """
+    for instance in instances:
+        waiting = [instance]
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, dict):
+                if field in value:
+                    yield from _strings(value[field], field)
+                waiting += [x for name, x in value.items() if name != field and _is_nested(x)]
+            elif isinstance(value, list):
+                waiting += value
+
+
+@checked()
+def encode(instance: Any, vocabularies: Mapping[str, Vocabulary]) -> Any:
+    """Copy an instance with ids in place of the strings of some fields, also in nested dicts of any depth.
+
+    Args:
+        instance: a dict, as readers return it; it is not changed.
+        vocabularies: by the name of the field.
+
+    Raises:
+        DataError: a value is neither a string nor a list of strings, or a label is not in its closed vocabulary.
+
+    >>> words, tags = Vocabulary(["the", "film"]), Vocabulary.of_labels(["DT", "NN"])
+    >>> encode({"word": ["the", "old", "film"], "parent": [2, 2, -1]}, {"word": words})
+    {'word': [1, 0, 2], 'parent': [2, 2, -1]}
+    >>> encode({"children": [{"label": "DT", "word": "the"}]}, {"word": words, "label": tags})
+    {'children': [{'label': 0, 'word': 1}]}
+    """
+    whole: list[Any] = [instance]
+    waiting: list[tuple[Any, Any]] = [(whole, 0)]  # containers with the key of a value to copy
+    while waiting:
+        holder, key = waiting.pop()
+        value = holder[key]
+        if isinstance(value, dict):
+            holder[key] = copy = dict(value)
+            for name, x in value.items():
+                if name in vocabularies:
+                    copy[name] = vocabularies[name].encode(x)
+                elif _is_nested(x):
+                    waiting.append((copy, name))
+        elif isinstance(value, list):
+            holder[key] = items = list(value)
+            waiting += [(items, i) for i in range(len(items))]
+    return whole[0]
+
+
+def _is_nested(value: Any) -> bool:
+    """Return whether a value is, or lists, nodes with fields of their own."""
+    return isinstance(value, dict) or (isinstance(value, list) and bool(value) and isinstance(value[0], dict))
+
+
+def _strings(value: Any, field: str) -> Iterator[str]:
+    strings = value if isinstance(value, list) else [value]
+    for x in strings:
+        if not isinstance(x, str):
+            raise refusal(f"field {field!r}", "a string or a list of strings", x)
+        yield x

@@ -1,0 +1,93 @@
+"""Read graphs in PENMAN notation, such as abstract meaning representations (AMR), with the library penman."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from autobatch.errors import DataError
+from autobatch.keywords import checked
+from autobatch.readers.extra import import_parser
+from autobatch.readers.lines import Line, check_found, read_lines
+
+_WHAT, _EXAMPLE = "a graph", "graphs such as (w / want-01 :ARG0 (b / boy))"
+
+
+@checked()
+def read_penman(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Read graphs in PENMAN notation, such as AMR, with the library penman (`pip install 'autobatch-nn[readers]'`).
+
+    Args:
+        path: the file; comments are skipped. Nesting is limited to about 300 levels, as penman recurses.
+
+    Returns:
+        A dict per graph, for `autobatch.fold(edges="edges")`. Its nodes are variables in order of appearance, the top
+        first, then constants, such as the "-" of `:polarity -`; a variable that is used several times is one node.
+        `concept` lists the concept or the constant of each node, `edges` pairs (child, parent), and `relation` the role
+        of each edge, such as ":ARG0"; inverted roles are normalised.
+
+    Raises:
+        DataError: penman is not installed; the file cannot be read, holds no graph, or is malformed.
+    """
+    penman, file = import_parser("penman", "PENMAN graphs"), Path(path)
+    taken, read = _Taken(check_found(file, "graphs", list(read_lines(file, "graphs")), _EXAMPLE)), []
+    try:
+        for graph in penman.iterdecode(iter(taken)):
+            if reason := _missing_part(graph):
+                raise DataError(f"cannot read {_WHAT} that ends by {taken.line.place}: {reason}.")
+            read.append(_to_instance(graph))
+    except penman.DecodeError as error:
+        line = taken.lines[error.lineno - 1] if error.lineno else taken.line
+        raise line.fault(_WHAT, error.offset or 0, _EXAMPLE) from error
+    except penman.PenmanError as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"cannot read {_WHAT} that ends by {taken.line.place}: {reason}.") from error
+    except RecursionError as error:
+        raise DataError(f"cannot read {_WHAT} around {taken.line.place}: it must be nested less deeply.") from error
+    if not taken.is_done:
+        raise DataError(f"cannot read {_WHAT} from {taken.line.place}: expected '(' to open a graph after a whole one.")
+    return check_found(file, "graphs", read, _EXAMPLE)
+
+
+class _Taken:
+    """The texts of lines, with the last one taken; penman silently stops at text between graphs."""
+
+    def __init__(self, lines: list[Line]) -> None:
+        self.lines, self.line, self.is_done = lines, lines[0], False
+
+    def __iter__(self) -> Iterator[str]:
+        for line in self.lines:
+            self.line = line
+            yield line.text
+        self.is_done = True
+
+
+def _to_instance(graph: Any) -> dict[str, Any]:
+    attributes = graph.attributes()
+    instances = {source: target for source, _, target in reversed(graph.instances())}  # the first of each variable
+    number = {source: n for n, source in enumerate(dict.fromkeys(source for source, _, _ in graph.instances()))}
+    concepts = [_text(instances[source]) for source in number]
+    edges = [[number[target], number[source]] for source, _, target in graph.edges()]
+    for source, _, target in attributes:
+        edges.append([len(concepts), number[source]])
+        concepts.append(_text(target))
+    relations = [role for _, role, _ in [*graph.edges(), *attributes]]
+    return {"concept": concepts, "edges": edges, "relation": relations}
+
+
+def _missing_part(graph: Any) -> str:
+    """Return what a graph lacks, though penman reads it; "" for nothing."""
+    for source, role, target in graph.triples:
+        if target is None and role == ":instance":
+            return f"variable {source!r} must have a concept"
+        if target is None:
+            return f"role {role!r} of {source!r} must have a target"
+    return ""
+
+
+def _text(constant: Any) -> str:
+    """Return a concept or a constant without quotes."""
+    text = str(constant)
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] == '"' else text

@@ -1,0 +1,166 @@
+"""Read lattices in HTK's standard lattice format (SLF), a lattice per file.
+
+    VERSION=1.0
+    N=3 L=3
+    I=0 t=0.00
+    I=1 t=0.31
+    I=2 t=0.62
+    J=0 S=0 E=1 W=guten a=-318.3 l=-1.5
+    J=1 S=1 E=2 W=Tag   a=-210.1 l=-0.7
+    J=2 S=0 E=2 W=Guttag a=-540.8 l=-6.0
+
+Words are on links, or on nodes. Values may be quoted; a backslash quotes a character, or gives its code in octal.
+
+Source of the format: Young et al. 2006, The HTK Book, chapter 20.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import Any
+
+from autobatch.errors import DataError
+from autobatch.keywords import checked
+from autobatch.readers.lattice_items import Arc, to_instance
+from autobatch.readers.lines import Line, check_found, read_lines, to_number
+
+SUFFIXES = (".slf", ".lat", ".slf.gz", ".lat.gz")
+SCORES = {"a": "acoustic", "l": "language", "p": "posterior"}
+SHORT = {
+    "NODES": "N", "LINKS": "L", "WORD": "W", "START": "S", "END": "E", "time": "t", "acoustic": "a", "language": "l",
+    "var": "v", "SUBLAT": "SUBLAT",
+}  # fmt: skip
+_FIELD = re.compile(r"""([A-Za-z_]+)=("(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+'|(?:[^\\ \t"']|\\.)(?:[^\\ \t]|\\.)*+|)""")
+_ESCAPE = re.compile(r"\\([0-7]{3}|.)")
+_NUMBER = re.compile("[0-9]{1,9}")
+_SPACES = re.compile("[ \t]*")
+_WHAT = "a lattice"
+
+
+class _Fields:
+    """The fields of a line, by their short names, and their positions."""
+
+    def __init__(self, line: Line) -> None:
+        self.line, self.texts, self.positions = line, dict[str, str](), dict[str, int]()
+        position = len(line.text) - len(line.text.lstrip(" \t"))
+        while position < len(line.text):
+            field = _FIELD.match(line.text, position)
+            end = _SPACES.match(line.text, field.end()) if field else None
+            if not field or not end or (end.start() == end.end() < len(line.text)):
+                raise line.fault(_WHAT, position, "a field such as W=word")
+            name = SHORT.get(field[1], field[1])
+            if name in self.texts:
+                raise line.fault(_WHAT, position, f"one field {field[1]} in the line")
+            self.texts[name], self.positions[name] = field[2], field.start(2)
+            position = end.end()
+
+    def number(self, name: str, below: int = 10**9) -> int:
+        """Return the value of a field, a number below a limit."""
+        text, position = self.texts.get(name), self.positions.get(name, len(self.line.text))
+        if text is None or not _NUMBER.fullmatch(text) or int(text) >= below:
+            raise self.line.fault(_WHAT, position, f"{name}= with a number below {below}")
+        return int(text)
+
+    def score(self, name: str) -> float:
+        """Return the value of a field, a finite number."""
+        number = to_number(self.texts[name])
+        if math.isnan(number):
+            raise self.line.fault(_WHAT, self.positions[name], "a finite number")
+        return number
+
+    def word(self) -> str:
+        """Return the word, "" if there is none."""
+        text = self.texts.get("W", "")
+        text = text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
+        return _ESCAPE.sub(lambda found: chr(int(found[1], 8)) if len(found[1]) == 3 else found[1], text)
+
+
+@checked()
+def read_slf(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Read lattices in HTK's standard lattice format (SLF), one per file.
+
+    Args:
+        path: a file, or a folder with files *.slf, *.lat, *.slf.gz and *.lat.gz, read in order of their names.
+
+    Returns:
+        A dict per lattice, for `autobatch.fold(edges="edges")`: its nodes in SLF, by number, and then its links are
+        nodes. `word` lists their words, "" where there is none; `acoustic`, `language` and `posterior` the scores of
+        links (a=, l=, p=), 0.0 for nodes, if links have them; `edges` pairs (earlier, later) of a link and its nodes.
+        The last node of the lattice is the root.
+
+    Raises:
+        DataError: a file cannot be read or is malformed; links form a cycle, or several nodes have no successors. Or
+            the folder holds no lattice.
+    """
+    place = Path(path)
+    if not place.is_dir():
+        return [_read(place)]
+    files = sorted(file for file in place.iterdir() if file.name.endswith(SUFFIXES))
+    return check_found(place, "lattices", [_read(file) for file in files], f"files {', '.join(SUFFIXES)}")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    size: dict[str, int] = {}
+    nodes, links = dict[int, _Fields](), dict[int, _Fields]()
+    for line in read_lines(path, "lattices"):
+        if not line.text.strip(" \t") or line.text.lstrip(" \t").startswith("#"):
+            continue
+        fields = _Fields(line)
+        if "SUBLAT" in fields.texts or ("I" in fields.texts and "L" in fields.texts):
+            raise line.fault(_WHAT, 0, "a lattice without sublattices; expand them with HLRescore")
+        kind = "I" if "I" in fields.texts else "J" if "J" in fields.texts else ""
+        if kind and len(size) < 2:
+            raise line.fault(_WHAT, 0, "N= and L=, the numbers of nodes and links, before the first node or link")
+        if not kind:
+            if nodes or links:
+                raise line.fault(_WHAT, 0, "a node I= or a link J=, as the header has ended")
+            size |= {name: fields.number(name) for name in ("N", "L") if name in fields.texts}
+            continue
+        found, number = (
+            (nodes, fields.number("I", size["N"])) if kind == "I" else (links, fields.number("J", size["L"]))
+        )
+        if number in found:
+            raise line.fault(_WHAT, fields.positions[kind], f"a number that no other line has as {kind}=")
+        found[number] = fields
+    if not size.get("N") or len(nodes) != size["N"] or len(links) != size.get("L", 0):
+        raise DataError(
+            f"cannot read {_WHAT} from {path}: expected N={size.get('N', '')} nodes and L={size.get('L', '')} links, "
+            f"found {len(nodes)} and {len(links)}."
+        )
+    return _to_instance([nodes[n] for n in range(size["N"])], [links[n] for n in range(size["L"])])
+
+
+def _to_instance(nodes: list[_Fields], links: list[_Fields]) -> dict[str, Any]:
+    arcs = [
+        Arc(
+            link.number("S", len(nodes)),
+            link.number("E", len(nodes)),
+            link.word(),
+            {name: link.score(short) for short, name in SCORES.items() if short in link.texts},
+        )
+        for link in links
+    ]
+    _check_order(nodes, links, arcs)
+    names = [name for name in SCORES.values() if any(name in arc.scores for arc in arcs)]
+    return to_instance([node.word() for node in nodes], arcs, names)
+
+
+def _check_order(nodes: list[_Fields], links: list[_Fields], arcs: list[Arc]) -> None:
+    """Raise an error if links form a cycle, or if several nodes have no successors."""
+    sorter = TopologicalSorter[int]()
+    for arc in arcs:
+        sorter.add(arc.end, arc.start)
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        cycle = {*error.args[1]}
+        link = next(link for link, arc in zip(links, arcs, strict=True) if {arc.start, arc.end} <= cycle)
+        raise link.line.fault(_WHAT, link.positions["E"], "a link that closes no cycle") from None
+    ends = {*range(len(nodes))} - {arc.start for arc in arcs}
+    if len(ends) > 1:
+        late = nodes[sorted(ends)[1]]
+        raise late.line.fault(_WHAT, 0, "only one node without successors")

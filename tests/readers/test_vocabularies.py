@@ -1,0 +1,99 @@
+"""Test vocabularies and the encoding of instances, flat or nested, of any depth."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autobatch.errors import DataError
+from autobatch.readers import Vocabulary, encode, values
+from helpers.data.files import draw_sentence, draw_tree
+from helpers.runs.ways import each
+
+
+def collect(tree: dict[str, Any], field: str) -> list[str]:
+    below = [text for child in tree.get("children", []) for text in collect(child, field)]
+    return [*([tree[field]] if field in tree else []), *below]
+
+
+def replace(tree: dict[str, Any], known: dict[str, list[str]]) -> dict[str, Any]:
+    found = {name: known[name].index(tree[name]) for name in known if name in tree}
+    return found | ({"children": [replace(child, known) for child in tree["children"]]} if "children" in tree else {})
+
+
+def test_nested_instances_are_encoded() -> None:
+    rng = np.random.default_rng(0)
+    trees = [draw_tree(rng, 4) for _ in range(20)]
+    words, labels = Vocabulary.count(values(trees, "word")), Vocabulary.of_labels(values(trees, "label"))
+    for tree in trees:
+        assert sorted(values([tree], "word")) == sorted(collect(tree, "word"))
+        before = json.dumps(tree)
+        found = encode(tree, {"word": words, "label": labels})
+        assert found == replace(tree, {"word": ["<unknown>", *words.words], "label": labels.words})
+        assert json.dumps(tree) == before
+
+
+def test_flat_instances_are_encoded_and_decoded() -> None:
+    sentences = [draw_sentence(np.random.default_rng(seed)) for seed in range(20)]
+    words = Vocabulary.count(values(sentences, "word"))
+    for sentence in sentences:
+        found = encode(sentence, {"word": words})
+        assert words.decode(found["word"]) == sentence["word"]
+        assert {**found, "word": sentence["word"]} == sentence
+    assert encode({"word": [["a", "the"], []], "edges": [[0, 1]]}, {"word": Vocabulary(["the"])}) == {
+        "word": [[0, 1], []], "edges": [[0, 1]],
+    }  # fmt: skip
+
+
+def test_trees_may_have_any_depth() -> None:
+    tree: dict[str, Any] = {"word": "film"}
+    for _ in range(100_000):
+        tree = {"word": "the", "children": [tree]}
+    words = Vocabulary.count(values([tree], "word"))
+    found = encode(tree, {"word": words})
+    depth = 0
+    while "children" in found:
+        assert found["word"] == 1
+        found, depth = found["children"][0], depth + 1
+    assert (found["word"], depth) == (2, 100_000)
+
+
+def test_unknown_words_have_an_id_and_unknown_labels_are_refused() -> None:
+    words, labels = Vocabulary.count(["a", "b", "a", "c"], min_count=2), Vocabulary.of_labels(["yes", "no"])
+    assert (words.encode("b"), words.encode("d"), words.encode(["a", "c"])) == (0, 0, [1, 0])
+    assert labels.encode(["no", "yes"]) == [0, 1]
+    with pytest.raises(DataError, match="a label must be one of the 2 labels 'no', 'yes', got 'maybe'"):
+        encode({"children": [{"label": "maybe"}]}, {"label": labels})
+    many = Vocabulary.of_labels(map(str, range(100)))
+    with pytest.raises(DataError, match=r"one of the 100 labels '0', '1', .* '7', \.\.\., got '100'"):
+        many.encode("100")
+
+
+@each("wrong", [1, None, 1.5, ["a", 1], {"a": 1}, np.zeros(2)])
+def test_what_is_no_text_is_refused(wrong: Any) -> None:
+    with pytest.raises(DataError, match="words to encode must be a str or a list of str, got"):
+        Vocabulary(["a"]).encode(wrong)
+    with pytest.raises(DataError, match="field 'word' must be a string or a list of strings, got"):
+        list(values([{"word": wrong}], "word"))
+
+
+@each("wrong", [-1, 2, 1.5, "a", None])
+def test_what_is_no_id_is_refused(wrong: Any) -> None:
+    with pytest.raises(DataError, match="an id to decode must be an int"):
+        Vocabulary(["a"]).decode([1, wrong])
+
+
+def test_vocabularies_are_stored_as_json() -> None:
+    for vocabulary in (Vocabulary.count(["a", "b", "a"]), Vocabulary.of_labels(["10", "9", "b"])):
+        stored = json.loads(json.dumps({"words": vocabulary.words, "closed": vocabulary.closed}))
+        again = Vocabulary(**stored)
+        assert [again.encode(word) for word in vocabulary.words] == [vocabulary.encode(w) for w in vocabulary.words]
+        assert len(again) == len(vocabulary)
+
+
+def test_words_are_unique() -> None:
+    with pytest.raises(DataError, match="words of Vocabulary must be unique, got 'b'"):
+        Vocabulary(["a", "b", "b"])
