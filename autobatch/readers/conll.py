@@ -55,7 +55,8 @@ def read_conll(
         token's head, or -1, for `autobatch.fold(parents="parent")`. Trees may be non-projective.
 
     Raises:
-        DataError: the file cannot be read, or holds no sentence; a line lacks a column, or heads form no forest.
+        DataError: the file cannot be read, or holds no sentence; a line lacks a column, or has another number of
+            columns than others of its sentence, or heads form no forest.
     """
     if not columns or separator == "" or comment == "":
         name, given = ("columns", columns) if not columns else ("separator and comment", "")
@@ -63,6 +64,10 @@ def read_conll(
     read = []
     for sentence in _sentences(Path(path), comment):
         tokens = [_split(line, separator) for line in sentence]
+        for token in tokens:
+            if len(token.columns) != len(tokens[0].columns):
+                expected = f"{len(tokens[0].columns)} columns, as in the first line of the sentence"
+                raise token.line.fault(_WHAT, token.starts[-1], expected)
         fields: dict[str, Any] = {name: [_column(x, name, place)[1] for x in tokens] for name, place in columns.items()}
         if PARENT in columns:
             fields[PARENT] = _find_parents([(x.line, *_column(x, PARENT, columns[PARENT])) for x in tokens])

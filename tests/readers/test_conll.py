@@ -114,6 +114,12 @@ def test_malformed_columns_are_named(path: Path, columns: Any, options: Any, tol
         read_conll(path, columns, **options)
 
 
+def test_lines_of_a_sentence_have_equal_columns(path: Path) -> None:
+    path.write_text("a b\n\nx y z\nx y\n")
+    with pytest.raises(DataError, match="line 4, column 3: expected 3 columns, as in the first line of the sentence"):
+        read_conll(path, {"word": 0, "tag": -1})
+
+
 def test_a_long_chain_is_read(path: Path) -> None:
     n = 100_000
     path.write_text("".join(f"w {number}\n" for number in range(n)))

@@ -105,7 +105,7 @@ class TestSmiles:
         for read, (smiles, target) in zip(read_smiles(path), lines, strict=True):
             molecule = self.chemistry.MolFromSmiles(smiles)
             matrix = np.zeros((len(read["x"]),) * 2, int)
-            matrix[tuple(np.array(read["edges"]).T)] = 1
+            matrix[tuple(np.array(read["edges"], int).reshape(-1, 2).T)] = 1
             assert (matrix == self.chemistry.GetAdjacencyMatrix(molecule)).all()
             assert read["x"] == [atom.GetAtomicNum() for atom in molecule.GetAtoms()]
             assert read["target"] == float(target)
