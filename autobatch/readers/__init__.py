@@ -15,9 +15,10 @@ from autobatch.readers.slf import read_slf
 from autobatch.readers.smiles import read_smiles
 from autobatch.readers.table import read_csv
 from autobatch.readers.tu import read_tu
-from autobatch.readers.vocabulary import Vocabulary
+from autobatch.readers.unrolling import unroll
+from autobatch.readers.vocabulary import Vocabulary, describe, restore
 
 __all__ = [
-    "Vocabulary", "encode", "read_brackets", "read_conll", "read_conllu", "read_csv", "read_jsonl", "read_penman",
-    "read_plf", "read_slf", "read_smiles", "read_tu", "values",
+    "Vocabulary", "describe", "encode", "read_brackets", "read_conll", "read_conllu", "read_csv", "read_jsonl",
+    "read_penman", "read_plf", "read_slf", "read_smiles", "read_tu", "restore", "unroll", "values",
 ]  # fmt: skip

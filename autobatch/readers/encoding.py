@@ -7,7 +7,7 @@ from typing import Any
 
 from autobatch.arguments import refusal
 from autobatch.keywords import checked
-from autobatch.readers.vocabulary import Vocabulary
+from autobatch.readers.vocabulary import Vocabulary, check_vocabularies
 
 
 @checked()
@@ -54,6 +54,7 @@ def encode(instance: Any, vocabularies: Mapping[str, Vocabulary]) -> Any:
     >>> encode({"children": [{"label": "DT", "word": "the"}]}, {"word": words, "label": tags})
     {'children': [{'label': 0, 'word': 1}]}
     """
+    check_vocabularies(vocabularies)
     whole: list[Any] = [instance]
     waiting: list[tuple[Any, Any]] = [(whole, 0)]  # containers with the key of a value to copy
     while waiting:

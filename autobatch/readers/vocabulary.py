@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, overload
 
 import numpy as np
@@ -144,3 +144,48 @@ class Vocabulary:
         if isinstance(numbers, (list, np.ndarray)):
             return [self.decode(number) for number in numbers]
         return self.word(check_int("an id to decode", numbers, at_least=0, below=len(self)))
+
+
+@checked()
+def describe(vocabularies: Mapping[str, Vocabulary]) -> dict[str, Any]:
+    """Return vocabularies as JSON values, for `autobatch.export(..., about=describe(vocabularies))`.
+
+    Commands then read strings in place of ids: `autobatch predict --model FILE` and `autobatch serve --model FILE`.
+
+    Args:
+        vocabularies: by the name of the field, as for `encode`.
+
+    >>> described = describe({"word": Vocabulary(["a"]), "tag": Vocabulary.of_labels(["NN", "DT"])})
+    >>> described
+    {'vocabularies': {'word': ['a'], 'tag': ['DT', 'NN']}, 'closed': ['tag']}
+    >>> restore(described)["tag"].encode("NN")
+    1
+    """
+    check_vocabularies(vocabularies)
+    return {
+        "vocabularies": {name: vocabulary.words for name, vocabulary in vocabularies.items()},
+        "closed": [name for name, vocabulary in vocabularies.items() if vocabulary.closed],
+    }
+
+
+@checked()
+def restore(described: Mapping[str, Any]) -> dict[str, Vocabulary]:
+    """Return the vocabularies of `describe`, such as those in the `about` of a loaded model; none if it lacks them.
+
+    Args:
+        described: the result of `describe`, which may have other keys.
+
+    Raises:
+        DataError: it is malformed.
+    """
+    words, closed = described.get("vocabularies", {}), described.get("closed", [])
+    if not isinstance(words, dict) or not isinstance(closed, list):
+        raise refusal("described of restore", "a result of describe", described)
+    return {name: Vocabulary(words[name], name in closed) for name in words}
+
+
+def check_vocabularies(vocabularies: Mapping[str, Vocabulary]) -> None:
+    """Raise a DataError for a value that is not a vocabulary."""
+    for name, vocabulary in vocabularies.items():
+        if not isinstance(vocabulary, Vocabulary):
+            raise refusal(f"the vocabulary of {name!r}", "a Vocabulary", vocabulary)

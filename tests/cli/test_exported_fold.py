@@ -14,6 +14,7 @@ import autobatch as ab
 from autobatch.cli.serving.predictor import Predictor
 from autobatch.cli.training.exported_fold import describe_results
 from autobatch.cli.training.trained import Trained
+from autobatch.readers import Vocabulary, describe
 from helpers.runs.commands import Command
 
 
@@ -88,6 +89,22 @@ def test_a_server_reads_json_and_writes_results(net: Net, tmp_path: Path) -> Non
         assert np.allclose(written["result"], net.scores(TREES[0]), rtol=1e-5)
     with pytest.raises(ab.DataError, match="line 1, column"):
         predictor.read("{'word': 1}")
+
+
+def test_vocabularies_in_the_file_encode_words(net: Net, command: Command, tmp_path: Path) -> None:
+    file, out = tmp_path / "net.ab", tmp_path / "out.jsonl"
+    about = describe({"word": Vocabulary(["the", "film", "ends"])})
+    ab.export(net.scores, file, examples=TREES, about={**about, "trained": "today"})
+    trees = [{"word": "film", "children": [{"word": "the"}, {"word": "new"}]}]
+    data = write(tmp_path / "trees.jsonl", trees)
+    assert command("predict", "--model", file, "--data", data, "--out", out)[0] == 0
+    (found,) = (json.loads(line)["result"] for line in out.read_text().splitlines())
+    assert np.allclose(found, net.scores({"word": 2, "children": [{"word": 1}, {"word": 0}]}), rtol=1e-5)
+    predictor = Predictor.of(Trained(None, file, is_exported=True).read())
+    assert predictor.read(trees[0]) == {"word": 2, "children": [{"word": 1}, {"word": 0}]}
+    status, _, said = command("predict", "--model", file, "--data", write(data, [*trees, {"word": 2}]))
+    assert status
+    assert "instance 2: words to encode must be a str or a list of str, got 2" in said
 
 
 def test_a_reload_takes_new_parameters_of_the_same_programs(net: Net, tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ from autobatch.deploy.loading import load
 from autobatch.errors import DataError
 from autobatch.models import ModelSpec
 from autobatch.models.data.dataset import Dataset
-from autobatch.models.data.vocabulary import Vocabulary
+from autobatch.readers.encoding import encode
 from autobatch.readers.json_lines import EXAMPLE, read_jsonl
+from autobatch.readers.vocabulary import Vocabulary, restore
 from autobatch.schedule.schedule import Policy
 from autobatch.system.jsonable import to_json
 
@@ -36,7 +37,7 @@ class ExportedFold(StoredModel):
             model=model._function.__name__, data="", dim=0, batch_size=BATCH_SIZE, epochs=0, lr=0.0, policy="",
             backend="auto", seed=0, precision=model.options["precision"],
         )  # fmt: skip
-        return cls(path, settings, Encoding({}, {}), None, model.state_dict(), model)
+        return cls(path, settings, Encoding(restore(model.about), {}), None, model.state_dict(), model)
 
     @property
     def policy(self) -> str | Policy:
@@ -69,7 +70,7 @@ class ExportedFold(StoredModel):
         if data is None:
             raise DataError(f"{self.path} holds no data; give a file of instances with --data.")
         spec, rng = self.find_spec(), np.random.default_rng(0)
-        dataset = replace(load_json(data, rng), name=data)
+        dataset = replace(load_json(data, rng, self.encoding.vocabularies), name=data)
         return Workload(spec, dataset, self.model, 0, rng, 0, self.settings.precision)
 
 
@@ -83,18 +84,27 @@ def read_model_file(path: Path, named: Collection[str] = ()) -> StoredModel:
         CheckpointError: the file is missing, damaged, or holds neither.
     """
     model = load(path)
-    if not model.about and model._function is not None and model._function.owner is model:
+    if "settings" not in model.about and model._function is not None and model._function.owner is model:
         return ExportedFold.of(path, model)
     return read_exported(path, model, named)
 
 
-def load_json(data: str, rng: np.random.Generator, vocabularies: Any = None, /) -> Dataset:
+def load_json(data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None, /) -> Dataset:
     """Read a file of JSON lines, as prediction data; without a file, the list of instances is empty.
 
+    Args:
+        vocabularies: of the fields whose strings become ids.
+
     Raises:
-        DataError: the file cannot be read, or a line is not JSON.
+        DataError: the file cannot be read, a line is not JSON, or a field is not text.
     """
-    return Dataset(data, read_jsonl(data) if data else [], (), {}, {})
+    items = []
+    for number, instance in enumerate(read_jsonl(data) if data else (), start=1):
+        try:
+            items.append(encode(instance, vocabularies or {}))
+        except DataError as error:
+            raise DataError(f"{data}, instance {number}: {error}") from error
+    return Dataset(data, items, (), {}, {})
 
 
 def describe_results(

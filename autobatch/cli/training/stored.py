@@ -22,10 +22,11 @@ from autobatch.deploy.policy import describe_policy
 from autobatch.errors import CheckpointError, DataError
 from autobatch.models import MODELS, ModelSpec
 from autobatch.models.data.dataset import Dataset
-from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.params.checkpoint import load_checkpoint, save_checkpoint
 from autobatch.policies.files import from_text
 from autobatch.policies.rules.directed import Directed
+from autobatch.readers.vocabulary import Vocabulary, restore
+from autobatch.readers.vocabulary import describe as describe_vocabularies
 from autobatch.schedule.schedule import Policy
 
 LAST, BEST = "last.safetensors", "best.safetensors"
@@ -233,13 +234,11 @@ def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
 def describe(settings: Settings, workload: Workload) -> dict[str, Any]:
     """Return the settings, sizes, scales and vocabularies from which a model is rebuilt, as JSON values."""
     dataset = workload.dataset
-    vocabularies = {name: vocabulary.words for name, vocabulary in dataset.vocabularies.items()}
     return {
         "settings": asdict(settings),
         "sizes": dict(dataset.sizes),
         "scales": dict(dataset.scales),
-        "vocabularies": vocabularies,
-        "closed": [name for name, vocabulary in dataset.vocabularies.items() if vocabulary.closed],
+        **describe_vocabularies(dataset.vocabularies),
     }
 
 
@@ -290,8 +289,7 @@ def _made_of(path: Path, described: Mapping[str, Any], parameters: Mapping[str, 
     """Read the result of `describe` in a file, from this version or an earlier one."""
     with naming(path, "load"):
         check_described(described, _n_numbers(parameters))
-    closed, sizes = described.get("closed", ()), dict(described["sizes"])
-    vocabularies = {name: Vocabulary(words, name in closed) for name, words in described["vocabularies"].items()}
+    sizes, vocabularies = dict(described["sizes"]), restore(described)
     if "n_classes" in sizes and "classes" not in vocabularies:  # version 0.2: tree labels were numbers
         vocabularies["classes"] = Vocabulary.of_labels(map(str, range(sizes["n_classes"])))
     settings = {"split": LAST_TENTH, **described["settings"]}

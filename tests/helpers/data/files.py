@@ -110,9 +110,19 @@ def write_csv(path: Path, rng: np.random.Generator, n: int) -> list[dict[str, An
 
 
 def write_jsonl(path: Path, rng: np.random.Generator, n: int) -> list[dict[str, Any]]:
-    """Write sentences as JSON lines."""
-    drawn = [draw_sentence(rng) for _ in range(n)]
-    path.write_text("".join(f"{json.dumps(x, ensure_ascii=False)}\n" for x in drawn), encoding="utf-8")
+    """Write logical expressions as trees, with the truth value of each node, as JSON lines."""
+
+    def draw(depth: int) -> dict[str, Any]:
+        if depth == 0 or rng.random() < 0.2:
+            word = pick(rng, ("true", "false"))
+            return {"word": word, "label": word}
+        children = [draw(depth - 1) for _ in range(rng.integers(1, 4))]
+        word, are_true = pick(rng, ("and", "or")), [child["label"] == "true" for child in children]
+        truth = all(are_true) if word == "and" else any(are_true)
+        return {"word": word, "label": "true" if truth else "false", "children": children}
+
+    drawn = [draw(3) for _ in range(n)]
+    path.write_text("".join(f"{json.dumps(tree)}\n" for tree in drawn), encoding="utf-8")
     return drawn
 
 
@@ -153,15 +163,14 @@ def write_penman(path: Path, rng: np.random.Generator, n: int) -> None:
 
 
 def draw_lattice(rng: np.random.Generator) -> list[list[tuple[str, float, int]]]:
-    """Draw the arcs that leave each junction of a lattice: a word, a score and a distance."""
+    """Draw the arcs that leave each junction of a lattice: a word, its score and a distance."""
     n = int(rng.integers(1, 6))
-    return [
-        [
-            (pick(rng, WORDS), round(float(rng.random()), 3), int(rng.integers(1, n - start + 1)))
-            for _ in range(rng.integers(1, 4))
-        ]
-        for start in range(n)
-    ]
+
+    def draw_arc(start: int) -> tuple[str, float, int]:
+        word = pick(rng, WORDS)
+        return word, len(word) / 10, int(rng.integers(1, n - start + 1))
+
+    return [[draw_arc(start) for _ in range(rng.integers(1, 4))] for start in range(n)]
 
 
 def write_plf(path: Path, rng: np.random.Generator, n: int) -> list[list[list[tuple[str, float, int]]]]:
@@ -190,7 +199,7 @@ def write_slf(folder: Path, rng: np.random.Generator, n: int) -> list[list[list[
 
 def write_smiles(path: Path, rng: np.random.Generator, n: int) -> None:
     """Write chains of atoms and rings, with the number of characters as the target."""
-    drawn = ["C" + "".join(pick(rng, ATOMS) for _ in range(rng.integers(1, 5))) for _ in range(n)]
+    drawn = ["C" + "".join(pick(rng, ATOMS) for _ in range(rng.integers(0, 5))) for _ in range(n)]
     path.write_text("".join(f"{smiles} {len(smiles) / 10}\n" for smiles in drawn))
 
 
