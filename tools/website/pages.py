@@ -22,6 +22,8 @@ def list_pages(config: Any, names: Names) -> Iterator[File]:
     yield File.generated(config, "examples/index.md", content=(EXAMPLES / "README.md").read_text(encoding="utf-8"))
     for path in sorted(EXAMPLES.glob("*.py")):
         yield File.generated(config, f"examples/{path.stem}.md", content=show_script(path))
+    for path in sorted(EXAMPLES.glob("files/*.py")):
+        yield File.generated(config, f"examples/files/{path.stem}.md", content=show_script(path))
     for path in sorted(EXAMPLES.glob("notebooks/*.ipynb")):
         text, pictures = show_notebook(path)
         yield File.generated(config, f"examples/notebooks/{path.stem}.md", content=text)
