@@ -17,6 +17,7 @@ from autobatch.cli.strange import say_strange_data
 from autobatch.errors import DataError
 from autobatch.models import ModelSpec, find_model
 from autobatch.models.data.dataset import Dataset, Load, Loader
+from autobatch.models.data.own_files import FilesLoader
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.plan.plan_cache import DEFAULT_SIZE
 from autobatch.schedule.schedule import Policy
@@ -158,7 +159,7 @@ def _hold_out(spec: ModelSpec, dev: str | None, split: float | None) -> Load:
     load = spec.load
     if dev is None and split is None:
         return load
-    if isinstance(load, Loader):
+    if isinstance(load, (Loader, FilesLoader)):
         return replace(load, dev=dev, share=split)
     if split is not None:
         raise DataError(

@@ -10,7 +10,9 @@ import numpy as np
 
 from autobatch.errors import DataError
 from autobatch.keywords import checked, nearest
+from autobatch.models.data.own_files import FilesLoader
 from autobatch.models.spec import ModelSpec
+from autobatch.readers.files import Files
 
 MODELS = {
     "tree-lstm": "autobatch.models.tree_lstm:SPEC",
@@ -89,11 +91,17 @@ def _spec(name: str, place: str) -> ModelSpec:
             f"model {name!r} must be a subclass of autobatch.Module with a method loss(instance), or a ModelSpec, got "
             f"{_describe(found)}."
         )
+    summary, files = (found.__doc__ or name).strip().splitlines()[0], getattr(found, "files", None)
+    if isinstance(files, Files):
+        return ModelSpec(
+            name=name, summary=summary, model=found, generators=(), reads="the files of its class", default_data="",
+            load=FilesLoader(files), count_correct=_mean_loss, predictor="loss", costs=("loss",),
+        )  # fmt: skip
     from autobatch.models.tree_lstm import SPEC
 
     return ModelSpec(
         name=name,
-        summary=(found.__doc__ or name).strip().splitlines()[0],
+        summary=summary,
         model=found,
         generators=SPEC.generators,
         reads=SPEC.reads,
@@ -105,6 +113,11 @@ def _spec(name: str, place: str) -> ModelSpec:
         label=SPEC.label,
         probabilities=_of_scores(name, SPEC.probabilities) if hasattr(found, "scores") else None,
     )
+
+
+def _mean_loss(outputs: Any, instances: Sequence[Any], vocabularies: Any) -> dict[str, tuple[float, float]]:
+    """Count the loss on development data."""
+    return {"loss": (float(np.sum(outputs, dtype=np.float64)), len(instances))}
 
 
 def _of_scores(name: str, function: Any) -> Any:

@@ -8,6 +8,7 @@ by gzip. A malformed file raises a DataError that names the file, the line and, 
 from autobatch.readers.brackets import read_brackets
 from autobatch.readers.conll import read_conll, read_conllu
 from autobatch.readers.encoding import encode, values
+from autobatch.readers.files import Files
 from autobatch.readers.json_lines import read_jsonl
 from autobatch.readers.penman_graphs import read_penman
 from autobatch.readers.plf import read_plf
@@ -19,6 +20,6 @@ from autobatch.readers.unrolling import unroll
 from autobatch.readers.vocabulary import Vocabulary, describe, restore
 
 __all__ = [
-    "Vocabulary", "describe", "encode", "read_brackets", "read_conll", "read_conllu", "read_csv", "read_jsonl",
+    "Files", "Vocabulary", "describe", "encode", "read_brackets", "read_conll", "read_conllu", "read_csv", "read_jsonl",
     "read_penman", "read_plf", "read_slf", "read_smiles", "read_tu", "restore", "unroll", "values",
 ]  # fmt: skip

@@ -168,16 +168,7 @@ class Format:
         read = self.read(path, answered)
         if dev is not None:
             return Found(read, self.read(Path(dev), answered))
-        n_dev = int(Decimal(str(SHARE if share is None else share)) * len(read))
-        if share is not None and not n_dev:
-            raise DataError(
-                f"cannot hold out {share:g} of {data!r}: that is less than one of its {len(read)} instances; give a "
-                f"larger share."
-            )
-        places = sorted(rng.permutation(len(read))[:n_dev].tolist())
-        held_out = set(places)
-        train = [instance for place, instance in enumerate(read) if place not in held_out]
-        return Found(train, [read[place] for place in places], places)
+        return hold_out(read, data, rng, share)
 
     def digest(self, data: str) -> str:
         """Compute `Dataset.digest` of existing data."""
@@ -196,6 +187,24 @@ class Found(NamedTuple):
     dev: list[Any]
     dev_places: list[int] | None = None
     sizes: Mapping[str, int] = {}
+
+
+def hold_out(read: Sequence[Any], data: str, rng: np.random.Generator, share: float | None = None) -> Found:
+    """Hold out a random share of the instances of a file, by default `SHARE`, as development data.
+
+    Raises:
+        DataError: a given share is less than one instance; the message names `data`.
+    """
+    n_dev = int(Decimal(str(SHARE if share is None else share)) * len(read))
+    if share is not None and not n_dev:
+        raise DataError(
+            f"cannot hold out {share:g} of {data!r}: that is less than one of its {len(read)} instances; give a larger "
+            f"share."
+        )
+    places = sorted(rng.permutation(len(read))[:n_dev].tolist())
+    held_out = set(places)
+    train = [instance for place, instance in enumerate(read) if place not in held_out]
+    return Found(train, [read[place] for place in places], places)
 
 
 @dataclass(frozen=True)
