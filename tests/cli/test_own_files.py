@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ import numpy as np
 class Tagger(ab.Module):
     "Tags words."
     files = readers.Files(lambda path: readers.read_conll(path, {"word": 0, "tag": 1}), words=["word"], labels=["tag"])
-    states = ab.scan("step", "start")
+    predict = ab.scan("step", "start", each="best")
 
     def __init__(self, n_word, n_tag, dim, rng):
         self.words, self.cell = ab.Embedding(n_word, dim, rng=rng), ab.GRUCell(dim, dim, rng=rng)
@@ -33,11 +34,15 @@ class Tagger(ab.Module):
         return self.cell(self.words(word), state)
 
     @ab.cell
+    def best(self, state):
+        return ab.argmax(self.output(state))
+
+    @ab.cell
     def error(self, state, tag):
         return ab.cross_entropy(self.output(state), tag)
 
     def loss(self, sentence):
-        return ab.mean_n(self.states(sentence, each=self.error))
+        return ab.mean_n(self.predict(sentence, each=self.error))
 
 class Graphs(ab.Module):
     files = readers.Files(readers.read_tu)
@@ -86,6 +91,21 @@ def test_a_model_is_trained_resumed_and_measured(module: str, command: Command) 
     status, out, error = command("eval", f"{module}:Tagger", "--checkpoint", "run", "--data", "new.conll")
     assert (status, error) == (0, "")
     assert "loss 0." in out
+
+
+def test_a_trained_model_is_exported_with_its_vocabularies(module: str, command: Command) -> None:
+    write_conll(Path("all.conll"), np.random.default_rng(0), 200)
+    trained = f"{module}:Tagger", "--checkpoint", "run"
+    assert command("train", *trained, "--data", "all.conll", *OPTIONS, "--epochs", 2)[0] == 0
+    status, _, error = command("export", *trained, "--out", "tagger.ab")
+    assert (status, error) == (0, "")
+    Path("new.jsonl").write_text('{"word": ["the", "film", "unheard"]}\n')
+    assert command("predict", "--model", "tagger.ab", "--data", "new.jsonl", "--out", "found.jsonl")[0] == 0
+    tags = ab.readers.restore(ab.load("tagger.ab").about)["tag"]
+    assert tags.decode(json.loads(Path("found.jsonl").read_text())["result"])[:2] == ["ADJ", "NOUN"]
+    status, _, error = command("predict", *trained)
+    assert status
+    assert "cannot predict with" in error
 
 
 def test_a_folder_has_training_and_development_data(module: str, command: Command) -> None:

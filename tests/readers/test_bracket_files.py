@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from autobatch.errors import DataError
+from autobatch.models.data.sst import read_trees
 from autobatch.readers import read_brackets
+from helpers.data.datasets import SMALL, real
 from helpers.data.files import show_tree, write_brackets, write_sst
 from helpers.runs.ways import each
 
@@ -41,6 +43,21 @@ def test_trees_are_read_as_drawn_and_as_by_nltk(path: Path, seed: int) -> None:
 def test_labelled_binary_trees_are_read(path: Path) -> None:
     drawn = write_sst(path, np.random.default_rng(0), 20)
     assert read_brackets(path) == drawn
+
+
+@pytest.mark.parametrize("folder", [SMALL, real()])
+def test_the_sentiment_treebank_is_read_as_by_its_own_reader(folder: Path) -> None:
+    expected = read_trees(folder / "sst" / "dev.txt")
+    for tree, own in zip(read_brackets(folder / "sst" / "dev.txt"), expected, strict=True):
+        waiting = [(tree, own)]
+        while waiting:
+            node, other = waiting.pop()
+            assert node["label"] == str(other.label)
+            assert ("word" in node) == other.is_leaf
+            if other.is_leaf:
+                assert node["word"] == other.word
+            else:
+                waiting += zip(node["children"], (other.left, other.right), strict=True)
 
 
 def test_several_trees_may_be_in_a_line(path: Path) -> None:

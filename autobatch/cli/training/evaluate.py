@@ -20,6 +20,8 @@ from autobatch.cli.training.stored import StoredModel, describe
 from autobatch.cli.training.trained import Trained, checkpoint_option, trained_model
 from autobatch.cli.workload import Workload
 from autobatch.errors import DataError
+from autobatch.readers.vocabulary import describe as describe_vocabularies
+from autobatch.trace.recursion import BoundRecursion
 
 data_option = click.option(
     "--data",
@@ -147,7 +149,8 @@ def export(model: str, checkpoint: Path, out: Path, examples: int) -> None:
     """Write a trained MODEL to one file, for `autobatch predict --model` and `ab.load`.
 
     MODEL is the name used in training. The file holds the parameters, the vocabularies, the policy and the programs of
-    the cells, but no code.
+    the cells, but no code. Of a class with the attribute files, it holds the fold or scan named predict, which reads
+    JSON.
 
     \b
     Examples:
@@ -156,12 +159,15 @@ def export(model: str, checkpoint: Path, out: Path, examples: int) -> None:
     stored = Trained(model, checkpoint).read()
     workload = stored.load_workload()
     spec = workload.spec
-    method = "loss" if spec.predict is None else spec.predictor
+    is_fold = spec.predict is None and isinstance(getattr(workload.model, "predict", None), BoundRecursion)
+    method = "predict" if is_fold else "loss" if spec.predict is None else spec.predictor
     function = workload.batched(method, stored.policy, "reference")
     workload.model.eval()
     instances = workload.up_to(examples)
     given = [spec.given(instance) for instance in instances] if spec.predict is not None else instances
-    ab.export(function, out, examples=given, about=describe(stored.settings, workload))
+    vocabularies = workload.dataset.vocabularies
+    about = describe_vocabularies(vocabularies) if is_fold else describe(stored.settings, workload)
+    ab.export(function, out, examples=given, about=about)
     click.echo(f"{out}: {model}, {out.stat().st_size / 1e3:,.0f} kB")
 
 
