@@ -27,7 +27,7 @@ def test_a_pair_is_two_texts_and_a_label() -> None:
 @each(
     "text, column, expected, found",
     [
-        ("\ta\tb", 1, "a word of the first text", "'\\ta\\tb'"),
+        ("\ta\tb", 1, "a word of the first text", "'\\t'"),
         ("a b", 4, "a tab and a word of the second text", "the end of the line"),
         ("a\t \tb", 3, "a tab and a word of the second text", "' '"),
         ("a\tb\t", 5, "a tab and a label", "the end of the line"),
