@@ -1,6 +1,8 @@
 """Label the phrases of trees in brackets, as in the Penn Treebank.
 
-python examples/files/from_brackets.py train.mrg labeller.ab
+    python examples/files/from_brackets.py train.mrg labeller.ab
+
+The script prints the loss of each epoch, and writes labeller.ab for `autobatch serve --model labeller.ab`.
 """
 
 import sys

@@ -1,6 +1,8 @@
 """Tag the words of dependency trees, each from the words below it.
 
-python examples/files/from_conllu.py train.conllu tagger.ab
+    python examples/files/from_conllu.py train.conllu tagger.ab
+
+The script prints the loss of each epoch, and writes tagger.ab for `autobatch serve --model tagger.ab`.
 """
 
 import sys

@@ -1,6 +1,8 @@
 """Classify the graphs of a folder in the format of TU Dortmund, such as MUTAG.
 
-python examples/files/from_tu.py MUTAG/ graphs.ab
+    python examples/files/from_tu.py MUTAG/ graphs.ab
+
+The script prints the loss of each epoch, and writes graphs.ab for `autobatch serve --model graphs.ab`.
 """
 
 import sys
