@@ -58,9 +58,11 @@ def read_conll(
         DataError: the file cannot be read, or holds no sentence; a line lacks a column, or has another number of
             columns than others of its sentence, or heads form no forest.
     """
-    if not columns or separator == "" or comment == "":
-        name, given = ("columns", columns) if not columns else ("separator and comment", "")
-        raise refusal(f"{name} of read_conll", "not empty", given)
+    if not columns:
+        raise refusal("columns of read_conll", "a dict with at least one field", columns)
+    for name, given in (("separator", separator), ("comment", comment)):
+        if given == "":
+            raise refusal(f"{name} of read_conll", "None or a str of at least one character", given)
     read = []
     for sentence in _sentences(Path(path), comment):
         tokens = [_split(line, separator) for line in sentence]

@@ -20,7 +20,7 @@ def read_penman(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Read graphs in PENMAN notation, such as AMR, with the library penman (`pip install 'autobatch-nn[readers]'`).
 
     Args:
-        path: the file; comments are skipped. Nesting is limited to about 300 levels, as penman recurses.
+        path: the file; comments are skipped. Nesting is limited to some hundreds of levels, as penman recurses.
 
     Returns:
         A dict per graph, for `autobatch.fold(edges="edges")`. Its nodes are variables in order of appearance, the top

@@ -115,7 +115,10 @@ class Vocabulary:
         if hasattr(words, "map"):
             return words.map(self.id)
         if isinstance(words, list):
-            return [self.encode(word) for word in words]
+            try:
+                return [self.encode(word) for word in words]
+            except RecursionError:  # from a request, perhaps
+                raise refusal("words to encode", "nested less deeply", words) from None
         if not isinstance(words, str):
             raise refusal("words to encode", "a str or a list of str", words)
         number = self.id(words)

@@ -103,8 +103,8 @@ def test_malformed_conllu_is_named_with_its_place(path: Path, text: str, line: i
         ({"word": 0, "tag": 2}, {}, "line 2, column 4: expected column 2 with the tag"),
         ({"word": -3}, {}, "line 2, column 4"),
         ({"word": 0}, {"separator": "x"}, "line 2, column 1: expected the word in column 0"),
-        ({}, {}, "columns of read_conll must be not empty"),
-        ({"word": 0}, {"comment": ""}, "separator and comment of read_conll must be not empty"),
+        ({}, {}, "columns of read_conll must be a dict with at least one field"),
+        ({"word": 0}, {"comment": ""}, "comment of read_conll must be None or a str of at least one character"),
         ({"word": 0}, {"comment": "x"}, "the file holds none"),
     ],
 )

@@ -80,6 +80,14 @@ def test_what_is_no_text_is_refused(wrong: Any) -> None:
         list(values([{"word": wrong}], "word"))
 
 
+def test_lists_that_are_too_deep_are_refused() -> None:
+    words: Any = "a"
+    for _ in range(100_000):
+        words = [words]
+    with pytest.raises(DataError, match="words to encode must be nested less deeply"):
+        encode({"word": words}, {"word": Vocabulary(["a"])})
+
+
 @each("wrong", [-1, 2, 1.5, "a", None])
 def test_what_is_no_id_is_refused(wrong: Any) -> None:
     with pytest.raises(DataError, match="an id to decode must be an int"):
