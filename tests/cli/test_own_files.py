@@ -118,6 +118,10 @@ def test_a_folder_has_training_and_development_data(module: str, command: Comman
     write_tu(Path("MADE"), np.random.default_rng(0), 40)
     status, out, _ = command("train", f"{module}:Graphs", "--data", "MADE", "--backend", "reference", "--epochs", 1)
     assert (status, "36 instances to train on, 4 to measure on" in out) == (0, True)
+    write_tu(folder / "graphs" / "train", np.random.default_rng(0), 12)
+    write_tu(folder / "graphs" / "dev", np.random.default_rng(0), 5)
+    graphs = "train", f"{module}:Graphs", "--data", folder / "graphs", "--backend", "reference", "--epochs", 1
+    assert "12 instances to train on, 5 to measure on" in command(*graphs)[1]
 
 
 def test_vocabularies_are_those_of_the_training_data(module: str, tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ PARTS = ("train", "dev")
 class FilesLoader:
     """A `Load` of the files that a user's own model reads.
 
-    A folder with one `train.*` and one `dev.*` holds training and development data. Of any other path, a share of the
-    instances is development data.
+    A folder with one `train` or `train.*`, and one `dev` or `dev.*`, holds training and development data. Of any other
+    path, a share of the instances is development data.
 
     Attributes:
         files: the reader of the files.
@@ -61,7 +61,8 @@ class FilesLoader:
 
 def _parts_of(path: Path) -> tuple[Path, Path | None]:
     """Return the paths of training and development data; None for the latter if it must be held out."""
-    found = [sorted(path.glob(f"{part}.*")) if path.is_dir() else [] for part in PARTS]
+    inside = sorted(path.iterdir()) if path.is_dir() else []
+    found = [[one for one in inside if one.name.partition(".")[0] == part] for part in PARTS]
     return (found[0][0], found[1][0]) if [len(paths) for paths in found] == [1, 1] else (path, None)
 
 

@@ -128,7 +128,7 @@ def write_jsonl(path: Path, rng: np.random.Generator, n: int) -> list[dict[str, 
 
 def write_tu(folder: Path, rng: np.random.Generator, n: int) -> list[dict[str, Any]]:
     """Write rings and chains with labels of nodes and edges; the label of a graph says whether it is a ring."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True, parents=True)
     drawn, first = list[dict[str, Any]](), 1
     files: dict[str, list[Any]] = {
         x: [] for x in ("A", "graph_indicator", "graph_labels", "node_labels", "edge_labels")
@@ -183,7 +183,7 @@ def write_plf(path: Path, rng: np.random.Generator, n: int) -> list[list[list[tu
 
 def write_slf(folder: Path, rng: np.random.Generator, n: int) -> list[list[list[tuple[str, float, int]]]]:
     """Write lattices in HTK's format, a file each, with words on links."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True, parents=True)
     drawn = [draw_lattice(rng) for _ in range(n)]
     for number, lattice in enumerate(drawn):
         arcs = [(start, start + far, word, score) for start, arcs in enumerate(lattice) for word, score, far in arcs]
