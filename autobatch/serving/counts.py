@@ -16,6 +16,7 @@ from autobatch.graph.graph import Graph
 from autobatch.plan.plan import Plan
 from autobatch.schedule.schedule import Schedule
 from autobatch.serving.running import Ended, Round
+from autobatch.system.background import has_compiled
 
 N_KEPT = 1000  # the number of last rounds and latencies that are kept
 N_SHOWN = 120  # the number of rounds in a summary
@@ -31,12 +32,14 @@ class Latency(NamedTuple):
         queued: the time until it had a place.
         own: the time in batches for its own nodes.
         others: the time in batches for nodes of other requests meanwhile.
+        is_cold: whether kernels were being compiled meanwhile.
     """
 
     seconds: float
     queued: float
     own: float
     others: float
+    is_cold: bool
 
     @property
     def rest(self) -> float:
@@ -108,7 +111,8 @@ class Counts:
     def finish(self, arrived: float, begun: float, now: float, ended: Ended) -> None:
         """Count a completed request, from the times when it arrived, got a place and ended."""
         self.done += 1
-        self.latencies.append(Latency(now - arrived, begun - arrived, ended.own, ended.others))
+        parts = (begun - arrived, ended.own, ended.others)
+        self.latencies.append(Latency(now - arrived, *parts, has_compiled(arrived)))
 
     def copy(self, waiting: int, running: int, names: Sequence[str]) -> Counts:
         """Return a snapshot, which later requests do not change."""
@@ -169,8 +173,10 @@ class Counts:
             f"{self.waiting} waiting"
         ]
         if self.latencies:
+            left_out = f"; without {found['cold']} during compilation, up to {found['cold_ms']:.2f} ms"
             lines += [
-                f"latency of the last {len(self.latencies)}: p50 {found['p50_ms']:.2f}, p99 {found['p99_ms']:.2f} ms",
+                f"latency of the last {len(self.latencies)}: p50 {found['p50_ms']:.2f}, p99 {found['p99_ms']:.2f} ms"
+                + (left_out if found["cold"] else ""),
                 f"of that: {shares['queued']:.0%} until there was a place, {shares['own']:.0%} own nodes, "
                 f"{shares['others']:.0%} nodes of others, {shares['rest']:.0%} recording, planning and reading",
             ]
@@ -191,10 +197,13 @@ def summarize(servers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     Returns:
         Counts, percentiles of latencies, the shares of the parts of latencies, and means of the last rounds, as JSON
-        values; 0 without data. `last` has, for the last rounds of the first server, the mean rows of a batch and the
-        number of requests.
+        values; 0 without data. Latencies are those of warm requests; `cold` counts the others, which were answered
+        while kernels were being compiled, and `cold_ms` is the longest of their latencies. `last` has, for the last
+        rounds of the first server, the mean rows of a batch and the number of requests.
     """
-    latencies = [Latency(*one) for found in servers for one in found["latencies"]]
+    all_latencies = [Latency(*one) for found in servers for one in found["latencies"]]
+    latencies = [one for one in all_latencies if not one.is_cold]
+    cold_ms = [MILLI * one.seconds for one in all_latencies if one.is_cold]
     rounds = [one for found in servers for one in found["rounds"]]
     n_programs, n_batches, n_nodes, seconds, kernels = np.array(rounds, float).reshape(-1, 5).sum(axis=0).tolist()
     ms, total, n = [MILLI * one.seconds for one in latencies], sum(one.seconds for one in latencies), len(rounds) or 1
@@ -205,7 +214,8 @@ def summarize(servers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }  # fmt: skip
     return {
         **{what: sum(found[what] for found in servers) for what in SUMS},
-        "p50_ms": cuts[49], "p99_ms": cuts[98], "shares": {what: part / (total or 1.0) for what, part in parts.items()},
+        "p50_ms": cuts[49], "p99_ms": cuts[98], "cold": len(cold_ms), "cold_ms": max(cold_ms, default=0.0),
+        "shares": {what: part / (total or 1.0) for what, part in parts.items()},
         "rounds": len(rounds), "requests": n_programs / n, "batches": n_batches / n,
         "rows": n_nodes / max(n_batches, 1), "round_ms": MILLI * seconds / n, "kernels_ms": MILLI * kernels / n,
         "last": [[one[2] / one[1], one[0]] for one in servers[0]["rounds"][-N_SHOWN:]],

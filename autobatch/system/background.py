@@ -88,6 +88,7 @@ class _Worker:
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._notice: threading.Timer | None = None
+        self.last_done = float("-inf")  # on the monotonic clock, in seconds
 
     def submit(self, job: Job[Any]) -> None:
         with self._lock:
@@ -128,6 +129,7 @@ class _Worker:
                 with self._lock:
                     del self.waiting[job]
                     self.n_done += 1
+                    self.last_done = monotonic()
                     if not self.waiting and self._notice is not None:
                         self._notice.cancel()
                         self._notice = None
@@ -168,6 +170,11 @@ def submit(job: Job[Any]) -> None:
 def n_waiting() -> int:
     """Count the pending compilations; timings are unreliable until it is 0."""
     return len(_worker.waiting)
+
+
+def has_compiled(since: float) -> bool:
+    """Return whether a compilation was pending at any time since `since`, a time of the monotonic clock in seconds."""
+    return bool(_worker.waiting) or _worker.last_done >= since
 
 
 def wait_for_all() -> None:

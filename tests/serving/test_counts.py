@@ -8,6 +8,8 @@ import shutil
 import subprocess
 from importlib import resources
 from pathlib import Path
+from threading import Event
+from time import monotonic
 
 import numpy as np
 import pytest
@@ -18,6 +20,9 @@ from autobatch.graph.graph import NamedTypes
 from autobatch.policies import get
 from autobatch.serving import running
 from autobatch.serving.counts import Counts, ready_types, summarize
+from autobatch.serving.running import Ended
+from autobatch.system import background
+from autobatch.system.background import Job
 from checkout import ROOT
 from helpers.programs.waiting_programs import Model, items
 from helpers.runs.ways import each
@@ -69,6 +74,27 @@ def test_a_server_that_did_nothing_says_so() -> None:
     assert str(found) == "requests: 0 done, 0 failed, 0 cancelled, 0 running, 0 waiting"
 
 
+def test_requests_during_compilation_are_counted_apart() -> None:
+    counts, release = Counts(), Event()
+    ended = Ended(0, None, 0.0, 0.0)
+    job = Job(release.wait)
+    background.submit(job)
+    before = monotonic()
+    counts.finish(before, before, before + 9.0, ended)
+    release.set()
+    job.result()
+    while background.n_waiting():
+        pass
+    counts.finish(before, before, before + 5.0, ended)  # it had arrived before the job ended
+    after = monotonic() + 1e-6
+    for ms in (1, 2, 3):
+        counts.finish(after, after, after + 1e-3 * ms, ended)
+    found = counts.summary()
+    assert (found["done"], found["cold"], found["cold_ms"]) == (5, 2, pytest.approx(9000))
+    assert found["p50_ms"] == pytest.approx(2)
+    assert "2 during compilation, up to 9000.00 ms" in str(counts)
+
+
 def test_several_servers_are_summed_up() -> None:
     one, other = served(7).figures(), served(5).figures()
     assert json.loads(json.dumps(one)) == one
@@ -96,7 +122,8 @@ def test_the_live_page_names_axes_and_units(n: int) -> None:
     values = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", content["figures"]))
     assert values["done"] == f"{n} requests"
     assert values["latency, median"] == f"{data['p50_ms']:.1f} ms"
-    assert all(re.fullmatch(r"[\d.]+ (requests|requests/s|ms|rows|batches)", value) for value in values.values())
+    assert values["answered while compiling"] == f"{data['cold']} requests"
+    assert all(re.fullmatch(r"none|[\d.]+ (requests(/s)?|ms|rows|batches)", value) for value in values.values())
     assert ran.stdout.count("<rect") == 2 * len(data["last"])
     for chart, unit, place in (("rows", "rows", 0), ("shared", "requests", 1)):
         most = max([1.0, *(one[place] for one in data["last"])])
