@@ -32,7 +32,7 @@ SUFFIXES = (".slf", ".lat", ".slf.gz", ".lat.gz")
 SCORES = {"a": "acoustic", "l": "language", "p": "posterior"}
 SHORT = {
     "NODES": "N", "LINKS": "L", "WORD": "W", "START": "S", "END": "E", "time": "t", "acoustic": "a", "language": "l",
-    "var": "v", "SUBLAT": "SUBLAT",
+    "var": "v",
 }  # fmt: skip
 _FIELD = re.compile(r"""([A-Za-z_]+)=("(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+'|(?:[^\\ \t"']|\\.)(?:[^\\ \t]|\\.)*+|)""")
 _ESCAPE = re.compile(r"\\([0-7]{3}|.)")

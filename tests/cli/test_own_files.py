@@ -100,7 +100,8 @@ def test_a_trained_model_is_exported_with_its_vocabularies(module: str, command:
     status, _, error = command("export", *trained, "--out", "tagger.ab")
     assert (status, error) == (0, "")
     Path("new.jsonl").write_text('{"word": ["the", "film", "unheard"]}\n')
-    assert command("predict", "--model", "tagger.ab", "--data", "new.jsonl", "--out", "found.jsonl")[0] == 0
+    files = "--model", "tagger.ab", "--data", "new.jsonl", "--out", "found.jsonl"
+    assert command("predict", *files, "--backend", "reference")[0] == 0
     tags = ab.readers.restore(ab.load("tagger.ab").about)["tag"]
     assert tags.decode(json.loads(Path("found.jsonl").read_text())["result"])[:2] == ["ADJ", "NOUN"]
     status, _, error = command("predict", *trained)
