@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from autobatch.cli.workload import Workload
 from autobatch.errors import DataError
-from autobatch.models.data.lines import to_number
+from autobatch.readers.lines import to_number
 from autobatch.system.nested_json import parse_json
 
 BALANCED = "balanced"
