@@ -42,5 +42,5 @@ def test_counting_right_answers() -> None:
     outputs = np.stack([right[-1], wrong[-1]]), [list(right), list(wrong)]
     assert count_correct(outputs, [instance, instance], {}) == {"root_accuracy": (1, 2), "nodes_accuracy": (5, 6)}
     assert SPEC.predict is not None
-    names = {"classes": Vocabulary.of_labels("012")}
+    names = {"classes": Vocabulary.of_labels(["0", "1", "2"])}
     assert SPEC.predict(outputs, [instance, instance], names)[1] == {"label": 1, "labels": [0, 1, 1]}
