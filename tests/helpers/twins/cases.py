@@ -98,7 +98,7 @@ def draw_spelled_case(seed: int, n_instances: int, dim: int) -> tuple[BiLSTMChar
     """Draw words of which half are spelled, one of them by a single character."""
     rng = np.random.default_rng(seed)
     drawn = [Sentence(["a"], ["O"]), *draw_rare_names(n_instances - 1, rng, max_parts=3)]
-    characters = Vocabulary.count("".join(word for sentence in drawn for word in sentence.words), min_count=3)
+    characters = Vocabulary.count([x for sentence in drawn for word in sentence.words for x in word], min_count=3)
     tags = Vocabulary.count(tag for sentence in drawn for tag in sentence.tags)
 
     def read(word: str) -> int | list[int]:
