@@ -6,8 +6,8 @@
 
 A round takes about `QUANTUM` seconds, so a new request waits no longer than that before it shares batches with running
 ones. A round runs all pending nodes that programs wait for if their work is small; otherwise a sketch of them is
-scheduled, and `autobatch.serving.choosing` chooses the nodes of each round. Programs that await nothing skip the growing
-graph as long as none of them is long: those that have arrived run as a mini-batch of `ab.batched`.
+scheduled, and `autobatch.serving.choosing` chooses the nodes of each round. Programs that await nothing skip the
+growing graph as long as none of them is long: those that have arrived run as a mini-batch of `ab.batched`.
 """
 
 from __future__ import annotations
