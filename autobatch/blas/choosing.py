@@ -224,8 +224,8 @@ def measure_bf16(m: int, n: int, k: int, a_flipped: bool = False) -> float:
 def _least_seconds(runs: Mapping[str, Callable[[int], float]]) -> dict[str, float]:
     """Return the seconds per product in the fastest timing, by name.
 
-    `runs` run a number of products and return the seconds. Laps of all names alternate, so that a disturbance affects
-    all of them.
+    `runs` run a number of products and return the seconds. Timings of all names alternate, so that a disturbance
+    affects all of them.
     """
     for run in runs.values():
         run(1)  # warm-up: lazy loading and compiling

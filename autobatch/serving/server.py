@@ -56,10 +56,11 @@ class CancellableFuture(Future[Any]):
         self._on_cancel = on_cancel
 
     def cancel(self) -> bool:
-        is_cancelled = super().cancel()
-        if is_cancelled:
-            self._on_cancel()
-        return is_cancelled
+        try:
+            return super().cancel()
+        finally:  # a done callback may raise a SystemExit
+            if self.cancelled():
+                self._on_cancel()
 
 
 class Request:
@@ -239,7 +240,7 @@ class Server:
             )
 
     def _note_end(self) -> None:
-        """Note that a request was cancelled or is late; called in the thread that ends it."""
+        """Note that a request was cancelled; called in the thread that cancels it."""
         self._has_over = True
 
     @suggesting()
@@ -265,7 +266,8 @@ class Server:
         """
         self._refuse_fork()
         with self._changed:
-            return self._counts.copy(len(self._queue), len(self._at), self._engine.recorder.types.names)
+            n_waiting = len(self._queue) + len(self._alone)
+            return self._counts.copy(n_waiting, len(self._at), self._engine.recorder.types.names)
 
     @suggesting()
     def close(self, within: float | None = None) -> bool:
@@ -390,6 +392,12 @@ class Server:
             for place, request in over:
                 del self._at[place]
                 self._count_over(request)
+            alone, self._alone = self._alone, []
+            for request in alone:
+                if request.future.done():
+                    self._count_over(request)
+                else:
+                    self._alone.append(request)
             waiting, self._queue = self._queue, []
             for entry in waiting:
                 if entry[-1].future.done():
@@ -428,6 +436,7 @@ class Server:
             else:  # counted first, so that a client that has its result finds it counted
                 self._counts.finish(request.arrived, request.begun, now, ended)
                 request.finish(ended.result)
+                request.leave()  # it may have been cancelled meanwhile
 
     def _fail(self, request: Request, error: BaseException) -> None:
         request.fail(error)
@@ -439,14 +448,14 @@ class Server:
         with self._changed:
             requests = [*self._at.values()]
             self._at.clear()
-            if not requests and self._queue:  # no request had begun: fail the next one, so that errors cannot repeat
-                requests = [self._pop()]
+            if not requests and (self._alone or self._queue):  # fail the next one, so that errors cannot repeat
+                requests = [self._alone.pop() if self._alone else self._pop()]
             if len(requests) > 1:
                 self._alone += requests
-        if running is not None:
-            running.close()
         if len(requests) == 1:
             self._fail(requests[0], error)
+        if running is not None:
+            running.close()  # runs the `finally` blocks of programs
 
     # Deadlines, kept by a separate thread.
 

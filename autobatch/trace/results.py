@@ -246,7 +246,7 @@ def per_instance(structure: Any, columns: Sequence[Any], rest: dict[int, Any]) -
         structure.kind == "list"
         and children
         and type(children[0]) is Slot
-        and children.count(children[0]) == len(children)
+        and all(map(operator.is_, children, repeat(children[0])))
     ):
         return list(_take(children[0], len(children), columns, rest))
     return structure.build([x.value if type(x) is Static else per_instance(x, columns, rest) for x in children])

@@ -58,7 +58,7 @@ def test_dags_may_have_neither_edges_nor_nodes() -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_graph_of_networkx_has_the_same_bound(seed: int) -> None:
-    networkx = pytest.importorskip("networkx", reason="needs the extra plot")
+    networkx = pytest.importorskip("networkx", reason="needs networkx")
     dag = to_dag(random_dag(seed))
     rng = np.random.default_rng(seed)
     names = rng.permutation(dag.type_id.size)
@@ -76,7 +76,7 @@ def test_a_graph_of_networkx_has_the_same_bound(seed: int) -> None:
 
 
 def test_malformed_graphs_of_networkx_are_refused() -> None:
-    networkx = pytest.importorskip("networkx", reason="needs the extra plot")
+    networkx = pytest.importorskip("networkx", reason="needs networkx")
     with pytest.raises(ab.GraphError, match="must be directed"):
         Dag.from_networkx(networkx.Graph())
     with pytest.raises(ab.GraphError, match=r"must not have a cycle, got 'a' -> 'b'"):

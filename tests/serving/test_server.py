@@ -23,7 +23,7 @@ import autobatch.torch as abt
 from autobatch.errors import DataError, DeadlineError, GraphError, PlanError, ServingError
 from autobatch.serving import running
 from helpers.models.every_model import MODELS
-from helpers.programs.waiting_programs import Boom, Model, items
+from helpers.programs.waiting_programs import DIM, Boom, Model, items
 
 QUICK = ("tree-lstm", "lattice-lstm")
 WAIT = 60.0
@@ -146,6 +146,45 @@ def test_a_request_that_does_not_fit_fails_alone() -> None:
                 assert isinstance(future.exception(WAIT), PlanError)
             else:
                 assert future.result(WAIT) == 2 * n
+
+
+class FailsOnce:
+    """A policy that raises once when it is told to, which is an error of all requests that run."""
+
+    name = "fails once"
+
+    def __init__(self) -> None:
+        self.fails = self.has_failed = False
+
+    def schedule(self, graph: Any) -> Any:
+        if self.fails and not self.has_failed:
+            self.has_failed = True
+            raise Boom
+        return ab.policies.get("agenda").schedule(graph)
+
+
+def test_what_is_cancelled_before_it_runs_alone_does_not_run() -> None:
+    model, policy, begun = Model(), FailsOnce(), list[str]()
+    runs_alone, goes_on = threading.Event(), threading.Event()
+
+    async def program(name: str) -> str:
+        begun.append(name)
+        policy.fails = len(begun) == 3
+        if begun.count("last") == 2:
+            runs_alone.set()
+            goes_on.wait(WAIT)
+        while name == "endless" or not policy.has_failed:
+            await ab.value(model.total(np.ones(DIM)))
+        return name
+
+    with serve(program, module=model, policy=policy) as server:
+        futures = [server.submit(name) for name in ("first", "endless", "last")]
+        assert runs_alone.wait(WAIT)
+        assert futures[1].cancel()
+        goes_on.set()
+        assert [futures[k].result(WAIT) for k in (0, 2)] == ["first", "last"]
+    assert begun.count("endless") == 1
+    assert server.explain().cancelled == 1
 
 
 def test_where_kept_values_fill_the_memory_no_request_begins() -> None:
