@@ -9,7 +9,7 @@
     J=1 S=1 E=2 W=Tag   a=-210.1 l=-0.7
     J=2 S=0 E=2 W=Guttag a=-540.8 l=-6.0
 
-Words are on links, or on nodes. Values may be quoted; a backslash quotes a character, or gives its code in octal.
+Words are on links, or on nodes. Values may be quoted; a backslash quotes a character, or starts a byte in octal.
 
 Source of the format: Young et al. 2006, The HTK Book, chapter 20.
 """
@@ -35,7 +35,7 @@ SHORT = {
     "var": "v",
 }  # fmt: skip
 _FIELD = re.compile(r"""([A-Za-z_]+)=("(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+'|(?:[^\\ \t"']|\\.)(?:[^\\ \t]|\\.)*+|)""")
-_ESCAPE = re.compile(r"\\([0-7]{3}|.)")
+_ESCAPE = re.compile(r"((?:\\[0-7]{3})+)|\\(.)")  # several bytes may be one character
 _NUMBER = re.compile("[0-9]{1,9}")
 _SPACES = re.compile("[ \t]*")
 _WHAT = "a lattice"
@@ -75,8 +75,18 @@ class _Fields:
     def word(self) -> str:
         """Return the word, "" if there is none."""
         text = self.texts.get("W", "")
-        text = text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
-        return _ESCAPE.sub(lambda found: chr(int(found[1], 8)) if len(found[1]) == 3 else found[1], text)
+        is_quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+
+        def unescape(found: re.Match[str]) -> str:
+            if found[2]:
+                return found[2]
+            try:
+                return bytes(int(code, 8) for code in found[1][1:].split("\\")).decode()
+            except ValueError as error:
+                position = self.positions["W"] + is_quoted + found.start()
+                raise self.line.fault(_WHAT, position, "octal codes of bytes in UTF-8, such as \\303\\274") from error
+
+        return _ESCAPE.sub(unescape, text[1:-1] if is_quoted else text)
 
 
 @checked()
