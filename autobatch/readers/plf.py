@@ -9,6 +9,7 @@ Source of the format: Dyer, Muresan and Resnik 2008, Generalizing word lattice t
 
 from __future__ import annotations
 
+import ast
 import math
 import os
 import re
@@ -22,7 +23,11 @@ from autobatch.readers.lines import Line, parse_lines, to_number
 _TOKEN = re.compile(
     r"""(?P<mark>[(),])|(?P<text>'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+")|(?P<number>[-+0-9.][-+.0-9eE]*+)|(?P<stray>\S)"""
 )
-_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u((?![dD][89a-fA-F])[0-9a-fA-F]{4})|(.))")  # \u of no surrogate
+_ESCAPE = re.compile(  # of Python, without surrogates and names; group 1 is the start of anything else
+    r"""\\(?: [\\'"abfnrtv] | (?![4-7][0-7]{2})[0-7]{1,3} | x[0-9a-fA-F]{2} |
+             (?:u|U0000)(?![dD][89a-fA-F])[0-9a-fA-F]{4} | U00(?:0[1-9a-fA-F]|10)[0-9a-fA-F]{4} ) | (\\)""",
+    re.VERBOSE,
+)
 _WHAT = "a lattice"
 _EXAMPLE = "(('guten',0.7,1),('gut',0.3,2),)"
 
@@ -53,7 +58,7 @@ def _parse(line: Line) -> dict[str, Any]:
         tokens.take("(", f"'(' to open the arcs of a junction, such as {_EXAMPLE}")
         while not tokens.skip(")"):
             tokens.take("(", f"'(' to open an arc, such as {_EXAMPLE}")
-            word = _ESCAPE.sub(_unescape, tokens.take("text", "a word in quotes")[1:-1])
+            word = tokens.text("a word in quotes")
             tokens.take(",", "','")
             score = tokens.number("a score")
             tokens.take(",", "','")
@@ -71,17 +76,14 @@ def _parse(line: Line) -> dict[str, Any]:
         starts += 1
         if not tokens.skip(",") and tokens.kind != ")":
             raise tokens.fault("',' or ')' after the arcs of a junction")
+    if not arcs:
+        raise line.fault(_WHAT, tokens.last, f"'(' to open the arcs of a junction, such as {_EXAMPLE}")
     if tokens.kind != "end":
         raise tokens.fault("the end of the line after a whole lattice")
     for arc, position in zip(arcs, far, strict=True):
         if arc.end > starts:
             raise line.fault(_WHAT, position, f"a distance of at most {starts - arc.start}, to the last junction")
     return to_instance([""] * (starts + 1), arcs, ["score"])
-
-
-def _unescape(found: re.Match[str]) -> str:
-    code = found[1] or found[2]
-    return chr(int(code, 16)) if code else found[3]
 
 
 class _Tokens:
@@ -114,6 +116,14 @@ class _Tokens:
         if math.isnan(number):
             raise self._line.fault(_WHAT, position, expected)
         return number
+
+    def text(self, expected: str) -> str:
+        """Return the text of the next token, which must be in quotes; its escapes are those of Python."""
+        position, token = self.here, self.take("text", expected)
+        for escape in _ESCAPE.finditer(token):
+            if escape[1]:
+                raise self._line.fault(_WHAT, position + escape.start(), "an escape of Python, such as \\' or \\u00fc")
+        return str(ast.literal_eval(token))
 
     def fault(self, expected: str) -> Exception:
         """Make the error for a missing token."""

@@ -93,9 +93,25 @@ def test_plf_may_have_spaces_and_quotes(path: Path) -> None:
     assert second["word"][2] == 'a"'
 
 
+ESCAPES = (
+    r"'a\nb'", r"'\303\251'", r"'\U0001F600'", r"'\U0000d7ff\U0010ffff'", r"'\t\a\0'", r"'\08\1234\377'",
+    r"'\\d'", r"'\'\"'",
+)  # fmt: skip
+
+
+def test_escapes_of_plf_are_those_of_python(path: Path) -> None:
+    path.write_text("".join(f"((({word},1,1),),)\n" for word in ESCAPES))
+    assert [read["word"][2] for read in read_plf(path)] == [ast.literal_eval(word) for word in ESCAPES]
+
+
 @each(
     "text, column, expected",
     [
+        ("()", 2, "'(' to open the arcs"),
+        *[
+            (f"((('a{escape}',1,1),),)", 6, "an escape of Python")
+            for escape in (r"\d", r"\ud800", r"\U0000DFFF", r"\U00110000", r"\400", r"\x4", r"\u12", r"\N{DASH}", r"\ ")
+        ],
         ("x", 1, "'(' to open a lattice"),
         ("((('a',1,1),),", 15, "'(' to open the arcs"),
         ("((('a',1,1),),) x", 17, "the end of the line"),
@@ -141,6 +157,19 @@ def test_slf_has_quotes_long_names_and_words_of_nodes(path: Path) -> None:
     }
     path.write_text("NODES=2 LINKS=1\nI=0 W=!NULL\nI=1 W=a\nJ=0 S=0 E=1\n")
     assert read_slf(path) == [{"word": ["!NULL", "a", ""], "edges": [[0, 2], [2, 1]]}]
+
+
+@each("word, expected", [(r"f\303\274r", "für"), (r'"\342\202\254 \101"', "€ A"), (r"\\303", r"\303"), (r"\9", "9")])
+def test_octal_codes_of_slf_are_bytes(path: Path, word: str, expected: str) -> None:
+    path.write_text(f"N=2 L=1\nI=0\nI=1\nJ=0 S=0 E=1 W={word}\n")
+    assert read_slf(path)[0]["word"][2] == expected
+
+
+@each("word, column", [(r"f\374r", 16), (r"'\303\050'", 16), (r"\400", 15), (r"\303x", 15)])
+def test_octal_codes_that_are_not_utf_8_are_refused(path: Path, word: str, column: int) -> None:
+    path.write_text(f"N=2 L=1\nI=0\nI=1\nJ=0 S=0 E=1 W={word}\n")
+    with pytest.raises(DataError, match=f"line 4, column {column}: expected octal codes of bytes in UTF-8"):
+        read_slf(path)
 
 
 @each(
