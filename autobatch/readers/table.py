@@ -27,7 +27,8 @@ def read_csv(
     Args:
         path: the file. Quoted values may contain delimiters and line ends; blank lines are skipped.
         types: the columns to read, with the function that converts a value, such as `str`, `int`, `float` or
-            `str.split`; None for all columns as strings. A ValueError of a function is reported with its place.
+            `str.split`; None for all columns as strings. A ValueError of a function is reported with its place. `bool`
+            is refused, as bool("False") is True: give `{"True": True, "False": False}.__getitem__`.
         delimiter: a character that separates values, such as a tab.
 
     Returns:
@@ -39,10 +40,14 @@ def read_csv(
     """
     if len(delimiter) != 1 or delimiter in '"\r\n':
         raise refusal("delimiter of read_csv", "one character, neither a quote nor a line end", delimiter)
+    if types is not None and (not types or bool in types.values()):
+        raise refusal(
+            "types of read_csv", "None, or a dict with at least one column and functions other than bool", types
+        )
     file = Path(path)
     rows = _rows(file, delimiter)
     place, names = next(rows, ("", []))
-    for name in types or ():
+    for name in names if types is None else types:
         if names.count(name) != 1:
             count = "once" if name not in names else f"once, got {names.count(name)} times"
             raise DataError(f"cannot read rows from {place or file}: the first line must name {name!r} {count}; got "
@@ -66,7 +71,8 @@ def _rows(path: Path, delimiter: str) -> Iterator[tuple[str, Sequence[str]]]:
         try:
             row = next(reader, None)
         except csv.Error as error:
-            raise DataError(f"cannot read a row from {path}, line {reader.line_num}: {error}.") from error
+            begins = f"; the row begins in line {first}" if reader.line_num > first else ""
+            raise DataError(f"cannot read a row from {path}, line {reader.line_num}: {error}{begins}.") from error
         if row is None:
             return
         if row:

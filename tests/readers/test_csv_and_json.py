@@ -49,8 +49,10 @@ def test_values_are_converted_and_columns_chosen(path: Path) -> None:
         (TABLE.replace("-2", "nan"), {"price": float}, r"line 4, column 3 \(price\): .* found 'nan' \(not a finite"),
         (TABLE, {"cost": float}, r"line 1: the first line must name 'cost' once; got text, label, price"),
         (TABLE.replace("label", "text"), {"text": str}, "must name 'text' once, got 2 times"),
+        (TABLE.replace("label", "text"), None, "must name 'text' once, got 2 times"),
         (TABLE + "x,y\n", None, "line 6: expected 3 values, got 2"),
         (TABLE + '"x,y\n', None, "line 6: unexpected end of data"),
+        (TABLE + '"x\n\n', None, "line 7: unexpected end of data; the row begins in line 6"),
         (TABLE + '"x"y,1,2\n', None, r"line 6: '.' expected after '\"'"),
         ("", None, "the file holds none"),
         ("a,b\n", None, "the file holds none"),
@@ -61,6 +63,15 @@ def test_malformed_rows_are_named_with_their_place(path: Path, text: str, types:
     with pytest.raises(DataError, match=told) as error:
         read_csv(path, types)
     assert str(path) in str(error.value)
+
+
+@each("types", [{}, {"text": str, "label": bool}])
+def test_types_name_columns_and_no_bool(path: Path, types: Any) -> None:
+    path.write_text(TABLE)
+    with pytest.raises(DataError, match="types of read_csv must be None, or a dict with at least one column"):
+        read_csv(path, types)
+    truth = {"yes": True, "no": False}.__getitem__
+    assert read_csv(path, {"label": truth}) == [{"label": True}, {"label": False}]
 
 
 @each("delimiter", ["", ",,", '"', "\n"])
