@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,26 +31,40 @@ def read_penman(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
         of each edge, such as ":ARG0"; inverted roles are normalised.
 
     Raises:
-        DataError: penman is not installed; the file cannot be read, holds no graph, or is malformed.
+        DataError: penman is not installed; the file cannot be read, holds no graph, or is malformed; a variable is
+            defined twice, or an inverted role leads to a constant.
     """
     penman, file = import_parser("penman", "PENMAN graphs"), Path(path)
     taken, read = _Taken(check_found(file, "graphs", list(read_lines(file, "graphs")), _EXAMPLE)), []
     try:
-        for graph in penman.iterdecode(iter(taken)):
-            if reason := _missing_part(graph):
-                raise DataError(f"cannot read {_WHAT} that ends by {taken.line.place}: {reason}.")
-            read.append(_to_instance(graph))
+        with _silent():
+            for graph in penman.iterdecode(iter(taken)):
+                if reason := _fault_of(graph):
+                    raise DataError(f"cannot read the graph ending at {taken.line.place}: {reason}.")
+                read.append(_to_instance(graph))
     except penman.DecodeError as error:
         line = taken.lines[error.lineno - 1] if error.lineno else taken.line
         raise line.fault(_WHAT, error.offset or 0, _EXAMPLE) from error
     except penman.PenmanError as error:
         reason = " ".join(str(error).split())
-        raise DataError(f"cannot read {_WHAT} that ends by {taken.line.place}: {reason}.") from error
+        raise DataError(f"cannot read the graph ending at {taken.line.place}: {reason}.") from error
     except RecursionError as error:
-        raise DataError(f"cannot read {_WHAT} around {taken.line.place}: it must be nested less deeply.") from error
+        raise DataError(f"cannot read the graph around {taken.line.place}: it must be nested less deeply.") from error
     if not taken.is_done:
         raise DataError(f"cannot read {_WHAT} from {taken.line.place}: expected '(' to open a graph after a whole one.")
     return check_found(file, "graphs", read, _EXAMPLE)
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Drop the messages of penman, which name no file; `_fault_of` reports what they are about."""
+    logger = logging.getLogger("penman")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 class _Taken:
@@ -66,9 +82,8 @@ class _Taken:
 
 def _to_instance(graph: Any) -> dict[str, Any]:
     attributes = graph.attributes()
-    instances = {source: target for source, _, target in reversed(graph.instances())}  # the first of each variable
-    number = {source: n for n, source in enumerate(dict.fromkeys(source for source, _, _ in graph.instances()))}
-    concepts = [_text(instances[source]) for source in number]
+    number = {source: n for n, (source, _, _) in enumerate(graph.instances())}
+    concepts = [_text(target) for _, _, target in graph.instances()]
     edges = [[number[target], number[source]] for source, _, target in graph.edges()]
     for source, _, target in attributes:
         edges.append([len(concepts), number[source]])
@@ -77,13 +92,20 @@ def _to_instance(graph: Any) -> dict[str, Any]:
     return {"concept": concepts, "edges": edges, "relation": relations}
 
 
-def _missing_part(graph: Any) -> str:
-    """Return what a graph lacks, though penman reads it; "" for nothing."""
+def _fault_of(graph: Any) -> str:
+    """Return what is wrong in a graph, though penman reads it; "" for nothing."""
+    defined = set()
     for source, role, target in graph.triples:
         if target is None and role == ":instance":
             return f"variable {source!r} must have a concept"
         if target is None:
             return f"role {role!r} of {source!r} must have a target"
+        if role == ":instance" and source in defined:
+            return f"variable {source!r} must be defined once"
+        if role == ":instance":
+            defined.add(source)
+        elif role.endswith("-of"):  # of a constant, or inverted twice
+            return f"role {role!r} from {source!r} to {target!r} must be inverted once, between variables"
     return ""
 
 

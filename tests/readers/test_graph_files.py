@@ -64,6 +64,13 @@ class TestPenman:
             (f"{AMR}\n(w / want-01\n", "line 2"),
             (f"{AMR}\n(w / \n:ARG0 ))\n", "line 3: variable 'w' must have a concept"),
             (f"{AMR}\n(w / want-01\n:ARG0 )\n", "line 3: role ':ARG0' of 'w' must have a target"),
+            (
+                f"{AMR}\n(w / want-01 :ARG0 (b / boy)\n:ARG1 (b / girl))\n",
+                "the graph ending at .*, line 3: variable 'b' must be defined",
+            ),
+            ("(w / want-01 :ARG0 (w / boy))\n", "line 1: variable 'w' must be defined once"),
+            ("(w / want-01 :ARG1-of b)\n", "line 1: role ':ARG1-of' from 'w' to 'b' must be inverted once"),
+            ("(w / want-01 :ARG0-of-of (b / boy))\n", "line 1: role ':ARG0-of' from 'b' to 'w' must be inverted once"),
             (f"{AMR}\n(w / want-01\n:ARG0 b c)\n", "line 3, column 9"),
             (f"{AMR}\n) (x / y)\n", r"line 2: expected '\(' to open a graph after a whole one"),
             (f"{AMR} {AMR[:-1]}", "line 1"),
@@ -74,12 +81,15 @@ class TestPenman:
             ("(a / b :ARG0 " * 5000, "nested less deeply|line 1"),
         ],
     )
-    def test_malformed_graphs_are_named_with_their_place(self, path: Path, text: str, told: str) -> None:
+    def test_malformed_graphs_are_named_with_their_place(
+        self, path: Path, text: str, told: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
         path.write_text(text)
         with pytest.raises(DataError, match=told) as error:
             read_penman(path)
         assert str(path) in str(error.value)
         assert "\n" not in str(error.value)
+        assert caplog.messages == []
 
 
 class TestSmiles:
