@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
-from autobatch.arguments import check_int
+from autobatch.arguments import check_int, is_int
 from autobatch.errors import DataError
 from autobatch.keywords import checked
 
@@ -26,10 +26,11 @@ def unroll(graph: Mapping[str, Any], n_rounds: int, fields: Mapping[str, Any]) -
 
     Returns:
         A copy of `graph` with other `edges`, pairs (child, parent), and with these fields of all copies, round by
-        round, and of the root. Copies whose messages do not reach the last round are left out.
+        round, and of the root. Copies whose messages do not reach the last round are left out. Other fields, such as
+        those of edges, are unchanged.
 
     Raises:
-        DataError: fields differ in length, or an edge joins no two nodes.
+        DataError: fields differ in length, or an edge is not a pair of two nodes.
 
     >>> unroll({"x": [6, 8], "edges": [[0, 1], [1, 0]], "target": 0.5}, 1, {"x": 0})
     {'x': [6, 8, 6, 8, 0], 'edges': [[0, 3], [1, 2], [2, 4], [3, 4]], 'target': 0.5}
@@ -39,9 +40,12 @@ def unroll(graph: Mapping[str, Any], n_rounds: int, fields: Mapping[str, Any]) -
     n = next(iter(lengths.values()), -1)
     if n < 0 or len({*lengths.values()}) > 1:
         raise DataError(f"fields of unroll must name lists of one length, got {lengths}.")
-    edges = graph.get("edges", [])
-    if not all(0 <= one < n and 0 <= other < n for one, other in edges):
-        raise DataError(f"edges of unroll must be pairs of the {n} nodes.")
+    try:
+        edges = [(*edge,) for edge in graph.get("edges", [])]
+    except TypeError:
+        edges = [()]  # not a pair, and refused as such
+    if not all(len(edge) == 2 and all(is_int(node) and 0 <= node < n for node in edge) for edge in edges):
+        raise DataError(f"edges of unroll must be pairs of the {n} nodes, as ints from 0.")
     rounds = [list(range(n))]
     for _ in range(n_rounds):  # a node is repeated only if its message travels to the last round, for a single root
         heard = {*rounds[-1]}

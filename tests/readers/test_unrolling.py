@@ -53,6 +53,10 @@ def test_a_graph_may_have_no_nodes_or_edges() -> None:
     [
         ({"x": [1], "edges": [[0, 1]]}, {"x": 0}, "edges of unroll must be pairs of the 1 nodes"),
         ({"x": [1], "edges": [[-1, 0]]}, {"x": 0}, "edges of unroll must be pairs of the 1 nodes"),
+        *[
+            ({"x": [1, 2], "edges": edges}, {"x": 0}, "edges of unroll must be pairs of the 2 nodes, as ints from 0")
+            for edges in ([[0]], [[0, 1, 1]], [[0, 1.0]], [[True, 0]], [["a", "b"]], [0, 1], "ab", None, 0.5)
+        ],
         ({"x": [1], "edges": []}, {"y": 0}, "must name lists of one length"),
         ({"x": [1], "y": [1, 2], "edges": []}, {"x": 0, "y": 0}, "must name lists of one length"),
         ({"x": [1], "edges": []}, {}, "must name lists of one length"),
