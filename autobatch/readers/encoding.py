@@ -1,4 +1,4 @@
-"""Replace the words and labels of instances by ints, in flat and nested instances alike."""
+"""Replace the words and labels of instances with ints, in flat and nested instances alike."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def values(instances: Iterable[Any], field: str) -> Iterator[str]:
 
     Args:
         instances: dicts, as readers return them.
-        field: its name, such as "word"; each value is a string or a list of strings.
+        field: its name, such as "word"; each value is a string or a list of strings, which may be nested.
 
     Raises:
         DataError: a value of the field is neither.
@@ -32,14 +32,16 @@ def values(instances: Iterable[Any], field: str) -> Iterator[str]:
             if isinstance(value, dict):
                 if field in value:
                     yield from _strings(value[field], field)
-                waiting += [x for name, x in value.items() if name != field and _is_nested(x)]
-            elif isinstance(value, list):
+                waiting += [x for name, x in value.items() if name != field]
+            elif _is_nested(value):
                 waiting += value
 
 
 @checked()
 def encode(instance: Any, vocabularies: Mapping[str, Vocabulary]) -> Any:
     """Copy an instance with ids in place of the strings of some fields, also in nested dicts of any depth.
+
+    Tuples that hold dicts, lists or tuples become lists.
 
     Args:
         instance: a dict, as readers return it; it is not changed.
@@ -65,22 +67,26 @@ def encode(instance: Any, vocabularies: Mapping[str, Vocabulary]) -> Any:
             for name, x in value.items():
                 if name in vocabularies:
                     copy[name] = vocabularies[name].encode(x)
-                elif _is_nested(x):
+                else:
                     waiting.append((copy, name))
-        elif isinstance(value, list):
+        elif _is_nested(value):
             holder[key] = items = list(value)
             waiting += [(items, i) for i in range(len(items))]
     return whole[0]
 
 
 def _is_nested(value: Any) -> bool:
-    """Return whether a value is, or lists, nodes with fields of their own."""
-    return isinstance(value, dict) or (isinstance(value, list) and bool(value) and isinstance(value[0], dict))
+    """Return whether a value is a list or a tuple that may hold nodes with fields of their own."""
+    return isinstance(value, (list, tuple)) and any(isinstance(x, (dict, list, tuple)) for x in value)
 
 
 def _strings(value: Any, field: str) -> Iterator[str]:
-    strings = value if isinstance(value, list) else [value]
-    for x in strings:
-        if not isinstance(x, str):
+    waiting = [value]
+    while waiting:
+        x = waiting.pop()
+        if isinstance(x, list):
+            waiting += reversed(x)
+        elif isinstance(x, str):
+            yield x
+        else:
             raise refusal(f"field {field!r}", "a string or a list of strings", x)
-        yield x

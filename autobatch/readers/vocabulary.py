@@ -144,7 +144,7 @@ class Vocabulary:
         """
         if hasattr(numbers, "map"):
             return numbers.map(self.word)
-        if isinstance(numbers, (list, np.ndarray)):
+        if isinstance(numbers, list) or (isinstance(numbers, np.ndarray) and numbers.ndim):
             return [self.decode(number) for number in numbers]
         return self.word(check_int("an id to decode", numbers, at_least=0, below=len(self)))
 

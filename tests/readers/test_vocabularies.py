@@ -43,9 +43,23 @@ def test_flat_instances_are_encoded_and_decoded() -> None:
         found = encode(sentence, {"word": words})
         assert words.decode(found["word"]) == sentence["word"]
         assert {**found, "word": sentence["word"]} == sentence
+    assert words.decode(np.array(1)) == words.decode(1)
     assert encode({"word": [["a", "the"], []], "edges": [[0, 1]]}, {"word": Vocabulary(["the"])}) == {
         "word": [[0, 1], []], "edges": [[0, 1]],
     }  # fmt: skip
+
+
+def test_nodes_are_found_in_tuples_after_none_and_in_nested_lists() -> None:
+    a, b, c = ({"word": word} for word in "abc")
+    instance = {"pair": (a, 1), "maybe": [None, b], "rows": [[], [[c]]], "edges": [(0, 1)], "word": [["d"], ["e", []]]}
+    found = list(values([instance, (a, [b])], "word"))
+    assert sorted(found) == ["a", "a", "b", "b", "c", "d", "e"]
+    assert encode([None, instance], {"word": Vocabulary(["a", "b", "c", "d", "e"])}) == [
+        None,
+        {"pair": [{"word": 1}, 1], "maybe": [None, {"word": 2}], "rows": [[], [[{"word": 3}]]], "edges": [(0, 1)],
+         "word": [[4], [5, []]]},
+    ]  # fmt: skip
+    assert instance["pair"] == ({"word": "a"}, 1)
 
 
 def test_trees_may_have_any_depth() -> None:
