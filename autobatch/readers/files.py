@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autobatch.arguments import check_int, refusal
+from autobatch.errors import DataError
 from autobatch.keywords import checked
 from autobatch.readers.encoding import values
 from autobatch.readers.vocabulary import Vocabulary
@@ -17,14 +19,17 @@ from autobatch.readers.vocabulary import Vocabulary
 class Files:
     """The files that a model reads: the attribute `files` of its class, for `autobatch train package.module:Class`.
 
-    The vocabularies are those of the training data, and the constructor of the class is passed their sizes: `n_word`
-    for the field `word`.
+    The constructor of the class is passed the sizes of the vocabularies: `n_word` for the field `word`. Words are those
+    of the training data. Labels are too, or those of the whole file if development data is a part of it.
 
     Args:
         read: a function from a path to a list of instances, such as `autobatch.readers.read_conllu`.
         words: fields whose strings become ids, with an id for unknown words.
         labels: fields whose strings become ids, without unknown ones.
         min_count: rarer words share the unknown word's id, and so train it.
+
+    Raises:
+        DataError: a field is in both `words` and `labels`, or `min_count` is less than 1.
 
     >>> import autobatch as ab
     >>> class Tagger(ab.Module):
@@ -38,7 +43,25 @@ class Files:
     labels: Sequence[str] = ()
     min_count: int = 2
 
-    def collect(self, instances: Sequence[Any]) -> dict[str, Vocabulary]:
-        """Make the vocabularies of training instances, by field."""
-        words = {name: Vocabulary.count(values(instances, name), self.min_count) for name in self.words}
-        return words | {name: Vocabulary.of_labels(values(instances, name)) for name in self.labels}
+    def __post_init__(self) -> None:
+        check_int("min_count of Files", self.min_count, at_least=1)
+        if both := {*self.words} & {*self.labels}:
+            raise refusal("labels of Files", "other fields than words", sorted(both))
+
+    def collect(self, train: Sequence[Any], read: Sequence[Any]) -> dict[str, Vocabulary]:
+        """Make the vocabularies by field, of words in training instances and of labels in all that were read with them.
+
+        Raises:
+            DataError: no instance has a value of a field.
+        """
+        words = {name: Vocabulary.count(_found(train, name), self.min_count) for name in self.words}
+        return words | {name: Vocabulary.of_labels(_found(read, name)) for name in self.labels}
+
+
+def _found(instances: Sequence[Any], name: str) -> list[str]:
+    """Return the values of a field, at least one if there is an instance."""
+    found = list(values(instances, name))
+    if instances and not found:
+        known = f"; the first has {', '.join(map(str, instances[0]))}" if isinstance(instances[0], dict) else ""
+        raise DataError(f"field {name!r} of Files must have values in the instances{known}.")
+    return found

@@ -43,7 +43,8 @@ def test_flat_instances_are_encoded_and_decoded() -> None:
         found = encode(sentence, {"word": words})
         assert words.decode(found["word"]) == sentence["word"]
         assert {**found, "word": sentence["word"]} == sentence
-    assert words.decode(np.array(1)) == words.decode(1)
+    number: Any = np.array(1)
+    assert words.decode(number) == words.decode(1)
     assert encode({"word": [["a", "the"], []], "edges": [[0, 1]]}, {"word": Vocabulary(["the"])}) == {
         "word": [[0, 1], []], "edges": [[0, 1]],
     }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -69,6 +70,8 @@ class Dataset:
     """SHA-256 of the files of the training data; "" if it was drawn, or is unknown."""
     scales: Mapping[str, float] = field(default_factory=dict)
     """`target_mean` and `target_std`, for models that standardise the numbers that they predict; empty for others."""
+    dev_digest: str = ""
+    """SHA-256 of the files of the development data; "" if it is part of the training data, or is unknown."""
 
     @property
     def items(self) -> list[Any]:
@@ -139,7 +142,7 @@ class Format:
             DataError: the data is missing or malformed, or the share is not of a single file, or of none of its
                 instances.
         """
-        if share is not None and (data in self.generators or Path(data).is_dir()):
+        if share is not None and (data in self.generators or os.path.isdir(data)):
             raise DataError(
                 f"cannot hold out {share:g} of {data!r}: only a single file is split, and a folder or a generator has "
                 f"development data of its own; leave out the share."
@@ -151,12 +154,12 @@ class Format:
             n_train = len(drawn) - len(drawn) // HELD_OUT_OF_DRAWN
             return Found(drawn[:n_train], drawn[n_train:], None, generator.sizes)
         path = Path(data)
-        if path.is_dir():
+        if os.path.isdir(path):
             train_file, dev_file = self.parts
             needs_train = trains or (path / train_file).exists()
             train = self.read(path / train_file, answered) if needs_train else []
             return Found(train, self.read(path / dev_file if dev is None else Path(dev), answered))
-        if not path.exists():
+        if not os.path.exists(path):
             meant = nearest(data, self.generators)
             reason = "no such file, folder or generator"
             if data in GENERATORS:
@@ -170,12 +173,12 @@ class Format:
             return Found(read, self.read(Path(dev), answered))
         return hold_out(read, data, rng, share)
 
-    def digest(self, data: str) -> str:
-        """Compute `Dataset.digest` of existing data."""
+    def digest(self, data: str, part: int = 0) -> str:
+        """Compute `Dataset.digest` of existing data, or of a folder's file with this number in `parts`."""
         path = Path(data)
-        if data in self.generators:
+        if data in self.generators or (part and not path.is_dir()):
             return ""
-        file = path / self.parts[0] if path.is_dir() else path
+        file = path / self.parts[part] if path.is_dir() else path
         contents = [one.read_bytes() for one in (file, *self.beside(file)) if one.is_file()]
         return sha256(b"".join(sha256(content).digest() for content in contents)).hexdigest()
 
@@ -252,8 +255,11 @@ class Loader:
         ids = [known[name].id for name in self.words]
         train, dev = ([self.encode(instance, *ids) for instance in part] for part in (found.train, found.dev))
         sizes = {f"n_{name}": len(known[name]) for name in known}
-        digest = self.form.digest(data) if self.answered else ""
-        return self.finish(Dataset(data, train, dev, known, sizes, found.dev_places, digest), rng)
+        dataset = Dataset(data, train, dev, known, sizes, found.dev_places)
+        if self.answered:
+            measured = self.form.digest(data, part=1) if self.dev is None else self.form.digest(self.dev)
+            dataset = replace(dataset, digest=self.form.digest(data), dev_digest=measured)
+        return self.finish(dataset, rng)
 
 
 TREES = Format(
