@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from autobatch.arguments import refusal
 from autobatch.errors import DataError
 from autobatch.keywords import checked, nearest
 from autobatch.models.data.own_files import FilesLoader
@@ -44,13 +45,18 @@ MODELS = {
 }
 
 
+class ClassSpec(ModelSpec):
+    """The spec of a user's class."""
+
+
 @checked()
 def find_model(name: str) -> ModelSpec:
     """Find a model by its name, or by `package.module:Class`.
 
-    A user's class is an `ab.Module` with a method `loss(tree)`. It reads the same data as `tree-lstm`, and has the same
-    metrics if it has a method `scores(tree)` that returns the root's scores (n_classes,) and a list of the scores of
-    all nodes in postorder. For other data, `package.module:name` may name a `ModelSpec`.
+    A user's class is an `ab.Module` with a method `loss(instance)`. With an attribute `files`, an
+    `autobatch.readers.Files`, it reads these files and is measured by its loss. Otherwise it reads the same data as
+    `tree-lstm`, and has the same metrics if it has a method `scores(tree)` that returns the root's scores (n_classes,)
+    and a list of the scores of all nodes in postorder. For other data, `package.module:name` may name a `ModelSpec`.
 
     Raises:
         DataError: the model is unknown or unusable.
@@ -92,14 +98,16 @@ def _spec(name: str, place: str) -> ModelSpec:
             f"{_describe(found)}."
         )
     summary, files = (found.__doc__ or name).strip().splitlines()[0], getattr(found, "files", None)
-    if isinstance(files, Files):
-        return ModelSpec(
+    if files is not None and not isinstance(files, Files):
+        raise refusal(f"files of {name}", "an autobatch.readers.Files", files)
+    if files is not None:
+        return ClassSpec(
             name=name, summary=summary, model=found, generators=(), reads="the files of its class", default_data="",
             load=FilesLoader(files), count_correct=_mean_loss, predictor="loss", costs=("loss",),
         )  # fmt: skip
     from autobatch.models.tree_lstm import SPEC
 
-    return ModelSpec(
+    return ClassSpec(
         name=name,
         summary=summary,
         model=found,

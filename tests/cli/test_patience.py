@@ -116,7 +116,7 @@ def test_a_patience_needs_measurements(command: Command, folder: Path) -> None:
     )
     for words, why in (
         (("tree-lstm", "--data", "few.txt", "--patience", 2), "needs development data; few.txt has none"),
-        (("own_patience:Bare", "--patience", 2), "--patience needs a model with metrics; own_patience:Bare has no"),
+        (("own_patience:Bare", "--patience", 2), "own_patience:Bare has none, as its class has no method scores(tree)"),
         (("tree-lstm", "--patience", 0), "must be an int of at least 1, got '0'"),
     ):
         status, _, err = command("train", *words)

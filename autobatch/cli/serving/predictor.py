@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from autobatch.cli.training.scoring import say_lack
 from autobatch.cli.training.stored import StoredModel
 from autobatch.errors import CheckpointError, DataError
 from autobatch.models import ModelSpec
@@ -36,7 +37,7 @@ class Predictor:
         settings, encoding = stored.settings, stored.encoding
         spec = stored.find_spec()
         if spec.predict is None:
-            raise DataError(f"cannot serve {settings.model}: it needs a method scores(instance).")
+            raise DataError(f"cannot serve {settings.model}: {say_lack(spec, 'predict')}.")
         dataset = Dataset("", (), (), encoding.vocabularies, encoding.sizes, scales=encoding.scales)
         model = stored.build(spec, dataset, np.random.default_rng(settings.seed))
         model.eval()

@@ -15,11 +15,12 @@ from autobatch.cli.completion import complete_data
 from autobatch.cli.places import DATA, FILE
 from autobatch.cli.results import JsonLines, describe_run, open_json, say_instances
 from autobatch.cli.threads import use_threads
-from autobatch.cli.training.scoring import Scorer, say_missing_metrics
+from autobatch.cli.training.scoring import Scorer, say_lack, say_missing_metrics
 from autobatch.cli.training.stored import StoredModel, describe
 from autobatch.cli.training.trained import Trained, checkpoint_option, trained_model
 from autobatch.cli.workload import Workload
 from autobatch.errors import DataError
+from autobatch.models.data.own_files import FilesLoader
 from autobatch.readers.vocabulary import describe as describe_vocabularies
 from autobatch.trace.recursion import BoundRecursion
 
@@ -62,7 +63,7 @@ def evaluate(
     stored = trained.read()
     workload = stored.load_workload(data).with_threads(threads)
     if workload.spec.count_correct is None:
-        raise DataError(f"cannot measure {stored.settings.model}: metrics need a method scores(instance).")
+        raise DataError(f"cannot measure {stored.settings.model}: {say_lack(workload.spec, 'count_correct')}.")
     say_missing_metrics(workload)
     instances, backend = select_instances(workload, data), backend or stored.settings.backend
     with open_json(json_path) as results:
@@ -122,7 +123,7 @@ def predict(
     stored = trained.read()
     workload = stored.load_workload(data, answered=data is None).with_threads(threads)
     if workload.spec.predict is None:
-        raise DataError(f"cannot predict with {stored.settings.model}: it needs a method scores(instance).")
+        raise DataError(f"cannot predict with {stored.settings.model}: {say_lack(workload.spec, 'predict')}.")
     if probabilities and workload.spec.probabilities is None:
         raise DataError(f"{stored.settings.model} has no probabilities: it does not score labels by logits.")
     backend = backend or stored.settings.backend
@@ -160,6 +161,8 @@ def export(model: str, checkpoint: Path, out: Path, examples: int) -> None:
     workload = stored.load_workload()
     spec = workload.spec
     is_fold = spec.predict is None and isinstance(getattr(workload.model, "predict", None), BoundRecursion)
+    if spec.predict is None and not is_fold and isinstance(spec.load, FilesLoader):
+        raise DataError(f"cannot export {model}: the attribute predict of its class must be an ab.fold or an ab.scan.")
     method = "predict" if is_fold else "loss" if spec.predict is None else spec.predictor
     function = workload.batched(method, stored.policy, "reference")
     workload.model.eval()

@@ -11,6 +11,9 @@ import numpy as np
 
 from autobatch.cli.workload import Workload, record
 from autobatch.distributed.group import Joined
+from autobatch.models import ModelSpec
+from autobatch.models.data.own_files import FilesLoader
+from autobatch.models.registry import ClassSpec
 from autobatch.release import pip_install
 from autobatch.schedule.schedule import Policy
 
@@ -99,6 +102,13 @@ def say_missing_metrics(workload: Workload) -> None:
     missing = workload.spec.say_missing(workload.dataset.vocabularies)
     if missing:
         click.echo(f"autobatch: {workload.dataset.name}: {missing}", err=True)
+
+
+def say_lack(spec: ModelSpec, part: str) -> str:
+    """Explain why a model has no `predict` or `count_correct`."""
+    if part == "predict" and isinstance(spec.load, FilesLoader):
+        return "a model with files predicts after its export; run autobatch export, and give --model FILE"
+    return "its class has no method scores(tree)" if isinstance(spec, ClassSpec) else f"its ModelSpec has no {part}"
 
 
 def _share(n_right: float, n_all: float) -> float:

@@ -20,7 +20,7 @@ from autobatch.cli.threads import use_threads
 from autobatch.cli.training.fitting import Epoch, Fitting
 from autobatch.cli.training.keeping import Keeper, Stopped, open_folder
 from autobatch.cli.training.parallel import processes
-from autobatch.cli.training.scoring import say_missing_metrics
+from autobatch.cli.training.scoring import say_lack, say_missing_metrics
 from autobatch.cli.training.stored import LAST, LAST_TENTH, Settings, StoredRun
 from autobatch.cli.training.tensorboard import Scalars, open_scalars, require_tensorboard
 from autobatch.cli.training.weighing import to_weights, weigh_instances
@@ -192,7 +192,8 @@ def _check_development(settings: Settings, workload: Workload) -> None:
     asked = {"dev": settings.dev, "split": settings.split, "patience": settings.patience}
     needs = next((name for name, value in asked.items() if value not in (None, LAST_TENTH)), None)
     if needs is not None and workload.spec.count_correct is None:
-        raise DataError(f"--{needs} needs a model with metrics; {workload.spec.name} has no method scores(instance).")
+        lack = say_lack(workload.spec, "count_correct")
+        raise DataError(f"--{needs} needs a model with metrics; {workload.spec.name} has none, as {lack}.")
     if settings.patience is not None and not workload.dataset.dev:
         raise DataError(
             f"--patience needs development data; {workload.dataset.name} has none, so give a file with --dev."
