@@ -29,8 +29,8 @@ data_option = click.option(
     metavar="NAME_OR_PATH",
     type=DATA,
     shell_complete=complete_data,
-    help="A file, all of which is used; or a folder or a generator, for its development data.  [default: the "
-    "development data of training]",
+    help="A generator or a folder, for its development data; of a file or a folder without development data, all is "
+    "used.  [default: the development data of training]",
 )
 
 
@@ -182,14 +182,15 @@ def make_scorer(
 
 
 def select_instances(workload: Workload, data: str | None) -> Sequence[Any]:
-    """Return all instances of a file given by --data, else the development data.
+    """Return the development data; or all instances of a file or a folder given by --data, if it has none of its own.
 
     Raises:
         DataError: there are none.
     """
     dataset = workload.dataset
     is_file = data is not None and data not in workload.spec.generators and Path(data).is_file()
-    instances = dataset.items if is_file else dataset.dev
+    is_whole = is_file or (data is not None and dataset.dev_places is not None)
+    instances = dataset.items if is_whole else dataset.dev
     if not instances:
         raise DataError(
             f"cannot measure on {dataset.name}: it has no development instances; give a file with --data, all of which "
