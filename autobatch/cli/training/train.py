@@ -38,9 +38,9 @@ DIVERGED = 1000  # times the loss of the first mini-batch: training diverges
 @options.data_option
 @click.option(
     "--dev",
-    metavar="FILE",
-    type=PathType(dir_okay=False),
-    help="File of development data, in place of that of the folder or a part of --data.",
+    metavar="PATH",
+    type=PathType(),
+    help="Development data: a file, or a folder if the format is one; in place of that in --data, or of a part of it.",
 )
 @click.option(
     "--split",
@@ -128,7 +128,7 @@ def train(
     order, and then prints the mean training loss per instance, the metrics on the development data, and the instances
     trained per second, without the time of measuring.
 
-    Development data is the file of --dev, or else a file such as dev.txt in the folder of --data. Of a single file with
+    Development data is that of --dev, or else a file such as dev.txt in the folder of --data. Of a single file with
     at least ten instances, 10%, or the share of --split, drawn by --seed, are held out as development data.
 
     With --patience N, training ends before --epochs once no epoch of the last N is the best, by the first metric on the
@@ -160,7 +160,7 @@ def train(
     if checkpoint is None and resume:
         raise click.UsageError("--resume needs --checkpoint DIR, the folder to resume from", ctx)
     if settings["dev"] is not None and settings["split"] is not None:
-        raise click.UsageError("give either --dev FILE or --split SHARE, as both choose the development data", ctx)
+        raise click.UsageError("give either --dev PATH or --split SHARE, as both choose the development data", ctx)
     require_tensorboard(tensorboard)
     with open_folder(checkpoint, resume) as stored:
         if resume and stored is None:
@@ -195,9 +195,7 @@ def _check_development(settings: Settings, workload: Workload) -> None:
         lack = say_lack(workload.spec, "count_correct")
         raise DataError(f"--{needs} needs a model with metrics; {workload.spec.name} has none, as {lack}.")
     if settings.patience is not None and not workload.dataset.dev:
-        raise DataError(
-            f"--patience needs development data; {workload.dataset.name} has none, so give a file with --dev."
-        )
+        raise DataError(f"--patience needs development data; {workload.dataset.name} has none, so give it with --dev.")
 
 
 def _run(
