@@ -106,7 +106,7 @@ class ModelSpec:
         """Return the dataset with the mean and the standard deviation of its training targets as `scales`.
 
         Raises:
-            DataError: the model cannot use them, or the targets are all equal or too large.
+            DataError: the model cannot use them, or the targets are all equal, too close or too large.
         """
         if self.target is None:
             raise DataError(
@@ -120,7 +120,7 @@ class ModelSpec:
         targets = np.array([self.target(instance) for instance in dataset.train], np.float64)
         with np.errstate(all="ignore"):
             mean, std = float(targets.mean()), float(targets.std())
-        if not (np.ptp(targets) > 0 and math.isfinite(std)):
+        if not (np.ptp(targets) > 0 and 0 < std < math.inf):
             raise DataError(
                 f"cannot scale the targets of {dataset.name}: they must be different finite numbers, from "
                 f"{targets.min():g} to {targets.max():g}."

@@ -211,7 +211,7 @@ def test_a_model_without_numbers_is_not_scaled(model: str, command: Command) -> 
     assert f"the spec of {model} has no target" in err
 
 
-@pytest.mark.parametrize("targets", [[], [1.0], [0.1] * 10, [float("nan"), 1.0], [1e300, -1e300]])
+@pytest.mark.parametrize("targets", [[], [1.0], [0.1] * 10, [float("nan"), 1.0], [1e300, -1e300], [0, 1e-200]])
 def test_targets_without_a_scale_are_refused(targets: list[float]) -> None:
     spec = replace(find_model("graph-network"), target=lambda x: x)
     data = Dataset("x", targets, [], {}, {})
