@@ -23,6 +23,7 @@ from autobatch.errors import AutobatchError, CheckpointError
 from autobatch.ir.precision import PRECISIONS
 from autobatch.models import ModelSpec
 from autobatch.models.data.dataset import Loader
+from autobatch.models.data.own_files import FilesLoader
 
 SPARE = 1 << 20  # random numbers that building a model may draw in addition to its parameters
 MOST = (1 << 63) - 1  # largest count
@@ -102,6 +103,7 @@ LATER_SETTINGS = {
     ),
 }
 """Settings that may be missing in files of earlier versions."""
+SCALES = {"target_mean": NUMBER, "target_std": POSITIVE}
 POSITION = {
     "epochs": COUNT,
     "steps": COUNT,
@@ -141,7 +143,9 @@ def check_described(described: Mapping[str, Any], n_numbers: int) -> None:
     _check("settings.", settings, {name: kind for name, kind in LATER_SETTINGS.items() if name in settings})
     _check("sizes.", described["sizes"], dict.fromkeys(described["sizes"], size))
     if described.get("scales"):
-        _check("scales.", described["scales"], {"target_mean": NUMBER, "target_std": POSITIVE})
+        _check("scales.", described["scales"], SCALES)
+        if described["scales"].keys() != SCALES.keys():  # another would override a size
+            raise refusal("scales", f"{' and '.join(SCALES)}", [*described["scales"]], CheckpointError, ADVICE)
     _check("vocabularies.", described["vocabularies"], dict.fromkeys(described["vocabularies"], WORDS))
     if "closed" in described:
         _check("", described, {"closed": WORDS})
@@ -155,7 +159,7 @@ def check_run(state: Mapping[str, Any]) -> None:
     """
     position = state["position"]
     _check("", state, RUN)
-    later = {"digest": TEXT, "best_epoch": _whole(0, position["epochs"])}
+    later = {"digest": TEXT, "dev_digest": TEXT, "best_epoch": _whole(0, position["epochs"])}
     _check("", state, {name: kind for name, kind in later.items() if name in state})
     _check("draws.", state["draws"], {"seed": SEED, "step": COUNT})
     _check("position.", position, POSITION)
@@ -179,14 +183,22 @@ def check_encoding(spec: ModelSpec, encoding: Encoding) -> None:
     """Check that a model's vocabularies are present, and that their sizes agree with `encoding.sizes`.
 
     Raises:
-        CheckpointError: a vocabulary is missing, or a size differs.
+        CheckpointError: a vocabulary is missing, a size differs, or words of a user's model are now labels.
     """
-    if not isinstance(spec.load, Loader):
-        return
-    for name in spec.load.words:
+    closed: dict[str, bool | None] = {}
+    advice = ADVICE
+    if isinstance(spec.load, Loader):
+        closed = dict.fromkeys(spec.load.words)
+    elif isinstance(spec.load, FilesLoader):
+        files, advice = spec.load.files, "restore the attribute files of its class, or train it again"
+        closed = {**dict.fromkeys(files.words, False), **dict.fromkeys(files.labels, True)}
+    for name, is_closed in closed.items():
         vocabulary, size = encoding.vocabularies.get(name), encoding.sizes.get(f"n_{name}")
         if vocabulary is None:
-            raise CheckpointError(f"the vocabulary of {name}, which {spec.name} needs, is missing; {ADVICE}.")
+            raise CheckpointError(f"the vocabulary of {name}, which {spec.name} needs, is missing; {advice}.")
+        if is_closed not in (None, vocabulary.closed):
+            before = "labels" if vocabulary.closed else "words"
+            raise CheckpointError(f"{name} must be one of the {before} of {spec.name}, as in training; {advice}.")
         if size != len(vocabulary):
             raise refusal(
                 f"sizes.n_{name}", f"{len(vocabulary)}, the size of the vocabulary", size, CheckpointError, ADVICE
