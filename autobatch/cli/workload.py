@@ -128,7 +128,7 @@ def load_workload(
         encoding: encoding of a stored model; by default, vocabularies and sizes are taken from the data.
         answered: whether instances must have answers: the tags, labels or numbers that the model predicts.
         build: builds a stored model; by default, a new one is built.
-        dev: file of the development data.
+        dev: path of the development data.
         split: share of a single file to hold out as development data.
         scale_targets: whether a new model is to standardise the numbers that it predicts.
 
@@ -151,7 +151,7 @@ def load_workload(
 
 
 def _hold_out(spec: ModelSpec, dev: str | None, split: float | None) -> Load:
-    """Make `spec.load` take its development data from the file `dev`, or from a share of its file.
+    """Make `spec.load` take its development data from the path `dev`, or from a share of its file.
 
     Raises:
         DataError: `spec.load` is a function of the user, which divides its data itself, and `split` is given.
@@ -164,7 +164,7 @@ def _hold_out(spec: ModelSpec, dev: str | None, split: float | None) -> Load:
     if split is not None:
         raise DataError(
             f"cannot hold out {split:g} of the data of {spec.name}: its load is a function, which divides the data "
-            f"itself; make it a Loader of autobatch.models.data.dataset, or give --dev."
+            f"itself; make it a Loader of autobatch.models.data.dataset, use autobatch.readers.Files, or give --dev."
         )
 
     def load_both(
@@ -172,7 +172,9 @@ def _hold_out(spec: ModelSpec, dev: str | None, split: float | None) -> Load:
     ) -> Dataset:
         assert dev is not None
         found = load(data, rng, vocabularies)
-        return replace(found, dev=load(dev, rng, found.vocabularies).items, dev_places=None)
+        train = found.train if found.dev_places is None else found.items  # without dev, some were held out
+        measured = load(dev, rng, found.vocabularies)
+        return replace(found, train=train, dev=measured.items, dev_places=None, dev_digest=measured.digest)
 
     return load_both
 

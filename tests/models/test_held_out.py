@@ -168,7 +168,7 @@ def test_a_choice_of_development_data_may_be_refused(command: Command, tmp_path:
     few.write_text("(1 a)\n" * 9)
     (tmp_path / "train.txt").write_text("(1 a)\n" * 30)
     refused: list[tuple[tuple[Any, ...], str]] = [
-        (("--data", one, "--dev", few, "--split", 0.5), "give either --dev FILE or --split SHARE"),
+        (("--data", one, "--dev", few, "--split", 0.5), "give either --dev PATH or --split SHARE"),
         (("--data", tmp_path, "--split", 0.5), "only a single file is split"),
         (("--data", "listops", "--split", 0.5), "only a single file is split"),
         (("--data", few, "--split", 0.1), "less than one of its 9 instances"),
@@ -218,6 +218,7 @@ def count(outputs, instances, vocabularies):
 SPEC = ModelSpec("sums", "", Sums, (), "numbers", "numbers.txt", load, count_correct=count, costs=("mae",),
                  predict=lambda outputs, instances, vocabularies: [{"of": x} for x in instances])
 OWN_SHARE = replace(TREE_LSTM, name="own-share", load=replace(TREE_LSTM.load, share=0.5))
+OWN_LOAD = replace(TREE_LSTM, name="own-load", load=lambda *given: TREE_LSTM.load(*given))
 BARE = ModelSpec("bare", "", Sums, (), "numbers", "numbers.txt", load)
 """
 
@@ -244,10 +245,47 @@ def test_a_model_with_data_of_its_own_has_the_same_options(
         assert f"{20 - n_dev} instances to train on, {n_dev} to measure on" in out
     for name, option, why in (
         ("SPEC", ("--split", 0.5), "its load is a function, which divides the data itself"),
-        ("BARE", ("--dev", "other.txt"), "--dev needs a model with metrics"),
+        (
+            "BARE",
+            ("--dev", "other.txt"),
+            "metrics; bare has none, as its ModelSpec has no count_correct",
+        ),
     ):
         status, _, err = command("train", f"own_held_out:{name}", *given, *option)
         assert (status, why in err, err.count("\n")) == (2, True, 1), err
+    assert command("train", "own_held_out:BARE", *given, "--checkpoint", "bare")[0] == 0
+    for name, part in (("eval", "count_correct"), ("predict", "predict")):
+        status, _, err = command(name, "own_held_out:BARE", "--checkpoint", "bare")
+        assert (status, f"its ModelSpec has no {part}" in err, err.count("\n")) == (2, True, 1), err
+
+
+@pytest.mark.parametrize("model", ["tree-lstm", "own_held_out:OWN_LOAD"])
+def test_changed_development_data_is_noticed(
+    model: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for a `load` that is a function, whose instances are all trained on."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("own_held_out.py").write_text(OWN)
+    Path("trees.txt").write_text("(1 a)\n(0 b)\n" * 10)
+    words = "train", model, "--data", "trees.txt", "--dev", "dev.txt", "--dim", 4, "--backend", "reference"
+    Path("dev.txt").write_text("(1 a)\n")
+    status, out, _ = command(*words, "--epochs", 1, "--checkpoint", "run")
+    assert (status, "20 instances to train on, 1 to measure on" in out) == (0, True), out
+    assert command(*words, "--epochs", 2, "--checkpoint", "run", "--resume")[0] == 0
+    Path("dev.txt").write_text("(0 b)\n")
+    status, _, err = command(*words, "--epochs", 3, "--checkpoint", "run", "--resume")
+    assert (status, "the development data in dev.txt has changed" in err) == (2, True), err
+
+
+def test_changed_development_data_of_a_folder_is_noticed(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("(1 a)\n(0 b)\n")
+    (tmp_path / "dev.txt").write_text("(1 a)\n")
+    given = "--data", tmp_path, "--dim", 4, "--backend", "reference", "--checkpoint", tmp_path / "run"
+    assert command("train", "tree-lstm", *given, "--epochs", 1)[0] == 0
+    (tmp_path / "dev.txt").write_text("(0 b)\n")
+    status, _, err = command("train", "tree-lstm", *given, "--epochs", 2, "--resume")
+    assert (status, f"the development data in {tmp_path} has changed" in err) == (2, True), err
 
 
 def test_the_split_is_described(command: Command) -> None:

@@ -52,7 +52,7 @@ class Settings:
     max_bytes: int | None = None
     precision: str = "float32"
     dev: str | None = None
-    """File of the development data."""
+    """Path of the development data."""
     split: float | str | None = None
     """Share of a single file drawn as development data; None for the default, or `LAST_TENTH`."""
     scale_targets: bool = False
@@ -153,7 +153,8 @@ class StoredRun(StoredModel):
     n_train: int
     """Number of training instances."""
     digest: str
-    """`Dataset.digest`; "" in checkpoints of versions without it."""
+    """`Dataset.digest`; "" in checkpoints of versions without it, as is the next."""
+    dev_digest: str
     position: Position
     best: Best
     draws: dict[str, int]
@@ -193,8 +194,12 @@ class StoredRun(StoredModel):
                 f"{doing}: {self.settings.data} must hold {self.n_train} training instances as before, got {n_train}; "
                 f"restore the data."
             )
-        if self.digest and dataset.digest and self.digest != dataset.digest:
-            raise CheckpointError(f"{doing}: the training data in {self.settings.data} has changed; restore the data.")
+        for what, path, before, now in (
+            ("training", self.settings.data, self.digest, dataset.digest),
+            ("development", self.settings.dev or self.settings.data, self.dev_digest, dataset.dev_digest),
+        ):
+            if before and now and before != now:
+                raise CheckpointError(f"{doing}: the {what} data in {path} has changed; restore the data.")
         with naming(self.path, "resume from"):
             fitting.optimizer.load_state_dict(self.optimizer)  # type: ignore[arg-type]
         fitting.loss.seed, fitting.loss.step = self.draws["seed"], self.draws["step"]
@@ -217,6 +222,7 @@ def store_run(path: Path, settings: Settings, workload: Workload, fitting: Fitti
         **describe(settings, workload),
         "n_train": len(workload.dataset.train),
         "digest": workload.dataset.digest,
+        "dev_digest": workload.dataset.dev_digest,
         "position": {**asdict(fitting.position), "metrics": _finite(fitting.position.metrics)},
         "best": _finite(fitting.best.metrics),
         "best_epoch": fitting.best.epoch,
@@ -263,6 +269,7 @@ def read_run(path: Path) -> StoredRun:
             **_made_of(path, state, parameters),
             n_train=state["n_train"],
             digest=state.get("digest", ""),
+            dev_digest=state.get("dev_digest", ""),
             position=Position(**position),
             best=_best_of(state),
             draws=state["draws"],
