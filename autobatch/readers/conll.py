@@ -13,7 +13,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from autobatch.arguments import refusal
+from autobatch.arguments import is_int, refusal
 from autobatch.keywords import checked
 from autobatch.readers.extra import import_parser
 from autobatch.readers.lines import Line, check_found, read_lines
@@ -22,6 +22,7 @@ PARENT = "parent"
 _WHAT, _PLURAL = "a sentence", "sentences"
 _COLUMN = re.compile("[^ \\t]+")
 _HEAD = re.compile("0|[1-9][0-9]{0,8}")
+_HUGE = re.compile("[0-9]{10}")
 _DOCUMENT = "-DOCSTART-"
 
 
@@ -60,6 +61,9 @@ def read_conll(
     """
     if not columns:
         raise refusal("columns of read_conll", "a dict with at least one field", columns)
+    for name, place in columns.items():
+        if not is_int(place):
+            raise refusal(f"the column of {name!r} in read_conll", "an int", place)
     for name, given in (("separator", separator), ("comment", comment)):
         if given == "":
             raise refusal(f"{name} of read_conll", "None or a str of at least one character", given)
@@ -120,6 +124,10 @@ def _parse_id(token: Token, parser: Any) -> Any:
     for column, start in zip(token.columns, token.starts, strict=True):
         if not column.strip(" ") or "  " in column:
             raise token.line.fault(_WHAT, start, "a value without repeated spaces, or '_'")
+    for name in ("id", "head", "deps"):
+        column = fields.index(name)
+        if _HUGE.search(token.columns[column]):  # Python refuses to convert thousands of digits
+            raise token.line.fault(_WHAT, token.starts[column], f"a valid {name}, with numbers below 10 ** 9")
     try:
         found = parser.parse_line(token.line.text, fields)
     except parser.ParseException as error:

@@ -82,6 +82,10 @@ def test_heads_may_be_missing_altogether(path: Path) -> None:
         (WORD.replace("1", "2-1", 1) + WORD, 1, 1),
         (WORD.replace("\t0", "\t1"), 1, 19),
         (WORD.replace("\t0", "\t-1"), 1, 19),
+        ("1" * 5000 + WORD[1:], 1, 1),
+        (f"1-{'2' * 5000}" + WORD[1:], 1, 1),
+        (WORD.replace("\t0", "\t" + "1" * 5000), 1, 19),
+        (WORD.replace("root\t_", f"root\t{'1' * 5000}:x"), 1, 26),
         (WORD.replace("\t0", "\tx"), 1, 19),
         (WORD.replace("\t0", "\t2") + WORD.replace("1", "2", 1).replace("\t0", "\t1"), 1, 19),
         (WORD.replace("film", "a  b"), 1, 3),
@@ -104,6 +108,10 @@ def test_malformed_conllu_is_named_with_its_place(path: Path, text: str, line: i
         ({"word": -3}, {}, "line 2, column 4"),
         ({"word": 0}, {"separator": "x"}, "line 2, column 1: expected the word in column 0"),
         ({}, {}, "columns of read_conll must be a dict with at least one field"),
+        *[
+            ({"word": 0, "tag": place}, {}, "the column of 'tag' in read_conll must be an int, got")
+            for place in ("b", 0.0, True, None)
+        ],
         ({"word": 0}, {"comment": ""}, "comment of read_conll must be None or a str of at least one character"),
         ({"word": 0}, {"comment": "x"}, "the file holds none"),
     ],
