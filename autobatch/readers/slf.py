@@ -123,11 +123,16 @@ def _read(path: Path) -> dict[str, Any]:
         if "SUBLAT" in fields.texts or ("I" in fields.texts and "L" in fields.texts):
             raise line.fault(_WHAT, 0, "a lattice without sublattices; expand them with HLRescore")
         kind = "I" if "I" in fields.texts else "J" if "J" in fields.texts else ""
+        if {"I", "J"} <= fields.texts.keys():
+            raise line.fault(_WHAT, fields.positions["J"], "a node I= or a link J=, each in a line of its own")
         if kind and len(size) < 2:
             raise line.fault(_WHAT, 0, "N= and L=, the numbers of nodes and links, before the first node or link")
         if not kind:
             if nodes or links:
                 raise line.fault(_WHAT, 0, "a node I= or a link J=, as the header has ended")
+            for name in ("N", "L"):
+                if name in fields.texts and (name in size or (name == "N" and not fields.number("N"))):
+                    raise line.fault(_WHAT, fields.positions[name], f"one {name}= in the file, and at least one node")
             size |= {name: fields.number(name) for name in ("N", "L") if name in fields.texts}
             continue
         found, number = (
@@ -136,10 +141,12 @@ def _read(path: Path) -> dict[str, Any]:
         if number in found:
             raise line.fault(_WHAT, fields.positions[kind], f"a number that no other line has as {kind}=")
         found[number] = fields
-    if not size.get("N") or len(nodes) != size["N"] or len(links) != size.get("L", 0):
+    if len(size) < 2:
+        raise DataError(f"cannot read {_WHAT} from {path}: expected N= and L=, the numbers of nodes and links.")
+    if (len(nodes), len(links)) != (size["N"], size["L"]):
         raise DataError(
-            f"cannot read {_WHAT} from {path}: expected N={size.get('N', '')} nodes and L={size.get('L', '')} links, "
-            f"found {len(nodes)} and {len(links)}."
+            f"cannot read {_WHAT} from {path}: expected N={size['N']} nodes and L={size['L']} links, found "
+            f"{len(nodes)} and {len(links)}."
         )
     return _to_instance([nodes[n] for n in range(size["N"])], [links[n] for n in range(size["L"])])
 
