@@ -21,7 +21,7 @@ from typing import Any
 
 from autobatch.errors import DataError
 from autobatch.keywords import checked
-from autobatch.readers.lines import Line, read_lines, to_number
+from autobatch.readers.lines import Line, check_found, read_lines, to_number
 
 FIELDS = {  # optional files, and the fields of an instance with their values
     "graph_labels": "label", "graph_attributes": "target", "node_labels": "x", "node_attributes": "attributes",
@@ -91,7 +91,7 @@ def read_tu(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
             continue
         for value, graph in zip(values, graphs if kind == "node" else [graph for _, graph in ends], strict=True):
             read[graph - 1][field].append(value)
-    return read
+    return check_found(place, "graphs", read, "a line for each node in *_graph_indicator.txt")
 
 
 def _check_edge(line: Line, one: int, other: int, graphs: list[int]) -> tuple[tuple[int, int], int]:

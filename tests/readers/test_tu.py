@@ -77,6 +77,11 @@ def test_folders_hold_one_data_set(tmp_path: Path) -> None:
     (tmp_path / "Y_A.txt").write_text("1, 1\n")
     with pytest.raises(DataError, match=r"Y_graph_indicator\.txt: no such file"):
         read_tu(tmp_path)
+    (tmp_path / "Y_A.txt").write_text("")
+    (tmp_path / "Y_graph_indicator.txt").write_text("")
+    with pytest.raises(DataError, match="the file holds none"):
+        read_tu(tmp_path)
+    (tmp_path / "Y_A.txt").write_text("1, 1\n")
     (tmp_path / "Y_graph_indicator.txt").write_text("999999999\n")
     with pytest.raises(DataError, match="expected the number of one of 1 graphs"):
         read_tu(tmp_path)
