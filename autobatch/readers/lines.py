@@ -134,9 +134,9 @@ def _decode(content: bytes, path: Path, number: int, what: str) -> str:
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
+        column = len(content[: error.start].decode("utf-8")) + 1
         raise DataError(
-            f"{doing}, column {error.start + 1}: byte 0x{content[error.start]:02x} is not UTF-8; convert the file to "
-            f"UTF-8."
+            f"{doing}, column {column}: byte 0x{content[error.start]:02x} is not UTF-8; convert the file to UTF-8."
         ) from error
     if stray := _STRAY.search(text):
         raise DataError(f"{doing}, column {stray.start() + 1}: {_STRAYS[stray[0]]}.")

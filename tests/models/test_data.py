@@ -179,6 +179,7 @@ def test_labels_are_of_any_number_and_text(labels: list[str]) -> None:
         (b"", "the file holds none"),
         (b" \n\n", "the file holds none"),
         (b"(1 ok)\n(2 caf\xe9)\n", "line 2, column 7: byte 0xe9 is not UTF-8"),
+        ("(1 ok)\n(2 caf\u00e9".encode() + b"\xe9)\n", "line 2, column 8: byte 0xe9 is not UTF-8"),
     ],
 )
 def test_a_file_without_trees_is_a_data_error(tmp_path: Path, content: bytes, message: str) -> None:
