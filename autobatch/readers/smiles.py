@@ -13,7 +13,7 @@ from autobatch.keywords import checked
 from autobatch.readers.extra import import_parser
 from autobatch.readers.lines import Line, parse_lines, to_number
 
-_PARTS = re.compile(r"[ \t]*([^ \t,]+)[ \t]*,?[ \t]*(.*?)[ \t]*")
+_PARTS = re.compile(r"[ \t]*([^ \t,]+)[ \t]*,?[ \t]*(.*)")
 _WHAT = "a molecule"
 
 
@@ -39,7 +39,7 @@ def read_smiles(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def _parse(line: Line, chemistry: Any) -> dict[str, Any]:
-    parts = _PARTS.fullmatch(line.text)
+    parts = _PARTS.fullmatch(line.text.rstrip(" \t"))
     if parts is None:
         raise line.fault(_WHAT, 0, "SMILES, such as CCO")
     molecule = chemistry.MolFromSmiles(parts[1], sanitize=False)

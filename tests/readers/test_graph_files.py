@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,13 @@ class TestSmiles:
             read_smiles(path)
         assert str(path) in str(error.value)
         assert capfd.readouterr().err == ""
+
+    def test_blanks_take_linear_time(self, path: Path) -> None:
+        path.write_text(f"C 1{' ' * 100_000}2\n")
+        start = time.perf_counter()
+        with pytest.raises(DataError, match="line 1, column 3: expected a finite number"):
+            read_smiles(path)
+        assert time.perf_counter() - start < 5  # a quadratic time is half a minute
 
 
 def test_without_a_library_an_error_names_the_extra(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
