@@ -16,6 +16,7 @@ from autobatch.cli.training.exported_fold import describe_results
 from autobatch.cli.training.trained import Trained
 from autobatch.readers import Vocabulary, describe
 from helpers.runs.commands import Command
+from helpers.runs.ways import each
 
 
 class Net(ab.Module):
@@ -134,6 +135,16 @@ def test_what_is_missing_is_said_in_a_sentence(net: Net, command: Command, tmp_p
     status, _, said = command("predict", "--model", file, "--data", tmp_path / "x.jsonl")
     assert status
     assert "without the model's name or a fold" in said
+
+
+@each("vocabularies", [3, {"word": 5}, {"word": [["a"]]}, {"word": ["a", "a"]}])
+def test_malformed_vocabularies_are_named_with_their_file(
+    net: Net, command: Command, tmp_path: Path, vocabularies: Any
+) -> None:
+    file = tmp_path / "net.ab"
+    ab.export(net.scores, file, examples=TREES, about={"vocabularies": vocabularies})
+    status, _, said = command("predict", "--model", file, "--data", write(tmp_path / "x.jsonl", TREES))
+    assert (status, said.count("\n"), f"cannot use {str(file)!r}: " in said) == (2, 1, True), said
 
 
 @dataclass

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from autobatch.arguments import RAW
+from autobatch.cli.training.described import naming
 from autobatch.cli.training.stored import Settings, StoredModel, read_exported
 from autobatch.cli.workload import Encoding, Workload
 from autobatch.deploy.loading import load
@@ -37,7 +39,9 @@ class ExportedFold(StoredModel):
             model=model._function.__name__, data="", dim=0, batch_size=BATCH_SIZE, epochs=0, lr=0.0, policy="",
             backend="auto", seed=0, precision=model.options["precision"],
         )  # fmt: skip
-        return cls(path, settings, Encoding(restore(model.about), {}), None, model.state_dict(), model)
+        with naming(path, "use", RAW):
+            vocabularies = restore(model.about)
+        return cls(path, settings, Encoding(vocabularies, {}), None, model.state_dict(), model)
 
     @property
     def policy(self) -> str | Policy:
