@@ -55,9 +55,10 @@ def check_equal(name: str, other: str) -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_two_processes_print_what_one_prints() -> None:
-    alone = run("--epochs", "1", "--json", "one.jsonl")
-    both = run("--epochs", "1", "--json", "two.jsonl", "--data-parallel", "2")
+@pytest.mark.parametrize("options", [(), ("--class-weights", "3=5,2=0.1")])
+def test_two_processes_print_what_one_prints(options: tuple[str, ...]) -> None:
+    alone = run("--epochs", "1", "--json", "one.jsonl", *options)
+    both = run("--epochs", "1", "--json", "two.jsonl", "--data-parallel", "2", *options)
     assert (alone[0], both[0], both[2]) == (0, 0, "")
     without_speed = [re.sub(r"[\d,]+(/s| instances/s).*", "", out) for _, out, _ in (alone, both)]
     assert without_speed[0].splitlines()[-1] == without_speed[1].splitlines()[-1]
