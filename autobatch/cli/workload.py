@@ -164,7 +164,7 @@ def _hold_out(spec: ModelSpec, dev: str | None, split: float | None) -> Load:
     if split is not None:
         raise DataError(
             f"cannot hold out {split:g} of the data of {spec.name}: its load is a function, which divides the data "
-            f"itself; make it a Loader of autobatch.models.data.dataset, use autobatch.readers.Files, or give --dev."
+            f"itself; make it a Loader or a FilesLoader of autobatch.models.data, or give --dev."
         )
 
     def load_both(
