@@ -2,7 +2,7 @@ r"""Trees of any shape in brackets, as in the Penn Treebank: `(S (NP (DT The) (N
 
 A node is a label with any number of child nodes, or with a word. Labels are optional: `(film)` is a word without one.
 The unlabelled outer brackets that the treebank puts around each tree are dropped. Words and labels contain neither
-blanks nor brackets; `-LRB-` reads as `(` and `\/` as `/`. Parsing does not recurse, so any depth works.
+blanks nor brackets; in words, `-LRB-` reads as `(` and `\/` as `/`. Parsing does not recurse, so any depth works.
 
 Source of the format: Marcus, Santorini and Marcinkiewicz 1993, Building a large annotated corpus of English.
 """

@@ -18,7 +18,7 @@ def read_brackets(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     Args:
         path: the file; a tree may span lines, and a line may hold several. Labels are any text, unary chains and
             traces such as `(-NONE- *T*-1)` are nodes like others, and unlabelled brackets around a tree are dropped.
-            `-LRB-` reads as `(`, and `\\/` as `/`.
+            In words, `-LRB-` reads as `(`, and `\\/` as `/`.
 
     Returns:
         The root of each tree, for `autobatch.fold("children", ...)`. A node is a dict with a `label`, unless it has

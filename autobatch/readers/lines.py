@@ -44,7 +44,7 @@ class Line(NamedTuple):
 
 
 def read_lines(path: Path, what: str) -> Iterator[Line]:
-    """Yield the lines of a UTF-8 text file, plain or compressed by gzip, without byte order marks at their starts.
+    """Yield the lines of a UTF-8 text file, plain or compressed with gzip, without byte order marks at their starts.
 
     Lines end in a line feed, optionally after carriage returns; or in a carriage return, if the file has no line feed.
 

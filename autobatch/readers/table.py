@@ -25,7 +25,7 @@ def read_csv(
     """Read the rows of a CSV file, whose first line names the columns.
 
     Args:
-        path: the file. Quoted values may contain delimiters and line ends; blank lines are skipped.
+        path: the file. Quoted values may contain delimiters and line endings; blank lines are skipped.
         types: the columns to read, with the function that converts a value, such as `str`, `int`, `float` or
             `str.split`; None for all columns as strings. A ValueError of a function is reported with its place. `bool`
             is refused, as bool("False") is True: give `{"True": True, "False": False}.__getitem__`.
@@ -39,7 +39,7 @@ def read_csv(
             number of values than the first line, or a value cannot be converted.
     """
     if len(delimiter) != 1 or delimiter in '"\r\n':
-        raise refusal("delimiter of read_csv", "one character, neither a quote nor a line end", delimiter)
+        raise refusal("delimiter of read_csv", "one character, neither a quote nor a line ending", delimiter)
     if types is not None and (not types or bool in types.values()):
         raise refusal(
             "types of read_csv", "None, or a dict with at least one column and functions other than bool", types

@@ -60,7 +60,7 @@ DIVERGED = 1000  # times the loss of the first mini-batch: training diverges
     help="Learning rate of the optimizer, Adam.",
 )
 @options.count_option(
-    "--patience", None, "Stop after this many epochs without an improvement on the development data.  [default: never]"
+    "--patience", None, "Stop after N epochs without improvement on the development data.  [default: never]"
 )
 @click.option(
     "--scale-targets",
@@ -131,9 +131,9 @@ def train(
     Development data is that of --dev, or else a file such as dev.txt in the folder of --data. Of a single file with
     at least ten instances, 10%, or the share of --split, drawn by --seed, are held out as development data.
 
-    With --patience N, training ends before --epochs once no epoch of the last N is the best, by the first metric on the
-    development data in which epochs differ. The last line then names the best epoch, whose checkpoint all other
-    commands use.
+    With --patience N, training ends before --epochs after N epochs without improvement. The best epoch is that of the
+    best first metric on the development data; the next metrics break ties. The last line names it, and all other
+    commands use its checkpoint. A run that is resumed without --patience keeps its own.
 
     With --class-weights, the loss of an instance is multiplied by the weight of its label, for a tree that of its root.
     The balanced weight of a label with n of N instances is N / (C n), for C different labels; labels without a given
