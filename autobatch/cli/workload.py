@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -173,8 +174,10 @@ def _hold_out(spec: ModelSpec, dev: str | None, split: float | None) -> Load:
         assert dev is not None
         found = load(data, rng, vocabularies)
         train = found.train if found.dev_places is None else found.items  # without dev, some were held out
-        measured = load(dev, rng, found.vocabularies)
-        return replace(found, train=train, dev=measured.items, dev_places=None, dev_digest=measured.digest)
+        other = load(dev, rng, found.vocabularies)
+        has_dev = os.path.isdir(dev) and other.dev_places is None  # such as train.txt and dev.txt
+        measured, digest = (other.dev, other.dev_digest) if has_dev else (other.items, other.digest)
+        return replace(found, train=train, dev=measured, dev_places=None, dev_digest=digest)
 
     return load_both
 

@@ -253,6 +253,11 @@ def test_a_model_with_data_of_its_own_has_the_same_options(
     ):
         status, _, err = command("train", f"own_held_out:{name}", *given, *option)
         assert (status, why in err, err.count("\n")) == (2, True, 1), err
+    Path("folder").mkdir()
+    Path("folder/train.txt").write_text("(1 a)\n" * 5)
+    Path("folder/dev.txt").write_text("(1 a)\n" * 3)
+    out = command("train", "own_held_out:OWN_LOAD", "--data", "trees.txt", *given, "--dev", "folder")[1]
+    assert "20 instances to train on, 3 to measure on" in out
     assert command("train", "own_held_out:BARE", *given, "--checkpoint", "bare")[0] == 0
     for name, part in (("eval", "count_correct"), ("predict", "predict")):
         status, _, err = command(name, "own_held_out:BARE", "--checkpoint", "bare")
