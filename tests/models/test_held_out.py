@@ -172,6 +172,8 @@ def test_a_choice_of_development_data_may_be_refused(command: Command, tmp_path:
         (("--data", tmp_path, "--split", 0.5), "only a single file is split"),
         (("--data", "listops", "--split", 0.5), "only a single file is split"),
         (("--data", few, "--split", 0.1), "less than one of its 9 instances"),
+        (("--data", "a" * 5000), "no such file, folder or generator"),
+        (("--data", one, "--dev", "a" * 5000), "file name too long"),
         (("--data", one, "--dev", tmp_path / "none.txt"), "none.txt"),
         (("--data", one, "--dev", tmp_path), "is a directory"),
         (("--data", one, "--dev", ""), "must be a path, got ''"),
