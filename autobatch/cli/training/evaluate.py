@@ -182,7 +182,7 @@ def make_scorer(
 
 
 def select_instances(workload: Workload, data: str | None) -> Sequence[Any]:
-    """Return the development data; or all instances of a file or a folder given by --data, if it has none of its own.
+    """Return all instances of --data if it is a file or a folder without development data, else the development data.
 
     Raises:
         DataError: there are none.

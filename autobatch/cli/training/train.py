@@ -40,7 +40,7 @@ DIVERGED = 1000  # times the loss of the first mini-batch: training diverges
     "--dev",
     metavar="PATH",
     type=PathType(),
-    help="Development data: a file, or a folder if the format is one; in place of that in --data, or of a part of it.",
+    help="Development data, in place of that in --data or a part of it: a file, or a folder if the format is a folder.",
 )
 @click.option(
     "--split",
