@@ -15,9 +15,9 @@ def models() -> None:
         spec = find_model(name)
         _describe(name, _facts(spec))
     click.echo(
-        "\nFor a model of your own, give package.module:Class, a subclass of autobatch.Module that reads trees, or the\n"
-        "files described by its attribute files, an autobatch.readers.Files; for other data, package.module:NAME, an\n"
-        "autobatch.models.ModelSpec. The constructor may have the parameters rng, dim and the sizes of the data\n"
+        "\nFor a model of your own, give package.module:Class, a subclass of autobatch.Module that reads trees, or\n"
+        "the files described by its attribute files, an autobatch.readers.Files; for other data, package.module:NAME,\n"
+        "an autobatch.models.ModelSpec. The constructor may have the parameters rng, dim and the sizes of the data\n"
         "(n_words, n_classes, ...)."
     )
 
