@@ -81,7 +81,7 @@ class _Fields:
             if found[2]:
                 return found[2]
             try:
-                return bytes(int(code, 8) for code in found[1][1:].split("\\")).decode()
+                return bytes(int(code, 8) for code in re.findall("[0-7]{3}", found[1])).decode()
             except ValueError as error:
                 position = self.positions["W"] + is_quoted + found.start()
                 raise self.line.fault(_WHAT, position, "octal codes of bytes in UTF-8, such as \\303\\274") from error
