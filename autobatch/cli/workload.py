@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 import autobatch as ab
 from autobatch.backends.base import Backend
-from autobatch.cli.strange import say_strange_data
+from autobatch.cli.out_of_distribution import warn_out_of_distribution
 from autobatch.errors import DataError
 from autobatch.models import ModelSpec, find_model
 from autobatch.models.data.dataset import Dataset, Load, Loader
@@ -143,7 +143,7 @@ def load_workload(
     load = _hold_out(spec, dev, split) if answered else spec.load_inputs or spec.load
     dataset = load(data or spec.default_data, data_rng, *known)
     if encoding is not None:
-        say_strange_data(dataset.name, encoding.vocabularies)
+        warn_out_of_distribution(dataset.name, encoding.vocabularies)
         dataset = replace(dataset, sizes=encoding.sizes, scales=encoding.scales)
     elif scale_targets and dataset.train:
         dataset = spec.with_scales(dataset)

@@ -169,8 +169,8 @@ def test_metrics_that_are_not_finite_are_kept_from_checkpoints(
             "--epochs", n_epochs, "--checkpoint", "run", "--resume", "--json", "train.jsonl",
         )  # fmt: skip
         assert (status, err) == (0, "")
-        n_strange = sum(not math.isfinite(value) for value in drawn[n_done:n_epochs])
-        assert told.count("training diverges: dev root accuracy is ") == min(n_strange, 1)
+        n_not_finite = sum(not math.isfinite(value) for value in drawn[n_done:n_epochs])
+        assert told.count("training diverges: dev root accuracy is ") == min(n_not_finite, 1)
         out += told
     assert out.count("epoch ") == 5
     assert [one["dev_root_accuracy"] for one in read_json("train.jsonl")] == [

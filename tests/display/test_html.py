@@ -27,7 +27,7 @@ from helpers.programs.graphs import chain, random_dag, random_tree
 from helpers.runs.ways import each
 
 SVG = "{http://www.w3.org/2000/svg}"
-STRANGE = "<b>&\"'</b>"
+SPECIAL = "<b>&\"'</b>"
 
 
 def parse(html: str) -> ET.Element:
@@ -56,8 +56,8 @@ def letters(*sizes: int) -> Schedule:
 
 
 def test_tables_and_lines_are_escaped() -> None:
-    html = write_lines([STRANGE]) + write_table((STRANGE, "n"), [(STRANGE, 1)]) + fold(STRANGE, write_fixed(STRANGE))
-    assert "".join(parse(html).itertext()) == 2 * STRANGE + "n" + STRANGE + "1" + 2 * STRANGE
+    html = write_lines([SPECIAL]) + write_table((SPECIAL, "n"), [(SPECIAL, 1)]) + fold(SPECIAL, write_fixed(SPECIAL))
+    assert "".join(parse(html).itertext()) == 2 * SPECIAL + "n" + SPECIAL + "1" + 2 * SPECIAL
 
 
 @each("training", (False, True))
@@ -88,7 +88,7 @@ def test_a_small_schedule_shows_each_node_in_its_batch() -> None:
 def test_types_are_named_and_names_escaped() -> None:
     schedule = letters(1, 2)
     assert {"type", "0"} <= words(parse(schedule.draw()))
-    assert f"batch 1: {STRANGE} x 2" in "\n".join(parse(schedule.draw(["a", STRANGE])).itertext())
+    assert f"batch 1: {SPECIAL} x 2" in "\n".join(parse(schedule.draw(["a", SPECIAL])).itertext())
 
 
 def test_a_batch_of_a_large_schedule_is_as_high_as_it_is_large() -> None:
@@ -239,8 +239,8 @@ def test_texts_of_a_machine_in_a_file_do_not_overlap(n: int) -> None:
 
 
 def test_a_long_description_is_cut_and_told_by_a_hint() -> None:
-    drawing = Drawing("", [DrawnState("x" * 300, (0, STRANGE), 1, True)], {})
+    drawing = Drawing("", [DrawnState("x" * 300, (0, SPECIAL), 1, True)], {})
     root = parse(drawing.svg())
     assert [hint.text for hint in in_picture(root, "title")] == ["x" * 300]
     assert f"{'x' * (MOST_LETTERS - 1)}…" in words(root)
-    assert STRANGE in "".join(root.itertext())
+    assert SPECIAL in "".join(root.itertext())

@@ -12,8 +12,8 @@ import numpy as np
 
 from autobatch import policies
 from autobatch.arguments import RAW
+from autobatch.cli.out_of_distribution import ANSWERS, Counting
 from autobatch.cli.results import Tally
-from autobatch.cli.strange import ANSWERS, Counting
 from autobatch.cli.training.described import SPARE, Bounded, check_described, check_encoding, check_run, naming
 from autobatch.cli.training.fitting import Best, Fitting, Position
 from autobatch.cli.training.weighing import Weights

@@ -27,19 +27,19 @@ class Counting(Vocabulary):
         return number
 
 
-def say_strange_data(data: str, vocabularies: Mapping[str, Vocabulary]) -> None:
+def warn_out_of_distribution(data: str, vocabularies: Mapping[str, Vocabulary]) -> None:
     """Warn on standard error if many words of the data are unknown.
 
     Args:
         data: name of the data.
         vocabularies: vocabularies of training, by name; only `Counting` ones are considered.
     """
-    unknown = " and ".join(_strange_words(vocabularies))
+    unknown = " and ".join(_unknown_words(vocabularies))
     if unknown:
         click.echo(f"autobatch: {data} differs from the training data: the model does not know {unknown}.", err=True)
 
 
-def _strange_words(vocabularies: Mapping[str, Vocabulary]) -> Iterator[str]:
+def _unknown_words(vocabularies: Mapping[str, Vocabulary]) -> Iterator[str]:
     for name, words in vocabularies.items():
         is_spelled = name == "words" and SPELLED in vocabularies
         if isinstance(words, Counting) and words.n_asked and not is_spelled:
