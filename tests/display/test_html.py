@@ -16,8 +16,8 @@ from autobatch.display.batches import MOST_BATCHES, MOST_COLUMNS, MOST_NODES
 from autobatch.display.html import FONT, LETTER, fold, write_fixed, write_lines, write_table
 from autobatch.display.states import BACK, DOT, MOST_LETTERS, Drawing, DrawnState
 from autobatch.graph.build import merge_graphs
+from autobatch.policies.fsm.drawing import PER_INCH, SHARPNESS
 from autobatch.policies.fsm.machine import Fsm
-from autobatch.policies.fsm.portrait import PER_INCH, SHARPNESS
 from autobatch.policies.fsm.walk import MOST_DRAWN
 from autobatch.policies.learning import learn
 from autobatch.schedule.make import make_schedule
