@@ -145,8 +145,8 @@ def count_cell(cell: PlannedCell, n_nodes: int) -> dict[str, dict[str, int]]:
             if value in cell.layout.joins and isinstance(source, Instruction) and derivative.vars[value].domain >= NODE:
                 copied += sum(derivative.vars[source.args[n]].size for n in cell.layout.joins[value].copied)
         if stage == "training":
-            unsettled = [n for n, g in enumerate(derivative.ports) if g is not None and n not in cell.layout.settled]
-            copied += sum(cell.layout.inputs[n].width for n in unsettled)
+            unaliased = [n for n, g in enumerate(derivative.ports) if g is not None and n not in cell.layout.aliased]
+            copied += sum(cell.layout.inputs[n].width for n in unaliased)
         products = sum(s.op in PRODUCTS or s.op.name.removeprefix("row_sum_") in ("outer", "matmul") for s in computing)
         n_bytes = FLOAT_BYTES * copied * n_nodes
         found[stage] = {"products": products, "other": len(computing) - products, "copied_bytes": n_bytes}

@@ -107,7 +107,7 @@ class Interpreter:
                 frame.env[index] = self._gather(frame, number, index)
             self.run(frame, derivative.backward)
             for number, gradient in enumerate(derivative.ports):
-                if number not in layout.settled:
+                if number not in layout.aliased:
                     self._write(ports[number], None if gradient is None else frame.env[gradient])
 
     def weight_gradients(

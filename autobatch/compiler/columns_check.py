@@ -285,7 +285,7 @@ class _Stage:
         for of, place in enumerate(layout.inputs if self.lowered.stage == "backward" and derivative else ()):
             port = self.cell.program.ports[of]
             gradient = derivative.ports[of] if derivative is not None else None
-            view = self.lowered.views[gradient] if of in layout.settled and gradient is not None else None
+            view = self.lowered.views[gradient] if of in layout.aliased and gradient is not None else None
             for row in (row for node in nodes for row in self._rows(port, node)):
                 for k in range(place.width):
                     value = STORED if view is None else view.value

@@ -48,7 +48,7 @@ def lower_backward(cell: PlannedCell) -> Lowered:
     lowering.gather(derivative)
     lowering.run(derivative.backward, needed=[g for g in derivative.ports if g is not None])
     for number, gradient in enumerate(derivative.ports):
-        if number not in layout.settled:
+        if number not in layout.aliased:
             port = vars[cell.program.ports[number]]
             made = Number(0.0) if gradient is None else lowering.operand(gradient, port.shape)
             lowering.store("port", number, port.domain, made, port.shape)

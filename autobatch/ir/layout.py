@@ -49,7 +49,7 @@ class Layout:
         input_width, saved_width: width of the block of each domain, node rows first, then the variadic groups.
         inner: the places in the inputs of values other than ports: joins, and parts of them.
         gradients: the places in the row of gradients of backward values whose slices are gradients of ports.
-        settled: the ports whose gradients are computed in place.
+        aliased: the ports whose gradients are computed in place.
         joins: the joins, by value.
         within: for a value that is computed as part of a join, the join and the position in it.
         taken: the saved values of the program that values of the backward stage overwrite.
@@ -61,7 +61,7 @@ class Layout:
     saved_width: tuple[int, ...]
     inner: dict[int, Place] = field(default_factory=dict)
     gradients: dict[int, Place] = field(default_factory=dict)
-    settled: frozenset[int] = frozenset()
+    aliased: frozenset[int] = frozenset()
     joins: dict[int, Join] = field(default_factory=dict)
     within: dict[int, tuple[int, Index]] = field(default_factory=dict)
     taken: frozenset[int] = frozenset()

@@ -72,7 +72,7 @@ def spread_bytes(plan: Plan, cells: PlannedTypes, itemsize: int) -> int:
         for number, gradient in enumerate(cell.derivative.ports if cell.derivative else ()):
             place = cell.layout.inputs[number]
             n_rows = int(rows[place.domain - NODE])
-            if gradient is not None and number not in cell.layout.settled and n_rows:
+            if gradient is not None and number not in cell.layout.aliased and n_rows:
                 assert cell.type.name == "sum"
                 total += place.width * n_rows * itemsize
     return total
