@@ -40,7 +40,7 @@ from autobatch.plan.plan import Planner
 from autobatch.plan.plan_cache import DEFAULT_SIZE
 from autobatch.schedule.schedule import Policy, adapt
 from autobatch.system.locks import run_lock
-from autobatch.trace.carried import check_carried
+from autobatch.trace.portable import check_portable
 from autobatch.trace.record import list_instances
 from autobatch.trace.results import list_results, stack_results
 from autobatch.tracebacks import hide_frames
@@ -302,7 +302,7 @@ class Batched(Session):
             found = split_graph(self._record_rounds(listed))
         else:
             found = split_graph(self.recorder.record(show(listed)))
-        return check_carried(self.recorder.of_now(found))
+        return check_portable(self.recorder.of_now(found))
 
     @checked(instances=None)
     def prepare(self, instances: Iterable[Any], training: bool = False, has_aux: bool = False) -> Step:

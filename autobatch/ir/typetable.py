@@ -71,7 +71,7 @@ class TypeTable:
     """All types of one batched function; an id is an index into `types`.
 
     Args:
-        carry: makes the object that a pickle holds instead of the table; without it the table cannot be pickled.
+        make_portable: makes the object that is pickled in place of the table; without it, pickling raises an error.
 
     Attributes:
         outdated: the types whose cells have another signature since they were traced again, and the reasons.
@@ -82,9 +82,9 @@ class TypeTable:
         growing: a lock, held while a type gets a number and is put into the table.
     """
 
-    def __init__(self, carry: Callable[[], Any] | None = None) -> None:
+    def __init__(self, make_portable: Callable[[], Any] | None = None) -> None:
         self.types: list[NodeType] = []
-        self._carry = carry
+        self._make_portable = make_portable
         self.outdated: dict[int, str] = {}
         self.state: tuple[Any, ...] = ()
         self.of_one_length: dict[str, str] = {}
@@ -106,9 +106,9 @@ class TypeTable:
         return self
 
     def __reduce__(self) -> Any:
-        if self._carry is None:
+        if self._make_portable is None:
             raise GraphError("cannot pickle a table of types that belongs to no batched function.")
-        return _itself, (self._carry(),)
+        return _itself, (self._make_portable(),)
 
     def put(self, node_type: NodeType) -> None:
         """Append a type, whose number is its index, or replace the type of that number by another trace of it."""

@@ -96,7 +96,7 @@ class Calls:
         methods: classes whose methods recorded values have in addition, with precedence over their own.
         adopt: converts objects of another library to arrays, parameters or numbers, and returns anything else
             unchanged; None without such a library.
-        carry: see `autobatch.ir.typetable.TypeTable`.
+        make_portable: see `autobatch.ir.typetable.TypeTable`.
         patch: makes `patches`; None for none.
         in_rounds: whether nodes may run before all are recorded; they cannot keep products for later derivatives.
     """
@@ -105,12 +105,12 @@ class Calls:
         self,
         methods: tuple[type, ...] = (),
         adopt: Callable[[Any], Any] | None = None,
-        carry: Callable[[], Any] | None = None,
+        make_portable: Callable[[], Any] | None = None,
         in_rounds: bool = False,
         patch: Callable[[Log], Patching] | None = None,
     ) -> None:
         self.log = Log(self)
-        self.traces = Traces(lambda: self._entry_of_function(SUM_N), self._renew, carry)
+        self.traces = Traces(lambda: self._entry_of_function(SUM_N), self._renew, make_portable)
         self.types = self.traces.types
         self.forms: list[Form] = []
         self.families: list[Family] = []

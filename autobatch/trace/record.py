@@ -27,12 +27,12 @@ from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
 from autobatch.system.locks import OF_TORCH, RenewedLock
 from autobatch.trace.calls import Calls
-from autobatch.trace.carried import CarriedTypes, Carrier
 from autobatch.trace.handles import Value
 from autobatch.trace.inputs import FloatInput, Inputs
 from autobatch.trace.kept import Kept
 from autobatch.trace.live import Live
 from autobatch.trace.owning import list_owned
+from autobatch.trace.portable import PortableTypes, TypeTranslator
 from autobatch.trace.results import REF, Slot, SlotTable, read_result
 
 ONE_INSTANCE = "for one instance pass [instance], and for the rows of an array list(array)"
@@ -92,9 +92,11 @@ class Recorder:
         self._known_tuples: dict[tuple[type, ...], tuple[Key, list[int]]] = {}  # of values, by their classes
         methods, adopts = ((), None) if module is None else (module._value_methods(), module._adopt)
         patch = None if module is None else module._patch
-        self.calls = Calls(methods, adopts, lambda: self._carrier.write(), self.is_async, patch)
+        self.calls = Calls(methods, adopts, lambda: self._translator.write(), self.is_async, patch)
         self.types = self.calls.types
-        self._carrier = Carrier(self.calls, self.slots, lambda: () if module is None else module._named_parts())
+        self._translator = TypeTranslator(
+            self.calls, self.slots, lambda: () if module is None else module._named_parts()
+        )
         self.kept: dict[int, Kept] = {}  # the tables of kept values, by slot
         self._checked: tuple[Any, ...] = ()
         self._looked_at: dict[str, Parameter] = {}
@@ -223,7 +225,7 @@ class Recorder:
                 self.calls.traces.name_weights(parameters)
                 self.calls.forget(gone, bound)
             if gone:
-                self._carrier.forget()
+                self._translator.forget()
                 if self.on_forget is not None:
                     self.on_forget()
 
@@ -346,22 +348,22 @@ class Recorder:
     def arrived(self, instances: list[Any]) -> list[Any]:
         """Return the instances, with graphs from other processes converted to this one."""
         tables = {x.types for x in instances if type(x) is Graph}
-        carried = {types for types in tables if type(types) is CarriedTypes}
-        if not carried:
+        portable = {types for types in tables if type(types) is PortableTypes}
+        if not portable:
             return instances
         self.renew()
         parameters = self.parameters()
         memo: dict[int, Any] = {}
         with self.turn.lock:
-            unknown = [types for types in carried if not self._carrier.knows(types)]
+            unknown = [types for types in portable if not self._translator.knows(types)]
             if unknown:
                 with self._of_module(), stage(self.calls):
                     self.calls.traces.name_weights(parameters)
                     self.calls.begin()
                     for types in unknown:
-                        self._carrier.find(types, carried)
+                        self._translator.find(types, portable)
             found = [
-                self._carrier.renumber(x, memo) if type(x) is Graph and type(x.types) is CarriedTypes else x
+                self._translator.renumber(x, memo) if type(x) is Graph and type(x.types) is PortableTypes else x
                 for x in instances
             ]
         self.of_now([x for x, given in zip(found, instances, strict=True) if x is not given])

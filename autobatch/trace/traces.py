@@ -133,7 +133,7 @@ class Traces:
     Args:
         sum_of: returns the entry of the variadic sum.
         renew: called for an entry whose types have changed, with the numbers before and now.
-        carry: see `TypeTable`.
+        make_portable: see `TypeTable`.
 
     Attributes:
         types: the node types.
@@ -148,9 +148,9 @@ class Traces:
         self,
         sum_of: Callable[[], Entry],
         renew: Callable[[Entry, Any, Any], None],
-        carry: Callable[[], Any] | None = None,
+        make_portable: Callable[[], Any] | None = None,
     ) -> None:
-        self.types = TypeTable(carry)
+        self.types = TypeTable(make_portable)
         self.weight_names: dict[int, str] = {}
         self._named: Mapping[str, Parameter] = {}
         self.n_traced = self.n_renewed = 0

@@ -1,7 +1,7 @@
 """Record many instances in worker processes; each records some at a time, and sends them back as one graph.
 
 Where possible, a worker is a fork of this process, which has the function and the instances already; elsewhere it is a
-new process, which receives both. `carried` converts the graphs to the types of this process.
+new process, which receives both. `portable` converts the graphs to the types of this process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from autobatch.arguments import check_int
 from autobatch.errors import GraphError
 from autobatch.graph.build import split_graph
 from autobatch.graph.graph import Graph
-from autobatch.trace.carried import dump_graphs
+from autobatch.trace.portable import dump_graphs
 from autobatch.trace.record import Recorder
 
 MOST_WORKERS = 2**15

@@ -36,7 +36,7 @@ from autobatch.trace.traces import Family
 MOST_KNOWN = 16  # type tables of other processes whose numbers are cached
 
 
-class CarriedTypes:
+class PortableTypes:
     """The types of a graph from another process.
 
     Args:
@@ -56,7 +56,7 @@ class CarriedTypes:
         return len(self.names)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, CarriedTypes) and self.content == other.content
+        return isinstance(other, PortableTypes) and self.content == other.content
 
     def __hash__(self) -> int:
         return hash(self.content)
@@ -73,7 +73,7 @@ class CarriedTypes:
         self.arrays()
 
 
-class CarriedCall(NamedTuple):
+class PortableCall(NamedTuple):
     """The description of a type: the call that it stands for.
 
     Attributes:
@@ -104,7 +104,7 @@ class Numbers(NamedTuple):
     slots: IntArray
 
 
-class Carrier:
+class TypeTranslator:
     """Writes the types of one function for other processes, and finds the types of graphs from other processes.
 
     Args:
@@ -114,10 +114,10 @@ class Carrier:
 
     def __init__(self, calls: Calls, slots: SlotTable, named: Callable[[], Iterable[tuple[str, Any]]]) -> None:
         self._calls, self._slots, self._named = calls, slots, named
-        self._written: tuple[Any, CarriedTypes] | None = None
-        self._known: dict[CarriedTypes, Numbers] = {}
+        self._written: tuple[Any, PortableTypes] | None = None
+        self._known: dict[PortableTypes, Numbers] = {}
 
-    def write(self) -> CarriedTypes:
+    def write(self) -> PortableTypes:
         """Return the types met so far, for other processes; cached until there are new ones.
 
         Raises:
@@ -127,12 +127,12 @@ class Carrier:
         state = types.state, len(self._slots.shapes), sum(len(family.lengths.found) for family in families)
         if self._written is None or self._written[0] != state:
             names = {id(x): name for name, x in self._named()}
-            carried = [_dumps(_describe(family), names, family.entry.name) for family in families if family.number >= 0]
-            content = pickle.dumps((carried, self._slots.rows()))
-            self._written = state, CarriedTypes(tuple(types.names), content)
+            calls = [_dumps(_describe(family), names, family.entry.name) for family in families if family.number >= 0]
+            content = pickle.dumps((calls, self._slots.rows()))
+            self._written = state, PortableTypes(tuple(types.names), content)
         return self._written[1]
 
-    def knows(self, types: CarriedTypes) -> bool:
+    def knows(self, types: PortableTypes) -> bool:
         """Return whether `find` has found these types before."""
         return types in self._known
 
@@ -140,7 +140,7 @@ class Carrier:
         """Drop the cached numbers, because some of the types here are retired."""
         self._known.clear()
 
-    def find(self, types: CarriedTypes, beside: Collection[CarriedTypes]) -> None:
+    def find(self, types: PortableTypes, beside: Collection[PortableTypes]) -> None:
         """Find types of another process, and trace the cells that are new here. Call it while nothing else is recorded.
 
         Args:
@@ -149,11 +149,11 @@ class Carrier:
         Raises:
             GraphError: the types belong to another function or model.
         """
-        carried, slots = pickle.loads(types.content)
+        calls, slots = pickle.loads(types.content)
         named = dict(self._named())
         numbers = Numbers(np.full(len(types), -1, np.int32), np.zeros(len(slots), np.int32))
-        for content in carried:
-            call: CarriedCall = _Reader(io.BytesIO(content), named).load()
+        for content in calls:
+            call: PortableCall = _Reader(io.BytesIO(content), named).load()
             numbers.types[call.number] = self._number_of(call)
         for number, arguments in enumerate(slots):
             numbers.slots[number] = self._slots.slot(*arguments).number
@@ -162,7 +162,7 @@ class Carrier:
             del self._known[known]
         self._known[types] = numbers
 
-    def _number_of(self, call: CarriedCall) -> int:
+    def _number_of(self, call: PortableCall) -> int:
         entry = self._calls.entry_of(call.origin)
         traces, walked = self._calls.traces, call.lengths.walked
         family = traces.family_of(entry, call.keys, call.example)
@@ -186,7 +186,7 @@ class Carrier:
         Args:
             memo: cache of renumbered structures, by `id`; valid as long as the graphs live.
         """
-        assert isinstance(graph.types, CarriedTypes)
+        assert isinstance(graph.types, PortableTypes)
         numbers, words = self._known[graph.types], graph.words.copy()
         parts = sections(words)
         parts.type_id[:] = numbers.types[parts.type_id]
@@ -209,7 +209,7 @@ class Carrier:
         return found
 
 
-def check_carried(graphs: list[Graph]) -> list[Graph]:
+def check_portable(graphs: list[Graph]) -> list[Graph]:
     """Return the graphs; in a worker of torch's DataLoader, check that they can be pickled.
 
     The loader pickles them later, in a thread, where it would lose the error and hang.
@@ -238,7 +238,7 @@ def dump_graphs(graphs: Graph | list[Graph]) -> bytes:
         ) from error
 
 
-def _describe(family: Family) -> CarriedCall:
+def _describe(family: Family) -> PortableCall:
     assert family.current is not None
     node_type, origin = family.node_type, family.entry.origin
     if origin[0] == "cell" and origin[2] is not None:
@@ -246,7 +246,7 @@ def _describe(family: Family) -> CarriedCall:
         path = cell.path
         if getattr(cell_at(owner, path), "cell", None) is cell:
             origin = "method", owner, path
-    return CarriedCall(
+    return PortableCall(
         node_type.number, node_type.name, origin, family.keys, family.example, family.lengths,
         family.kept, repr(family.current.body.signature),
     )  # fmt: skip

@@ -20,7 +20,7 @@ from helpers.twins.cases import draw_trees_case
 QUICK = ("tree-lstm", "lattice-lstm", "child-sum tree-lstm", "seq2seq with additive attention")
 
 
-def carried(graphs: Any) -> Any:
+def pickled(graphs: Any) -> Any:
     return pickle.loads(pickle.dumps(graphs))
 
 
@@ -32,13 +32,13 @@ def test_graphs_of_every_model_arrive(name: str) -> None:
     there = ab.batched(copy.deepcopy(model).loss, backend="reference")
     there(instances[::-1][:2])  # numbers types in another order
     graphs = here.record_all(instances)
-    value, gradients = there.value_and_grad(carried(graphs))
+    value, gradients = there.value_and_grad(pickled(graphs))
     expected, others = there.value_and_grad(instances)
     assert value == expected
     for parameter, gradient in gradients.items():
         assert np.array_equal(np.asarray(gradient), np.asarray(others[parameter])), parameter
-    assert here.value_and_grad(carried(graphs))[0] == here.value_and_grad(graphs)[0]
-    mixed = [*carried(graphs[:1]), *there.record_all(instances[1:])]
+    assert here.value_and_grad(pickled(graphs))[0] == here.value_and_grad(graphs)[0]
+    mixed = [*pickled(graphs[:1]), *there.record_all(instances[1:])]
     assert there.value_and_grad(mixed)[0] == pytest.approx(value, rel=1e-6)
 
 
@@ -82,7 +82,7 @@ class Fixed(ab.Module):
 def test_more_tables_than_are_kept_arrive_in_one_call() -> None:
     model = Fixed()
     here, there = (ab.batched(one.run, backend="reference") for one in (model, copy.deepcopy(model)))
-    graphs = [carried(here.record_all([n]))[0] for n in range(20)]  # each with one type more
+    graphs = [pickled(here.record_all([n]))[0] for n in range(20)]  # each with one type more
     for order in (range(20), range(19, -1, -1)):
         assert np.array_equal(np.asarray(there([graphs[n] for n in order]))[:, 0], order)
 
@@ -92,7 +92,7 @@ def test_structures_constants_and_ops_outside_of_cells_arrive() -> None:
     here, there = (ab.batched(one.run, backend="reference") for one in (model, copy.deepcopy(model)))
     there(ROWS[1:2])
     graphs = here.record_all(ROWS)
-    found, expected = there(carried(graphs)), here(graphs)
+    found, expected = there(pickled(graphs)), here(graphs)
     assert found.keys() == expected.keys()
     for key in ("first", "n", "best"):
         assert np.array_equal(found[key], expected[key])
@@ -134,7 +134,7 @@ def test_graphs_arrive_from_another_process(tmp_path: Path) -> None:
 
 def test_graphs_of_another_model_are_refused() -> None:
     (model, trees), (wider, _) = (draw_trees_case(seed=0, n_instances=5, dim=dim) for dim in (4, 5))
-    graphs = carried(ab.batched(model.loss, backend="reference").record_all(trees))
+    graphs = pickled(ab.batched(model.loss, backend="reference").record_all(trees))
     with pytest.raises(GraphError, match=r"cell '\w+' must have the signature .* record it with the same model"):
         ab.batched(wider.loss, backend="reference")(graphs)
     with pytest.raises(GraphError, match="Many has a cell 'leaf', which is missing here"):
