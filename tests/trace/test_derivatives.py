@@ -499,9 +499,9 @@ def test_graphs_with_gradients_go_to_other_processes() -> None:
     model, other, instances = Net(), Net(), clouds()
     loss: Any = lambda m: lambda cloud: squared(list(ab.grad(m.of_rows, wrt=lambda c: c.x)(cloud)[0]))  # noqa: E731
     graphs = ab.batched(loss(model), module=model).record_all(instances)
-    carried = pickle.loads(pickle.dumps(graphs))
+    pickled = pickle.loads(pickle.dumps(graphs))
     batched = ab.batched(loss(other), module=other, backend="reference")
-    assert np.allclose(batched(carried), eagerly(loss(model), instances), rtol=1e-9)
+    assert np.allclose(batched(pickled), eagerly(loss(model), instances), rtol=1e-9)
 
 
 def test_what_cannot_be_differentiated_is_refused() -> None:

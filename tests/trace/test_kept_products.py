@@ -143,10 +143,10 @@ def test_graphs_that_were_recorded_before_a_derivative_stay_valid(clouds: list[A
 
 def test_graphs_of_another_process_find_what_nodes_keep(clouds: list[Any]) -> None:
     model = Net()
-    carried = pickle.dumps(ab.batched(model.loss, backend="reference").record_all(clouds))
+    pickled = pickle.dumps(ab.batched(model.loss, backend="reference").record_all(clouds))
     there = Net()
     batched = ab.batched(there.loss, backend="reference")
-    assert_right(batched, pickle.loads(carried), clouds, there.loss)
+    assert_right(batched, pickle.loads(pickled), clouds, there.loss)
     assert by_name(batched)["step"].program.n_kept == 2
 
 
