@@ -19,7 +19,7 @@ from autobatch.compiler.printing import show_lowered, show_statements, show_step
 from autobatch.compiler.splitting import split_loops
 from autobatch.compiler.tiles import name_fields
 from autobatch.plan.plan import PlannedCell
-from autobatch.system.trust import checking
+from autobatch.system.unchecked import checking
 
 
 @dataclass(frozen=True, eq=False)

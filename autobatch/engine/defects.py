@@ -12,7 +12,7 @@ CHECKERS = "_check", ".checking"
 """Suffixes of the names of the modules that check graphs, schedules, plans and kernels."""
 
 
-def note_defect(error: Exception, trusted: bool, training: bool, has_aux: bool) -> None:
+def note_defect(error: Exception, built_in: bool, training: bool, has_aux: bool) -> None:
     """Add a note to an internal error that says how to write the mini-batch to a file.
 
     An error is not internal if a program of the user raised it while an instance was recorded, if memory ran out, or
@@ -21,12 +21,12 @@ def note_defect(error: Exception, trusted: bool, training: bool, has_aux: bool) 
 
     Args:
         error: an error raised while a mini-batch was planned or run.
-        trusted: whether policy and planner are built in.
+        built_in: whether policy and planner are built in.
         training, has_aux: the arguments of `autobatch.testing.dump`.
     """
     if isinstance(error, MemoryError) or any(note.startswith(WHILE) for note in getattr(error, "__notes__", ())):
         return
-    if isinstance(error, AutobatchError) and not (trusted and _is_of_checker(error)):
+    if isinstance(error, AutobatchError) and not (built_in and _is_of_checker(error)):
         return
     options = ", training=True" * training + ", has_aux=True" * has_aux
     error.add_note(

@@ -20,7 +20,7 @@ from autobatch.plan.plan_cache import PlanCache, Planned
 from autobatch.plan.plan_check import check_made, check_plan
 from autobatch.plan.stopping import Stopping
 from autobatch.schedule.make import make_schedule
-from autobatch.system.trust import checking, is_trusted
+from autobatch.system.unchecked import checking, is_unchecked
 from autobatch.trace.record import MiniBatch, Recorder
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ class Planning:
         from autobatch.memplan.batch.placement import CoreOptions
 
         rule = options.policy.core_rule
-        if rule is None or not is_trusted(options.policy) or not is_trusted(self.planner) or checking():
+        if rule is None or not is_unchecked(options.policy) or not is_unchecked(self.planner) or checking():
             return None
         sizes, n_threads = self.backend.table_sizes(cells, options) or (None, 1)
         return CoreOptions(options.rewrites, rule, cells, sizes, n_threads)
@@ -239,7 +239,7 @@ class Planning:
         schedule = make_schedule(rewritten, options.policy)
         clock.mark("schedule")
         plan = self.planner.place(rewritten, schedule, cells)
-        if not is_trusted(self.planner):
+        if not is_unchecked(self.planner):
             check_made(plan, rewritten, schedule, cells, self.planner)
         elif checking():
             check_plan(plan, cells)

@@ -46,7 +46,7 @@ from autobatch.params.sparse_rows import Gradient, Rows
 from autobatch.plan.budget import Part
 from autobatch.system.background import n_waiting
 from autobatch.system.locks import run_lock
-from autobatch.system.trust import is_trusted
+from autobatch.system.unchecked import is_unchecked
 from autobatch.trace.record import MiniBatch
 from autobatch.trace.results import stack_results
 
@@ -156,7 +156,7 @@ class Call:
         """Add a note to an internal error that says how to report it."""
         from autobatch.engine.defects import note_defect
 
-        is_own = is_trusted(self._session.policy) and is_trusted(self._session.planner)
+        is_own = is_unchecked(self._session.policy) and is_unchecked(self._session.planner)
         note_defect(error, is_own, self.training, bool(self.has_aux))
 
 

@@ -16,7 +16,7 @@ from autobatch.graph.graph import MAX_WORDS, Graph, NamedTypes, Types
 from autobatch.graph.graph_check import check_graph, refuse_backward_edges
 from autobatch.graph.words import words_size, write_header
 from autobatch.keywords import checked, refuse_arguments
-from autobatch.system.trust import checking
+from autobatch.system.unchecked import checking
 
 IN_RANGE = operator.attrgetter("in_range")
 

@@ -19,10 +19,10 @@ from autobatch.memplan.cell.rematerialisation import PRICES, rematerialise
 from autobatch.memplan.cell.stacking import make_stacked
 from autobatch.plan.plan import KernelPasses, Plan, PlannedCell, PlannedTypes
 from autobatch.schedule.schedule import Schedule
-from autobatch.system.trust import trusted
+from autobatch.system.unchecked import unchecked
 
 
-@trusted
+@unchecked
 @dataclass(frozen=True)
 class MemoryPlanner:
     """Plan cells and mini-batches; every pass over a cell can be switched off for measurements.

@@ -10,11 +10,11 @@ from autobatch.errors import PolicyError
 from autobatch.graph.graph import Graph
 from autobatch.schedule.make import make_schedule
 from autobatch.schedule.schedule import BasePolicy, Policy, Schedule, adapt
-from autobatch.system.trust import trusted
+from autobatch.system.unchecked import unchecked
 
 
 @final
-@trusted
+@unchecked
 class Otherwise(BasePolicy):
     """Plan with the first policy until it rejects a graph, and with the second from then on.
 

@@ -13,11 +13,11 @@ from autobatch.graph.graph_check import check_graph
 from autobatch.keywords import refuse_arguments
 from autobatch.schedule.schedule import Policy, Schedule
 from autobatch.schedule.schedule_check import check_schedule
-from autobatch.system.trust import checking, is_trusted
+from autobatch.system.unchecked import checking, is_unchecked
 
 
 def make_schedule(graph: Graph, policy: Policy) -> Schedule:
-    """Schedule `graph` by `policy`, and check the result unless the policy is trusted and `AUTOBATCH_CHECK` is off.
+    """Schedule `graph` by `policy`; check the result unless its class is `@unchecked` and `AUTOBATCH_CHECK` is off.
 
     Raises:
         ScheduleError: the policy returned no schedule, or one that does not run this graph.
@@ -28,7 +28,7 @@ def make_schedule(graph: Graph, policy: Policy) -> Schedule:
     is_checked = checking()
     if is_checked:
         check_graph(graph)
-    if is_checked or not is_trusted(policy):
+    if is_checked or not is_unchecked(policy):
         return _read_schedule(graph, schedule, policy.name)
     return schedule
 

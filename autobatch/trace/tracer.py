@@ -15,7 +15,7 @@ from autobatch.ir.builder import NeedsData
 from autobatch.ir.program import NODE, Attribute, CellProgram, Port, first_leaf
 from autobatch.ir.program_check import check_cell
 from autobatch.ops.operators import Operators, stage
-from autobatch.system.trust import checking
+from autobatch.system.unchecked import checking
 from autobatch.trace.elements import SINGLE, Element, ListBuilder, NeedsLength, TracedList
 from autobatch.trace.pairs import Moved, Pairs
 from autobatch.trace.ragged import Ragged

@@ -144,7 +144,7 @@ def test_what_a_policy_of_ones_own_says_of_itself_is_heard() -> None:
     assert loss.policy is plain
 
 
-def test_built_in_policies_are_believed_and_classes_made_of_them_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_built_in_policies_are_unchecked_but_not_their_subclasses(monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[Graph] = []
     monkeypatch.setattr("autobatch.schedule.make.check_schedule", lambda graph, _: checked.append(graph))
     for name in (*policies.names(), "score+both+compact", "auto", "agenda or score"):

@@ -13,7 +13,7 @@ from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.schedule.make import make_schedule
 from autobatch.schedule.schedule import Frontier, FrontierPolicy, Schedule, chain_lengths, min_batches
 from autobatch.schedule.schedule_check import check_schedule
-from autobatch.system.trust import trusted
+from autobatch.system.unchecked import unchecked
 from helpers.programs.graphs import LETTERS, chain, random_batch, random_dag
 from helpers.runs.ways import each
 
@@ -151,8 +151,8 @@ class TestCheckSchedule:
             by_hand((0, [0]), (1, []))
         )
 
-    def test_runs_check_what_trusted_policies_make_when_asked_to(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        @trusted
+    def test_runs_check_unchecked_policies_when_asked_to(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        @unchecked
         class Lazy:
             name = "lazy"
 

@@ -30,7 +30,7 @@ from autobatch.arrays import FloatArray, IntArray
 from autobatch.errors import GraphError
 from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_graph
-from autobatch.system.trust import checking
+from autobatch.system.unchecked import checking
 
 PASSES = ("forward", "dead", "sums", "fold", "share_products", "share")
 DEFAULT = PASSES[:5]

@@ -34,7 +34,7 @@ from autobatch.ops.indexing import scatter
 from autobatch.ops.operators import OPS
 from autobatch.ops.reduction import unbroadcast
 from autobatch.ops.shaping import assemble
-from autobatch.system.trust import checking
+from autobatch.system.unchecked import checking
 
 
 def differentiate(program: CellProgram, kept: frozenset[int] = frozenset()) -> Derivative:

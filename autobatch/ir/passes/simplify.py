@@ -39,7 +39,7 @@ from autobatch.ir.program import (
 from autobatch.ir.program_check import check_derivative, check_rewritten
 from autobatch.ops.define import Op, run_kernel
 from autobatch.ops.shaping import slice_
-from autobatch.system.trust import checking
+from autobatch.system.unchecked import checking
 
 MAX_CONSTANT = 2**16  # elements of a constant that is computed or compared
 COMMON, FOLDED, KNOWN, SIMPLER, UNUSED = "computed twice", "constant", "known", "simpler", "no longer needed"

@@ -30,7 +30,7 @@ from autobatch.ops.elementwise import add
 from autobatch.ops.linear import affine, matmul
 from autobatch.ops.shaping import concat
 from autobatch.params.stacks import make_row
-from autobatch.system.trust import checking
+from autobatch.system.unchecked import checking
 
 Launch: TypeAlias = tuple[Op, tuple[int, ...]]  # an op on matrices, and the vectors that it multiplies them by
 

@@ -28,7 +28,7 @@ from autobatch.ops.define import Shape
 from autobatch.ops.shaping import slice_
 from autobatch.params.parameter import Parameter
 from autobatch.params.stacks import make_stack, settle
-from autobatch.system.trust import checking
+from autobatch.system.unchecked import checking
 
 MAX_INSTRUCTIONS = 200  # larger programs would take too long to lay out
 

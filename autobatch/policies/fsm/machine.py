@@ -27,7 +27,7 @@ from autobatch.policies.fsm.table import Table, describe_table, make_table, rebu
 from autobatch.policies.rules.directed import Batches, Directed, Direction, mirror
 from autobatch.policies.rules.rules import LEARNED, Weights
 from autobatch.schedule.schedule import Schedule
-from autobatch.system.trust import trusted
+from autobatch.system.unchecked import unchecked
 
 if TYPE_CHECKING:
     from autobatch.policies.fsm.walk import Choice, Walk
@@ -115,7 +115,7 @@ Learner: TypeAlias = Callable[[Machine, Table, Dag, IntArray], Table]
 
 
 @final
-@trusted
+@unchecked
 class Fsm(Directed):
     """A learned state machine.
 

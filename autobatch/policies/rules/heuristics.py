@@ -11,11 +11,11 @@ import numpy as np
 from autobatch.graph.graph import Graph
 from autobatch.policies.rules.directed import Ruled
 from autobatch.schedule.schedule import BasePolicy, Schedule
-from autobatch.system.trust import trusted
+from autobatch.system.unchecked import unchecked
 
 
 @final
-@trusted
+@unchecked
 class Unbatched(BasePolicy):
     """Run every node as its own batch, in the order of recording."""
 
@@ -28,7 +28,7 @@ class Unbatched(BasePolicy):
 
 
 @final
-@trusted
+@unchecked
 class Depth(Ruled):
     """Run one batch per depth and type, in order of depth, then type id.
 
@@ -48,7 +48,7 @@ class Depth(Ruled):
 
 
 @final
-@trusted
+@unchecked
 class Agenda(Ruled):
     """Run the ready type whose remaining nodes have the least mean depth; ties go to the lowest type id.
 

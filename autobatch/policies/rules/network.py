@@ -28,7 +28,7 @@ from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag
 from autobatch.keywords import checked
 from autobatch.policies.rules.directed import Batches, Directed, Direction
-from autobatch.system.trust import trusted
+from autobatch.system.unchecked import unchecked
 
 Rows: TypeAlias = NDArray[np.float32]
 
@@ -88,7 +88,7 @@ def to_network(weights: Mapping[str, Any]) -> Network:
 
 
 @final
-@trusted
+@unchecked
 class Deep(Directed):
     """Run the ready type with the highest score of a network; ties go to the lowest type id.
 

@@ -9,11 +9,11 @@ from typing import Any, ClassVar, NamedTuple, final
 from autobatch.errors import PolicyError
 from autobatch.keywords import checked
 from autobatch.policies.rules.directed import Direction, Ruled
-from autobatch.system.trust import trusted
+from autobatch.system.unchecked import unchecked
 
 
 @final
-@trusted
+@unchecked
 class Sufficient(Ruled):
     """Run the type with the largest ratio |F_a| / |frontier(G_a)|; ties go to the lowest type id.
 
@@ -33,7 +33,7 @@ class Sufficient(Ruled):
 
 
 @final
-@trusted
+@unchecked
 class Critical(Ruled):
     """Run a critical type, which lowers the chain bound of the remaining nodes (`native/schedule/chains.h`).
 
@@ -70,7 +70,7 @@ LEARNED = Weights(critical=0.55, ready=1.0, own=0.12, height=0.66)
 
 
 @final
-@trusted
+@unchecked
 class Score(Ruled):
     """Run the ready type with the highest score; ties go to the lowest type id.
 

@@ -23,7 +23,7 @@ from autobatch.policies.rules.rules import Score
 from autobatch.policies.search.search import Search
 from autobatch.policies.sequences.embedding import embed_early, to_schedule_at
 from autobatch.schedule.schedule import Policy, Schedule
-from autobatch.system.trust import trusted
+from autobatch.system.unchecked import unchecked
 
 
 class Structure(NamedTuple):
@@ -39,7 +39,7 @@ class Structure(NamedTuple):
 
 
 @final
-@trusted
+@unchecked
 class Recurring(Directed):
     """Run recurring mini-batches by schedules found beforehand, and all others by the rule `Score`.
 

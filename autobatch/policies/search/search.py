@@ -26,13 +26,13 @@ from autobatch.policies.search.local_search import local_search
 from autobatch.policies.search.reduction import reduce_graph
 from autobatch.policies.sequences.embedding import embed_early, to_schedule_at
 from autobatch.schedule.schedule import BasePolicy, Schedule
-from autobatch.system.trust import trusted
+from autobatch.system.unchecked import unchecked
 
 STEPS = 5000
 
 
 @final
-@trusted
+@unchecked
 class Search(BasePolicy):
     """Beam search and local search on the reduced graph.
 

@@ -12,18 +12,18 @@ from typing import TypeVar
 from autobatch._native import is_set
 
 Marked = TypeVar("Marked", bound=type)
-_TRUSTED = set[type]()
+_UNCHECKED = set[type]()
 
 
-def trusted(kind: Marked) -> Marked:
+def unchecked(kind: Marked) -> Marked:
     """Mark a class, but not its subclasses, as one whose results need no check in runs."""
-    _TRUSTED.add(kind)
+    _UNCHECKED.add(kind)
     return kind
 
 
-def is_trusted(maker: object) -> bool:
+def is_unchecked(maker: object) -> bool:
     """Return whether results of a policy or planner are used unchecked."""
-    return type(maker) in _TRUSTED
+    return type(maker) in _UNCHECKED
 
 
 def checking() -> bool:
