@@ -3,7 +3,7 @@
 Trees are also compared with JAX, batched by hand, if it is installed. All run the same models on the same data from the
 same parameters, and take turns on every mini-batch in one process. Losses and gradients are first checked against
 autobatch's. Rates are instances divided by the sum of the mini-batches' median times. Training is forward, backward and
-a step of the same dense Adam. `autobatch bench --peers` runs this; to run a small part of it:
+a step of the same dense Adam. `autobatch bench --baselines` runs this; to run a small part of it:
 
     python experiments/against_torch.py models=tree-lstm dims=64, batch_sizes=64, threads=1
 """
@@ -27,8 +27,8 @@ from autobatch.cli.results import format_table
 from autobatch.cli.workload import Workload, load_workload
 from autobatch.errors import AutobatchError
 from autobatch.release import pip_install
+from baselines.ways import BASELINES, DATA, Way, check_equal, make_baselines, our_ways, their_ways
 from harness import find_data, name_of, run
-from peers.ways import DATA, PEERS, Way, check_equal, make_peers, our_ways, their_ways
 from records import QUICK, Findings, Settings
 
 LIBRARIES = ("OPENBLAS_", "MKL_", "OMP_", "KMP_", "DNNL_", "ONEDNN_", "ATEN_")  # prefixes of variables
@@ -41,7 +41,7 @@ class Config(Settings):
 
     threads: int = 2
     """Everything is measured with one thread and with this many."""
-    models: str = ",".join(PEERS)
+    models: str = ",".join(BASELINES)
     dims: tuple[int, ...] = (64, 256)
     batch_sizes: tuple[int, ...] = (64, 256)
     """Sizes for trees; other models are measured with the first only."""
@@ -74,8 +74,8 @@ Rates = Mapping[str, Mapping[str, float]]
 def measure(config: Config) -> Iterator[Findings]:
     """Measure each model: a table for every setting, and one record."""
     names = config.models.split(",")
-    if unknown := [name for name in names if name not in PEERS]:
-        raise AutobatchError(f"{unknown[0]!r} has no peers; give some of {', '.join(PEERS)}.")
+    if unknown := [name for name in names if name not in BASELINES]:
+        raise AutobatchError(f"models must be some of {', '.join(BASELINES)}, got {unknown[0]!r}.")
     for model in names:
         yield measure_model(model, config)
 
@@ -104,17 +104,17 @@ def measure_model(model: str, config: Config) -> Findings:
     title = f"{model}, {name_of(workload.dataset)}, policy {config.policy}; instances per second\n\n"
     table = title + "\n\n".join(format_setting(setting, rates) for setting, rates in found.items())
     if model == "tree-lstm" and find_spec("jax") is None:
-        table += f"\n\nJAX is left out, for the package jax is not installed; {pip_install('jax')}."
+        table += f"\n\nJAX is left out, because the package jax is not installed; {pip_install('jax')}."
     return Findings(seconds, figures_of(model, workload, found, loads), table, part=model)
 
 
 def make_ways(model: str, workload: Workload, size: int, config: Config) -> dict[str, Way]:
     """Build, check and prepare all implementations."""
     backends, instances = config.backends.split(","), workload.first(size * config.minibatches)
-    peers = make_peers(model, workload)
-    check_equal(workload, peers, backends, instances[:N_CHECKED])
+    baselines = make_baselines(model, workload)
+    check_equal(workload, baselines, backends, instances[:N_CHECKED])
     return {
-        **their_ways(peers, instances, size, min(config.slow_minibatches, config.minibatches)),
+        **their_ways(baselines, instances, size, min(config.slow_minibatches, config.minibatches)),
         **our_ways(workload, backends, config.policy, instances, size, config.threads),
     }
 
@@ -196,4 +196,4 @@ def figures_of(
 
 
 if __name__ == "__main__":
-    run(Config(), measure, name="peers", folder=QUICK)
+    run(Config(), measure, name="baselines", folder=QUICK)

@@ -26,12 +26,12 @@ import autobatch as ab
 import autobatch.torch as abt
 from autobatch.cli.results import format_table
 from autobatch.models.tree_lstm import TreeLSTM
+from baselines.baseline import Baseline
+from baselines.torch_models import TorchTreeLSTM
+from baselines.tree_lstm_expert import ExpertTreeLSTM
+from baselines.tree_lstm_levels import LevelTreeLSTM
 from digest import ROOT, STEP
 from harness import load_sst_or_listops, run, take_turns
-from peers.peer import Peer
-from peers.torch_models import TorchTreeLSTM
-from peers.tree_lstm_expert import ExpertTreeLSTM
-from peers.tree_lstm_levels import LevelTreeLSTM
 from records import Findings, Settings
 
 sys.path.insert(0, str(ROOT / "tests"))
@@ -111,12 +111,12 @@ def one_by_one(model: plain.TreeLSTM, trees: Sequence[Any]) -> Callable[[], None
     return step
 
 
-def peer_step(peer: Peer, trees: Sequence[Any]) -> Callable[[], None]:
-    """Make a step of a peer model, on trees that it has prepared."""
-    prepared = [peer.prepare(tree) for tree in trees]
+def baseline_step(baseline: Baseline, trees: Sequence[Any]) -> Callable[[], None]:
+    """Make a step of a baseline model, on trees that it has prepared."""
+    prepared = [baseline.prepare(tree) for tree in trees]
 
     def step() -> None:
-        peer.backward(peer.merge(prepared))
+        baseline.backward(baseline.merge(prepared))
 
     return step
 
@@ -130,9 +130,9 @@ def measure(config: Config) -> Iterator[Findings]:
         own = TreeLSTM(dim=dim, rng=np.random.default_rng(config.seed), **data.sizes)
         state = own.state_dict()
         ours, theirs = (make_modules(state, data.sizes, dim, runs) for runs in ("autobatch", "torch"))
-        peers = {kind: kind(dim=dim, **data.sizes) for kind in (LevelTreeLSTM, ExpertTreeLSTM, TorchTreeLSTM)}
-        for peer in peers.values():
-            peer.copy_parameters(state)
+        baselines = {kind: kind(dim=dim, **data.sizes) for kind in (LevelTreeLSTM, ExpertTreeLSTM, TorchTreeLSTM)}
+        for baseline in baselines.values():
+            baseline.copy_parameters(state)
         loss = ab.batched(own.loss, threads=config.threads)
         of_ours, of_theirs = (abt.batched(model.loss, threads=config.threads) for model in (ours, theirs))
         expected = loss(few)
@@ -150,10 +150,10 @@ def measure(config: Config) -> Iterator[Findings]:
             OWN: partial(loss.value_and_grad, trees),
             OURS: step_of(ours, of_ours, trees),
             THEIRS: step_of(theirs, of_theirs, trees),
-            LEVELS: peer_step(peers[LevelTreeLSTM], trees),
-            EXPERT: peer_step(peers[ExpertTreeLSTM], trees),
+            LEVELS: baseline_step(baselines[LevelTreeLSTM], trees),
+            EXPERT: baseline_step(baselines[ExpertTreeLSTM], trees),
             ONE: one_by_one(ours, few),
-            CAREFUL: peer_step(peers[TorchTreeLSTM], few),
+            CAREFUL: baseline_step(baselines[TorchTreeLSTM], few),
         }
         for way in [*ways.values()] * WARM_UP:
             way()

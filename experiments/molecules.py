@@ -25,11 +25,11 @@ from autobatch.cli.results import format_table
 from autobatch.models.data.conformation import Conformation
 from autobatch.models.data.force_field import ELEMENTS, draw_conformations
 from autobatch.models.molecule_forces import MoleculeForces
+from baselines.baseline import Baseline
+from baselines.molecule_forces import ExpertMoleculeForces, TorchMoleculeForces
+from baselines.ways import LR, Way, assert_close, our_way, torch_way
 from digest import RUNTIME
 from harness import run
-from peers.molecule_forces import ExpertMoleculeForces, TorchMoleculeForces
-from peers.peer import Peer
-from peers.ways import LR, Way, assert_close, our_way, torch_way
 from records import Findings, Settings
 
 ONE, EXPERT = "PyTorch, one molecule at a time", "PyTorch, batched by an expert"
@@ -63,28 +63,28 @@ def draw(config: Config) -> list[Conformation[int]]:
     return [molecule.map(symbols.index) for molecule in drawn]
 
 
-def make_peers(model: MoleculeForces) -> dict[str, Peer]:
+def make_baselines(model: MoleculeForces) -> dict[str, Baseline]:
     """Build both PyTorch versions of the model."""
     n_elements, dim = model.elements.shape
-    peers: dict[str, Peer] = {
+    baselines: dict[str, Baseline] = {
         name: make(n_elements, dim, len(model.blocks))
         for name, make in ((ONE, TorchMoleculeForces), (EXPERT, ExpertMoleculeForces))
     }
-    for peer in peers.values():
-        peer.copy_parameters(model.state_dict())
-    return peers
+    for baseline in baselines.values():
+        baseline.copy_parameters(model.state_dict())
+    return baselines
 
 
 def their_ways(model: MoleculeForces, molecules: Sequence[Conformation[int]], size: int) -> dict[str, Way]:
     """Make all variants of PyTorch."""
     ways = dict[str, Way]()
-    for kind, peer in make_peers(model).items():
-        prepared = list(ab.minibatches([peer.prepare(molecule) for molecule in molecules], size))
-        merged = [peer.merge(minibatch) for minibatch in prepared]
-        optimizer = torch.optim.Adam(peer.parameters(), lr=LR, fused=True)
-        ways[kind] = torch_way(peer, optimizer, prepared, len(merged), merges=True)
+    for kind, baseline in make_baselines(model).items():
+        prepared = list(ab.minibatches([baseline.prepare(molecule) for molecule in molecules], size))
+        merged = [baseline.merge(minibatch) for minibatch in prepared]
+        optimizer = torch.optim.Adam(baseline.parameters(), lr=LR, fused=True)
+        ways[kind] = torch_way(baseline, optimizer, prepared, len(merged), merges=True)
         if kind == EXPERT:
-            ways[AHEAD] = torch_way(peer, optimizer, merged, len(merged), merges=False)
+            ways[AHEAD] = torch_way(baseline, optimizer, merged, len(merged), merges=False)
     return ways
 
 
@@ -113,8 +113,8 @@ def check_equal(model: MoleculeForces, molecules: Sequence[Conformation[int]]) -
     loss = ab.batched(model.loss, backend="cpu")
     expected = loss(molecules)
     _, grads = loss.value_and_grad(molecules)
-    for who, peer in make_peers(model).items():
-        losses, found = peer.answer(peer.merge([peer.prepare(molecule) for molecule in molecules]))
+    for who, baseline in make_baselines(model).items():
+        losses, found = baseline.answer(baseline.merge([baseline.prepare(molecule) for molecule in molecules]))
         assert_close(losses, expected, LOSS_TOLERANCE, f"losses of {who}")
         assert found.keys() == grads.keys()
         for name, gradient in grads.items():

@@ -23,9 +23,9 @@ import autobatch as ab
 from autobatch.cli.results import format_table
 from autobatch.cli.workload import load_workload, record
 from autobatch.errors import AutobatchError
+from baselines.baseline import Baseline
+from baselines.ways import BASELINES, DATA, LR, PER_INSTANCE, make_baselines, our_way, torch_way
 from harness import find_data, run
-from peers.peer import Peer
-from peers.ways import DATA, LR, PEERS, PER_INSTANCE, make_peers, our_way, torch_way
 from records import Findings, Settings
 
 OURS = "autobatch"
@@ -49,7 +49,7 @@ def measure(config: Config) -> Findings:
         raise AutobatchError("peak_memory needs Linux, whose /proc/self/clear_refs resets the peak of a process.")
     figures: dict[str, dict[str, float]] = {}
     for model in config.models.split(","):
-        ways = [OURS, *(name for name in PEERS[model] if name != PER_INSTANCE)]
+        ways = [OURS, *(name for name in BASELINES[model] if name != PER_INSTANCE)]
         figures[model] = {way: round(in_a_process(model, way, config) / MIB, 1) for way in ways}
     rows = [(model, way, f"{mib:.1f}") for model, by in figures.items() for way, mib in by.items()]
     return Findings({}, figures, format_table(("", "", "MiB"), rows))
@@ -85,12 +85,12 @@ def ours(workload: Any, instances: list[Any], config: Config) -> Callable[[int],
 
 def theirs(workload: Any, way: str, model: str, instances: list[Any], config: Config) -> Callable[[int], object]:
     """Make the same step in PyTorch."""
-    peer = make_peers(model, workload)[way]
-    assert isinstance(peer, Peer)
-    prepared = [peer.prepare(instance) for instance in instances]
-    optimizer = torch.optim.Adam(peer.parameters(), lr=LR, fused=True)
+    baseline = make_baselines(model, workload)[way]
+    assert isinstance(baseline, Baseline)
+    prepared = [baseline.prepare(instance) for instance in instances]
+    optimizer = torch.optim.Adam(baseline.parameters(), lr=LR, fused=True)
     minibatches = [prepared[:N_WARM], *ab.minibatches(prepared, config.batch)]
-    return torch_way(peer, optimizer, minibatches, len(minibatches), merges=True).train
+    return torch_way(baseline, optimizer, minibatches, len(minibatches), merges=True).train
 
 
 def status(name: str) -> int:

@@ -28,8 +28,8 @@ import autobatch as ab
 from autobatch.cli.progress import show_progress
 from autobatch.cli.results import format_table
 from autobatch.cli.workload import Workload, load_workload, record
+from baselines.tree_lstm_expert import ExpertTreeLSTM, OneDnnTreeLSTM
 from harness import find_data, name_of, run
-from peers.tree_lstm_expert import ExpertTreeLSTM, OneDnnTreeLSTM
 from records import Findings, Settings
 
 OURS = ("float32", "bf16")

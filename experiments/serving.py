@@ -123,7 +123,7 @@ def make_load(part: str, config: Config) -> Load:
     """Build a model with its data, and all servers."""
     import torch
 
-    from peers.alone import make_predictor
+    from baselines.alone import make_predictor
 
     torch.set_num_threads(config.threads)
     name, _, dim = part.rpartition("-")

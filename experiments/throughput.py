@@ -85,7 +85,7 @@ def measure(config: Config, part: str) -> Findings:
 def measure_model(config: Config, model: str) -> Findings:
     """Time a model at every width and size."""
     import against_torch
-    from peers.ways import DATA
+    from baselines.ways import DATA
 
     seconds: dict[str, list[float]] = {}
     settings = []

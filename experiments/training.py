@@ -81,9 +81,9 @@ class Twin(NamedTuple):
     predict: Callable[[Sequence[Any]], Any]
 
 
-def make_peer(workload: Workload) -> Twin:
+def make_baseline(workload: Workload) -> Twin:
     """Make the Tree-LSTM that throughput is compared with, which scores all nodes with one product."""
-    from peers.torch_models import TorchTreeLSTM
+    from baselines.torch_models import TorchTreeLSTM
 
     model = TorchTreeLSTM(dim=workload.dim, **workload.dataset.sizes)
     model.copy_parameters(workload.model.state_dict())
@@ -112,12 +112,12 @@ def make_tested(workload: Workload) -> Twin:
 
 
 TASKS = {
-    "sst": Task("tree-lstm", "sst", 1e-3, 5, "root_accuracy", make_peer),
+    "sst": Task("tree-lstm", "sst", 1e-3, 5, "root_accuracy", make_baseline),
     "wikiner": Task("bilstm-char-tagger", "wikiner", 5e-3, 10, "entity_f1", make_tested),
     "lattice": Task("lattice-lstm-ner", "lattice", 5e-3, 5, "tag_accuracy", make_tested),
     "iwslt15": Task("lstm-nmt-attention", "iwslt15", 3e-3, 5, LOSS, make_tested),
-    "listops": Task("tree-lstm", "listops", 3e-3, 5, "root_accuracy", make_peer),
-    "python-ast": Task("tree-lstm", "python-ast", 1e-3, 5, "root_accuracy", make_peer),
+    "listops": Task("tree-lstm", "listops", 3e-3, 5, "root_accuracy", make_baseline),
+    "python-ast": Task("tree-lstm", "python-ast", 1e-3, 5, "root_accuracy", make_baseline),
 }
 MODELS = (
     "tree_classifier", "tree_lstm", "bilstm_tagger", "bilstm_char_tagger", "crf", "lattice_reader", "lattice_lstm_ner",

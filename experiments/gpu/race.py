@@ -1,8 +1,8 @@
 """Time steps compared with PyTorch on the same GPU, and measure the host's part of them.
 
 Our mini-batches are recorded in each step, planned in each step, or have cached plans. They take turns with the models
-that are batched by hand in `peers`: merged in each step, merged ahead, and replayed as a CUDA graph. Training ends with
-a step of Adam. Parameters are on the GPU; the host waits for it once after several steps.
+that are batched by hand in `baselines`: merged in each step, merged ahead, and replayed as a CUDA graph. Training ends
+with a step of Adam. Parameters are on the GPU; the host waits for it once after several steps.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""PyTorch on a GPU: the models that are batched by hand in `peers`, and the fastest of them as CUDA graphs.
+"""PyTorch on a GPU: the models that are batched by hand in `baselines`, and the fastest of them as CUDA graphs.
 
 A CUDA graph replays a mini-batch that was captured earlier, so it is compared with autobatch's cached plans; no user of
 PyTorch has one for each mini-batch. `torch.compile` is left out, because it compiles a program for every forest.
@@ -13,9 +13,9 @@ import torch
 
 import autobatch as ab
 from autobatch.cli.workload import Workload
-from peers.peer import Peer
-from peers.tree_lstm_expert import ExpertTreeLSTM
-from peers.ways import PEERS, PER_INSTANCE, check_equal
+from baselines.baseline import Baseline
+from baselines.tree_lstm_expert import ExpertTreeLSTM
+from baselines.ways import BASELINES, PER_INSTANCE, check_equal
 
 N_CHECKED = 16  # instances whose losses and gradients are compared with autobatch's
 WARM_UPS = 3  # before a capture, as in PyTorch's documentation
@@ -35,14 +35,14 @@ def make_ways(
     workload: Workload, instances: Sequence[Any], size: int, lr: float, on_gpu: bool
 ) -> tuple[dict[str, list[Run]], list[str]]:
     """Make functions by name that infer and train on a mini-batch by number; list what is left out, and why."""
-    peers = make_peers(workload, torch.device("cuda" if on_gpu else "cpu"))
+    baselines = make_baselines(workload, torch.device("cuda" if on_gpu else "cpu"))
     ways: dict[str, list[Run]] = {}
     reasons = [NO_COMPILE] if on_gpu else [NO_COMPILE, "CUDA graphs are left out, for there is no GPU"]
-    for name, peer in peers.items():
-        prepared = list(ab.minibatches([peer.prepare(instance) for instance in instances], size))
-        merged = [peer.placed(peer.merge(minibatch)) for minibatch in prepared]
-        steps = make_steps(peer, lr, on_gpu)
-        ways[name] = [merging(peer, step, prepared) for step in steps]
+    for name, baseline in baselines.items():
+        prepared = list(ab.minibatches([baseline.prepare(instance) for instance in instances], size))
+        merged = [baseline.placed(baseline.merge(minibatch)) for minibatch in prepared]
+        steps = make_steps(baseline, lr, on_gpu)
+        ways[name] = [merging(baseline, step, prepared) for step in steps]
         ways[f"{name}, merged ahead"] = [merged_ahead(step, merged) for step in steps]
         if on_gpu and name == CAPTURED[workload.spec.name]:
             try:
@@ -55,45 +55,44 @@ def make_ways(
 def find_difference(workload: Workload, instances: Sequence[Any], on_gpu: bool) -> str | None:
     """Return how losses and gradients differ from those of autobatch, None if they do not."""
     try:
-        check_equal(
-            workload, make_peers(workload, torch.device("cuda" if on_gpu else "cpu")), ["cuda"], instances[:N_CHECKED]
-        )
+        baselines = make_baselines(workload, torch.device("cuda" if on_gpu else "cpu"))
+        check_equal(workload, baselines, ["cuda"], instances[:N_CHECKED])
     except AssertionError as error:
         return str(error)
     return None
 
 
-def make_peers(workload: Workload, device: torch.device) -> dict[str, Peer]:
+def make_baselines(workload: Workload, device: torch.device) -> dict[str, Baseline]:
     """Make the same models in PyTorch with a workload's parameters, except those that need a processor."""
     torch.backends.cudnn.allow_tf32 = False
-    peers = {}
-    for name, make in PEERS[workload.spec.name].items():
+    baselines = {}
+    for name, make in BASELINES[workload.spec.name].items():
         if name != PER_INSTANCE and "oneDNN" not in name:
-            peer = peers[name] = make(dim=workload.dim, **workload.dataset.sizes).to(device)
-            peer.copy_parameters(workload.model.state_dict())
-            if isinstance(peer, ExpertTreeLSTM) and device.type == "cuda":
-                peer.block = 1 << 40  # a whole level at once
-    return peers
+            baseline = baselines[name] = make(dim=workload.dim, **workload.dataset.sizes).to(device)
+            baseline.copy_parameters(workload.model.state_dict())
+            if isinstance(baseline, ExpertTreeLSTM) and device.type == "cuda":
+                baseline.block = 1 << 40  # a whole level at once
+    return baselines
 
 
-def make_steps(peer: Peer, lr: float, on_gpu: bool) -> list[Step]:
+def make_steps(baseline: Baseline, lr: float, on_gpu: bool) -> list[Step]:
     """Make functions that infer and train on a merged mini-batch."""
-    optimizer = torch.optim.Adam(peer.parameters(), lr=lr, fused=True, capturable=on_gpu)
+    optimizer = torch.optim.Adam(baseline.parameters(), lr=lr, fused=True, capturable=on_gpu)
 
     def infer(minibatch: Any) -> None:
         with torch.inference_mode():
-            peer.losses(minibatch)
+            baseline.losses(minibatch)
 
     def train(minibatch: Any) -> None:
-        peer.backward(minibatch)
+        baseline.backward(minibatch)
         optimizer.step()
 
     return [infer, train]
 
 
-def merging(peer: Peer, step: Step, prepared: Sequence[Any]) -> Run:
+def merging(baseline: Baseline, step: Step, prepared: Sequence[Any]) -> Run:
     """Make a function that merges prepared instances, moves them to the GPU, and runs them."""
-    return lambda number: step(peer.placed(peer.merge(prepared[number])))
+    return lambda number: step(baseline.placed(baseline.merge(prepared[number])))
 
 
 def merged_ahead(step: Step, merged: Sequence[Any]) -> Run:

@@ -189,7 +189,7 @@ def test_the_command_prints_a_table_and_writes_the_figures(command: Command, tmp
             "the backend 'reference' does not compile cells; choose",
         ),
         (["tree-lstm", "--roofline", "--policy", "depth,agenda"], "--policy must be one policy with --roofline, got 2"),
-        (["tree-lstm", "--roofline", "--peers"], "--roofline and --compile are mutually exclusive"),
+        (["tree-lstm", "--roofline", "--baselines"], "--roofline and --compile are mutually exclusive"),
         (["tree-lstm", "--roofline", "--batch-size", "99999"], "cannot take the first 399996 instances"),
         (["--roofline"], "Missing argument 'MODEL'"),
         (["own:Sum", "--roofline", "--dim", "3", "--batch-size", "2"], "its cells multiply no rows by shared matrices"),

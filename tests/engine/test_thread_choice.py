@@ -197,7 +197,7 @@ def test_bench_chooses_before_it_measures() -> None:
     [
         (["tree-lstm", "--threads", "0"], "must be an int of at least 1, or auto, got '0'"),
         (["tree-lstm", "--threads", "many"], "or auto, got 'many'"),
-        (["--peers", "--threads", "auto"], "--threads must be a number with --peers, got auto."),
+        (["--baselines", "--threads", "auto"], "--threads must be a number with --baselines, got auto."),
     ],
 )
 def test_what_is_no_number_is_refused_at_the_command_line(arguments: list[str], why: str) -> None:

@@ -12,15 +12,15 @@ import torch
 import autobatch as ab
 from autobatch.models.data.conformation import Conformation
 from autobatch.models.molecule_forces import SPEC, MoleculeForces, count_correct, predict_forces
+from baselines.baseline import Baseline
+from baselines.molecule_forces import ExpertMoleculeForces, TorchMoleculeForces
 from helpers.runs.recorded import types_of_nodes
 from helpers.runs.ways import each
 from helpers.twins.graph_cases import draw_conformations_case
 from helpers.twins.molecule_forces import MoleculeForcesTwin
-from peers.molecule_forces import ExpertMoleculeForces, TorchMoleculeForces
-from peers.peer import Peer
 
 POLICIES = ("unbatched", "depth", "agenda", "score")
-PEERS = (TorchMoleculeForces, ExpertMoleculeForces)
+BASELINES = (TorchMoleculeForces, ExpertMoleculeForces)
 
 
 def relative(found: Any, expected: Any) -> float:
@@ -111,12 +111,12 @@ def test_energies_do_not_depend_on_where_a_molecule_is() -> None:
     assert float(model.energy(other)) == pytest.approx(float(model.energy(molecule)), rel=1e-12)
 
 
-def make_peer(make: type[ExpertMoleculeForces], model: MoleculeForces, dtype: torch.dtype) -> ExpertMoleculeForces:
-    """Return a peer with the parameters of a model."""
+def make_baseline(make: type[ExpertMoleculeForces], model: MoleculeForces, dtype: torch.dtype) -> ExpertMoleculeForces:
+    """Return a baseline with the parameters of a model."""
     n_elements, dim = model.elements.shape
-    peer = make(n_elements, dim, len(model.blocks)).to(dtype)
-    peer.copy_parameters(model.state_dict())
-    return peer
+    baseline = make(n_elements, dim, len(model.blocks)).to(dtype)
+    baseline.copy_parameters(model.state_dict())
+    return baseline
 
 
 def ask_twin(model: MoleculeForces, molecules: list[Conformation[int]]) -> tuple[Any, dict[str, Any]]:
@@ -127,16 +127,16 @@ def ask_twin(model: MoleculeForces, molecules: list[Conformation[int]]) -> tuple
     return losses.detach(), {name: parameter.grad for name, parameter in twin.named_parameters()}
 
 
-@each("make, n_blocks", [(make, n_blocks) for make in PEERS for n_blocks in (1, 3)])
-def test_losses_and_gradients_of_peers_are_the_twins(make: type[ExpertMoleculeForces], n_blocks: int) -> None:
+@each("make, n_blocks", [(make, n_blocks) for make in BASELINES for n_blocks in (1, 3)])
+def test_losses_and_gradients_of_baselines_are_the_twins(make: type[ExpertMoleculeForces], n_blocks: int) -> None:
     """One molecule at a time and all at once, in both precisions, and again after another mini-batch."""
     model, molecules = draw_conformations_case(6, 8, 6, n_blocks)
     losses, gradients = ask_twin(model, molecules)
     for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-4)):
-        peer: Peer = make_peer(make, model, dtype)
-        prepared = [peer.prepare(molecule) for molecule in molecules]
-        peer.backward(peer.merge(prepared[3:]))
-        found, grads = peer.answer(peer.merge(prepared))
+        baseline: Baseline = make_baseline(make, model, dtype)
+        prepared = [baseline.prepare(molecule) for molecule in molecules]
+        baseline.backward(baseline.merge(prepared[3:]))
+        found, grads = baseline.answer(baseline.merge(prepared))
         assert relative(found, losses) < tolerance
         assert {name for name in gradients if gradients[name] is not None} == set(grads)
         for name, gradient in grads.items():

@@ -34,11 +34,12 @@ from autobatch.policies.rules.heuristics import with_origin
 @options.seed_option
 @options.json_option
 @click.option(
-    "--peers",
+    "--baselines",
     is_flag=True,
     help="Compare with PyTorch implementations of the model, and for trees with JAX if it is installed. Without MODEL, "
     "compare all models. Uses the data folder next to the checkout if it exists, otherwise generated data.",
 )
+@click.option("--peers", is_flag=True, hidden=True)  # deprecated
 @click.option(
     "--roofline",
     is_flag=True,
@@ -54,7 +55,7 @@ from autobatch.policies.rules.heuristics import with_origin
     "--out",
     metavar="DIR",
     type=FOLDER,
-    help="Folder for the record of --peers, --roofline or --compile.  [default: experiments/results/quick]",
+    help="Folder for the record of --baselines, --roofline or --compile.  [default: experiments/results/quick]",
 )
 @click.pass_context
 @show_compilation()
@@ -73,6 +74,7 @@ def bench(
     threads: int | str,
     seed: int,
     json_path: Path | None,
+    baselines: bool,
     peers: bool,
     roofline: bool,
     compilation: bool,
@@ -85,7 +87,8 @@ def bench(
     mini-batches; speed-ups are relative to the slowest policy. A run merges, schedules, plans and executes recorded
     instances. Recording is not timed.
 
-    --peers, --roofline and --compile run an experiment, which needs a checkout of the repository, and write a record.
+    --baselines, --roofline and --compile run an experiment, which needs a checkout of the repository, and write a
+    record.
     --roofline times a step and its matrix products alone, with the same sizes, order and libraries, on one thread of
     the cpu backend. --compile starts two new processes, the first with empty caches.
 
@@ -93,26 +96,28 @@ def bench(
     Examples:
       autobatch bench tree-lstm --dim 64 --mode train
       autobatch bench tree-lstm --policy depth,agenda --json bench.jsonl
-      autobatch bench --peers
-      autobatch bench tree-lstm --peers --dim 64 --batch-size 64 --threads 1
+      autobatch bench --baselines
+      autobatch bench tree-lstm --baselines --dim 64 --batch-size 64 --threads 1
       autobatch bench tree-lstm --roofline --dim 256 --batch-size 256
       autobatch bench tree-lstm --compile
     """
-    flags = [
-        flag for flag, given in (("--peers", peers), ("--roofline", roofline), ("--compile", compilation)) if given
-    ]
-    if len(flags) > 1:
-        raise click.UsageError("--peers, --roofline and --compile are mutually exclusive; give one of them.")
-    if peers and threads == "auto":
-        raise click.UsageError("--threads must be a number with --peers, got auto.")
     if peers:
-        return forward(ctx, "--peers")
+        click.echo("autobatch: --peers will be removed in 0.4; use --baselines.", err=True)
+        baselines = True
+    experiments = {"--baselines": baselines, "--roofline": roofline, "--compile": compilation}
+    flags = [flag for flag, is_given in experiments.items() if is_given]
+    if len(flags) > 1:
+        raise click.UsageError("--baselines, --roofline and --compile are mutually exclusive; give one of them.")
+    if baselines and threads == "auto":
+        raise click.UsageError("--threads must be a number with --baselines, got auto.")
+    if baselines:
+        return forward(ctx, "--baselines")
     if model is None:
         raise click.UsageError("Missing argument 'MODEL'.")
     if flags:
         return forward(ctx, flags[0])
     if out is not None:
-        raise click.UsageError("--out needs --peers, --roofline or --compile; use --json for a file of results.")
+        raise click.UsageError("--out needs --baselines, --roofline or --compile; use --json for a file of results.")
     use_threads(threads)
     workload = load_workload(model, data, dim, seed, precision=precision).with_threads(threads)
     n_steps = (repeats + 1) * minibatches * len(policies)

@@ -42,7 +42,7 @@ OPTIONAL = {
     "uvicorn": "HTTP server (serve)",
     "prometheus_client": "metrics of the server (serve)",
     "ray": "runs on several machines (--ray)",
-    "jax": "comparison with JAX (bench --peers)",
+    "jax": "comparison with JAX (bench --baselines)",
     "mkl": "matrix products, see doctor --matmul",
     "cupy": "GPUs, see cuda below",
 }

@@ -1,4 +1,4 @@
-"""`autobatch bench --peers`, `--roofline` and `--compile`: run experiments of the checkout with options of `bench`."""
+"""Run experiments of the checkout with options of `bench`, for its flags `--baselines`, `--roofline`, `--compile`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WORKLOAD = {
 _RUNS = {"policies": "policy={}", "backend": "backend={}", "mode": "mode={}", "minibatches": "minibatches={}",
          "repeats": "repeats={}"}  # fmt: skip
 FORWARDED: Mapping[str, Forwarded] = {
-    "--peers": Forwarded("against_torch", {
+    "--baselines": Forwarded("against_torch", {
         **_RUNS, "model": "models={}", "data": "data={}", "dim": "dims={},", "batch_size": "batch_sizes={},",
         "backend": "backends={}", "mode": "modes={}", "threads": "threads={}", "seed": "seed={}", "out": "out={}",
     }),
@@ -50,7 +50,7 @@ def forward(ctx: click.Context, flag: str) -> int:
     """
     settings = list_settings(ctx, flag)
     experiment.list_experiments()
-    if flag == "--peers" and find_spec("torch") is None:
+    if flag == "--baselines" and find_spec("torch") is None:
         raise AutobatchError("comparing with PyTorch: the package torch is not installed; pip install torch.")
     return experiment.run_script(FORWARDED[flag].script, settings)
 
@@ -60,7 +60,7 @@ def list_settings(ctx: click.Context, flag: str) -> list[str]:
     settings = []
     for param in ctx.command.params:
         name, option = str(param.name), param.opts[0]
-        if option == flag or ctx.get_parameter_source(name) != ParameterSource.COMMANDLINE:
+        if option in (flag, "--peers") or ctx.get_parameter_source(name) != ParameterSource.COMMANDLINE:
             continue
         value, form = ctx.params[name], FORWARDED[flag].settings.get(name)
         if form is None:

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from autobatch.models.data.tree import Tree
-from peers.forest import Ints, list_nodes, merge_trees
-from peers.peer import Arrays
+from baselines.baseline import Arrays
+from baselines.forest import Ints, list_nodes, merge_trees
 
 Values: TypeAlias = dict[str, Any]
 Widths: TypeAlias = tuple[tuple[int, int], ...]

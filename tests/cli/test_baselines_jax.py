@@ -9,12 +9,12 @@ import torch
 import autobatch as ab
 from autobatch.models.data.tree import Tree
 from autobatch.models.tree_lstm import TreeLSTM
-from peers.forest import LEFT, NONE, list_nodes
+from baselines.forest import LEFT, NONE, list_nodes
 
 pytest.importorskip("jax", reason="compares with JAX, which the extra jax brings")
 
-from peers.tree_lstm_jax import JaxTreeLSTM, Padded, round_up
-from peers.ways import GRADIENT_TOLERANCE, LOSS_TOLERANCE, assert_close, jax_ways
+from baselines.tree_lstm_jax import JaxTreeLSTM, Padded, round_up
+from baselines.ways import GRADIENT_TOLERANCE, LOSS_TOLERANCE, assert_close, jax_ways
 
 N_WORDS, N_CLASSES, LR = 20, 5, 3e-2
 
@@ -28,48 +28,48 @@ def draw(rng: np.random.Generator, n_leaves: int) -> Tree[int]:
 
 
 def make(n_trees: int = 24, dim: int = 6) -> tuple[TreeLSTM, list[Tree[int]], JaxTreeLSTM]:
-    """Return a model, flat trees, which need little compilation, and the peer with the same parameters."""
+    """Return a model, flat trees, which need little compilation, and the baseline with the same parameters."""
     rng = np.random.default_rng(0)
-    ours, peer = TreeLSTM(N_WORDS, dim, N_CLASSES, rng), JaxTreeLSTM(LR)
-    peer.copy_parameters(ours.state_dict())
-    return ours, [draw(rng, int(rng.integers(1, 5))) for _ in range(n_trees)], peer
+    ours, baseline = TreeLSTM(N_WORDS, dim, N_CLASSES, rng), JaxTreeLSTM(LR)
+    baseline.copy_parameters(ours.state_dict())
+    return ours, [draw(rng, int(rng.integers(1, 5))) for _ in range(n_trees)], baseline
 
 
-def merge(peer: JaxTreeLSTM, trees: list[Tree[int]]) -> Padded:
-    return peer.merge([peer.prepare(tree) for tree in trees])
+def merge(baseline: JaxTreeLSTM, trees: list[Tree[int]]) -> Padded:
+    return baseline.merge([baseline.prepare(tree) for tree in trees])
 
 
 def test_losses_and_gradients_are_autobatchs() -> None:
     """Before and after levels have grown: padding has no effect."""
-    ours, trees, peer = make()
+    ours, trees, baseline = make()
     loss = ab.batched(ours.loss, backend="reference")
     for n_trees in (3, 24, 5):
-        losses, found = peer.answer(merge(peer, trees[:n_trees]))
+        losses, found = baseline.answer(merge(baseline, trees[:n_trees]))
         assert_close(losses, loss(trees[:n_trees]), LOSS_TOLERANCE, "losses")
         _, grads = loss.value_and_grad(trees[:n_trees])
-        expected = peer.translate({name: np.asarray(gradient) for name, gradient in grads.items()})
+        expected = baseline.translate({name: np.asarray(gradient) for name, gradient in grads.items()})
         assert found.keys() == expected.keys()
         for name, gradient in expected.items():
             assert_close(found[name], gradient, GRADIENT_TOLERANCE, name)
 
 
 def test_steps_are_those_of_adam() -> None:
-    ours, trees, peer = make()
+    ours, trees, baseline = make()
     loss, optimizer = ab.batched(ours.loss, backend="reference"), ab.optim.Adam(ours, lr=LR)
-    minibatch = merge(peer, trees)
-    before = float(np.mean(peer.losses(minibatch)))
+    minibatch = merge(baseline, trees)
+    before = float(np.mean(baseline.losses(minibatch)))
     for _ in range(10):
         optimizer.step(loss.value_and_grad(trees)[1])
-        peer.train(minibatch)
-    assert_close(peer.losses(minibatch), loss(trees), 20 * LOSS_TOLERANCE, "losses")
-    assert float(np.mean(peer.losses(minibatch))) < 0.98 * before
+        baseline.train(minibatch)
+    assert_close(baseline.losses(minibatch), loss(trees), 20 * LOSS_TOLERANCE, "losses")
+    assert float(np.mean(baseline.losses(minibatch))) < 0.98 * before
 
 
 def test_rows_of_a_padded_forest() -> None:
     """Every real row occurs once, and children are rows of the previous level; an extra tree has all the padding."""
-    _, trees, peer = make()
-    merge(peer, trees)
-    minibatch = merge(peer, trees[:7])
+    _, trees, baseline = make()
+    merge(baseline, trees)
+    minibatch = merge(baseline, trees[:7])
     columns = [list_nodes(tree) for tree in trees[:7]]
     assert np.bincount(minibatch.trees)[:7].tolist() == [nodes.shape[1] for nodes in columns]
     widths = np.array(minibatch.widths)
@@ -85,8 +85,8 @@ def test_rows_of_a_padded_forest() -> None:
 
 def test_nothing_is_compiled_after_the_first_round() -> None:
     """One function computes losses and one steps, for mini-batches of any shape; more threads need both again."""
-    _, trees, peer = make(n_trees=40)
-    ways = jax_ways(peer, trees, 8)
+    _, trees, baseline = make(n_trees=40)
+    ways = jax_ways(baseline, trees, 8)
     threads = torch.get_num_threads()
     try:
         for n_threads, n_compiled in ((1, 2), (2, 4)):
@@ -97,7 +97,7 @@ def test_nothing_is_compiled_after_the_first_round() -> None:
                     for number in range(5):
                         way.infer(number)
                         way.train(number)
-                assert peer.n_compiled == n_compiled
+                assert baseline.n_compiled == n_compiled
     finally:
         torch.set_num_threads(threads)
 

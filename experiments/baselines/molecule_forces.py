@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from autobatch.models.data.conformation import CUTOFF, Conformation
 from autobatch.models.molecule_forces import N_CENTRES
-from peers.peer import Peer
+from baselines.baseline import Baseline
 
 LOG_2 = math.log(2.0)
 
@@ -54,7 +54,7 @@ class Block(nn.Module):
         self.output = nn.Linear(dim, dim)
 
 
-class ExpertMoleculeForces(Peer):
+class ExpertMoleculeForces(Baseline):
     """All molecules of a mini-batch at once."""
 
     def __init__(self, n_elements: int, dim: int, n_blocks: int = 3) -> None:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from autobatch.models.data.tree import Tree
-from peers.forest import Forest, Ints, list_nodes, merge_trees
-from peers.peer import Arrays, Peer
+from baselines.baseline import Arrays, Baseline
+from baselines.forest import Forest, Ints, list_nodes, merge_trees
 
 
-class LevelTreeLSTM(Peer):
+class LevelTreeLSTM(Baseline):
     """Binary Tree-LSTM (Tai, Socher, Manning 2015, section 3.2, N = 2), one matrix for the gates of both children."""
 
     by_depth = True

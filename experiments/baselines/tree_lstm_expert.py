@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peers.forest import Forest
-from peers.kept import (
+from baselines.forest import Forest
+from baselines.kept import (
     MINUS_TWO,
     Kept,
     OneDnn,
@@ -33,7 +33,7 @@ from peers.kept import (
     state_backward,
     table_backward,
 )
-from peers.tree_lstm_levels import LevelTreeLSTM
+from baselines.tree_lstm_levels import LevelTreeLSTM
 
 
 class ExpertTreeLSTM(Kept, LevelTreeLSTM):

@@ -13,12 +13,12 @@ import torch
 import autobatch as ab
 from autobatch.models.data.lattice import Lattice
 from autobatch.models.data.tree import Tree
+from baselines import kept, tree_lstm_expert
+from baselines.baseline import Baseline
+from baselines.forest import list_nodes, merge_trees
+from baselines.lattice import KINDS, list_arcs, merge_lattices
+from baselines.ways import BASELINES
 from helpers.twins.cases import draw_lattices_case, draw_sentences_case, draw_trees_case
-from peers import kept, tree_lstm_expert
-from peers.forest import list_nodes, merge_trees
-from peers.lattice import KINDS, list_arcs, merge_lattices
-from peers.peer import Peer
-from peers.ways import PEERS
 
 DRAWS: dict[str, Callable[..., tuple[Any, list[Any]]]] = {
     "tree-lstm": draw_trees_case,
@@ -32,17 +32,17 @@ SIZES = {
 }
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5}
 
-every_peer = pytest.mark.parametrize(("model", "name"), [(model, name) for model in PEERS for name in PEERS[model]])
+every_baseline = pytest.mark.parametrize(("model", "name"), [(m, name) for m in BASELINES for name in BASELINES[m]])
 
 
-def make(model: str, name: str, dim: int, dtype: torch.dtype) -> tuple[Any, list[Any], Peer]:
-    """Draw a model and instances, and build its peer from its parameters."""
+def make(model: str, name: str, dim: int, dtype: torch.dtype) -> tuple[Any, list[Any], Baseline]:
+    """Draw a model and instances, and build its baseline from its parameters."""
     ours, instances = DRAWS[model](0, 12, dim)
     state = ours.state_dict()
     sizes = {size: len(state[parameter]) for size, parameter in SIZES[model].items()}
-    peer = PEERS[model][name](dim=dim, **sizes).to(dtype)
-    peer.copy_parameters(state)
-    return ours, instances, peer
+    baseline = BASELINES[model][name](dim=dim, **sizes).to(dtype)
+    baseline.copy_parameters(state)
+    return ours, instances, baseline
 
 
 def apart(found: Any, expected: Any) -> float:
@@ -53,7 +53,7 @@ def apart(found: Any, expected: Any) -> float:
 
 
 @pytest.mark.cases(6)
-@every_peer
+@every_baseline
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_losses_and_gradients_are_autobatchs(
     model: str, name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -61,34 +61,34 @@ def test_losses_and_gradients_are_autobatchs(
     monkeypatch.setattr(kept, "LARGE", 0)  # oneDNN, which supports only float32, multiplies these too
     monkeypatch.setattr(tree_lstm_expert.ExpertTreeLSTM, "block", 300)
     monkeypatch.setattr(kept, "PART", 20)
-    ours, instances, peer = make(model, name, 6, dtype)
+    ours, instances, baseline = make(model, name, 6, dtype)
     loss = ab.batched(ours.loss, backend="reference")
-    prepared = [peer.prepare(instance) for instance in instances]
-    other, minibatch = peer.merge(prepared[:5]), peer.merge(prepared)
+    prepared = [baseline.prepare(instance) for instance in instances]
+    other, minibatch = baseline.merge(prepared[:5]), baseline.merge(prepared)
     expected = loss(instances)
     with torch.inference_mode():
-        assert apart(peer.losses(minibatch), expected) < TOLERANCE[dtype]
-    peer.backward(other)  # overwrites its gradients and buffers
-    peer.backward(minibatch)
+        assert apart(baseline.losses(minibatch), expected) < TOLERANCE[dtype]
+    baseline.backward(other)  # overwrites its gradients and buffers
+    baseline.backward(minibatch)
     _, grads = loss.value_and_grad(instances)
-    here = peer.translate({gradient: np.asarray(array) for gradient, array in grads.items()})
-    found = dict(peer.named_parameters())
+    here = baseline.translate({gradient: np.asarray(array) for gradient, array in grads.items()})
+    found = dict(baseline.named_parameters())
     assert here.keys() == found.keys()
     for parameter, gradient in here.items():
         assert apart(found[parameter].grad, gradient) < TOLERANCE[dtype], parameter
 
 
 @pytest.mark.slow
-@every_peer
+@every_baseline
 def test_a_few_steps_lower_the_loss(model: str, name: str) -> None:
-    _, instances, peer = make(model, name, 8, torch.float64)
-    minibatch = peer.merge([peer.prepare(instance) for instance in instances])
-    optimizer = torch.optim.Adam(peer.parameters(), lr=3e-2, fused=True)
-    before = peer.losses(minibatch).mean().item()
+    _, instances, baseline = make(model, name, 8, torch.float64)
+    minibatch = baseline.merge([baseline.prepare(instance) for instance in instances])
+    optimizer = torch.optim.Adam(baseline.parameters(), lr=3e-2, fused=True)
+    before = baseline.losses(minibatch).mean().item()
     for _ in range(20):
-        peer.backward(minibatch)
+        baseline.backward(minibatch)
         optimizer.step()
-    assert peer.losses(minibatch).mean().item() < 0.7 * before
+    assert baseline.losses(minibatch).mean().item() < 0.7 * before
 
 
 @pytest.mark.parametrize("by_depth", [False, True])

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from peers.kept import (
+from baselines.kept import (
     MINUS_TWO,
     Kept,
     OneDnn,
@@ -25,8 +25,8 @@ from peers.kept import (
     state_backward,
     table_backward,
 )
-from peers.lattice import Arcs, Lattices
-from peers.lattice_agenda import AgendaLatticeLSTM
+from baselines.lattice import Arcs, Lattices
+from baselines.lattice_agenda import AgendaLatticeLSTM
 
 
 class ExpertLatticeLSTM(Kept, AgendaLatticeLSTM):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from peers.torch_models import Example, TorchBiLSTMTagger
+from baselines.torch_models import Example, TorchBiLSTMTagger
 
 
 class Sentences(NamedTuple):

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from autobatch.cli.workload import Workload
+from baselines.ways import BASELINES, PER_INSTANCE
 from digest import ROOT
-from peers.ways import PEERS, PER_INSTANCE
 
 sys.path.insert(0, str(ROOT / "tests"))
 
@@ -47,9 +47,9 @@ def make_predictor(workload: Workload) -> Callable[[Any], Any]:
     if name in DECODERS:
         decoder = DECODERS[name].with_state(state)
         return _without_gradients(getattr(decoder, workload.spec.predictor))
-    peer: Any = PEERS[name][PER_INSTANCE](dim=workload.dim, **workload.dataset.sizes)
-    peer.copy_parameters(state)
-    return _without_gradients(lambda instance: peer.scores(peer.prepare(instance)).numpy())
+    baseline: Any = BASELINES[name][PER_INSTANCE](dim=workload.dim, **workload.dataset.sizes)
+    baseline.copy_parameters(state)
+    return _without_gradients(lambda instance: baseline.scores(baseline.prepare(instance)).numpy())
 
 
 def _without_gradients(function: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from autobatch.models.data.lattice import Lattice
 from autobatch.models.data.sentence import Sentence
 from autobatch.models.data.tree import Tree
-from peers.peer import Arrays, Peer, as_ids
+from baselines.baseline import Arrays, Baseline, as_ids
 
 State = tuple[Tensor, Tensor]
 
@@ -35,7 +35,7 @@ class Example(NamedTuple):
     """(N,), in the order of the scores."""
 
 
-class TorchModel(Peer):
+class TorchModel(Baseline):
     """A model that scores the N places of an instance, each of which has a label; a mini-batch is a list."""
 
     @abstractmethod

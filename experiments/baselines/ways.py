@@ -20,19 +20,19 @@ import torch
 import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.cli.workload import Workload, record
-from peers.bilstm_packed import PackedBiLSTMTagger
-from peers.lattice_agenda import AgendaLatticeLSTM
-from peers.lattice_expert import ExpertLatticeLSTM, OneDnnLatticeLSTM
-from peers.peer import Peer
-from peers.torch_models import TorchBiLSTMTagger, TorchLatticeLSTM, TorchTreeLSTM
-from peers.tree_lstm_expert import ExpertTreeLSTM, OneDnnTreeLSTM
-from peers.tree_lstm_levels import LevelTreeLSTM
+from baselines.baseline import Baseline
+from baselines.bilstm_packed import PackedBiLSTMTagger
+from baselines.lattice_agenda import AgendaLatticeLSTM
+from baselines.lattice_expert import ExpertLatticeLSTM, OneDnnLatticeLSTM
+from baselines.torch_models import TorchBiLSTMTagger, TorchLatticeLSTM, TorchTreeLSTM
+from baselines.tree_lstm_expert import ExpertTreeLSTM, OneDnnTreeLSTM
+from baselines.tree_lstm_levels import LevelTreeLSTM
 
 if TYPE_CHECKING:
-    from peers.tree_lstm_jax import JaxTreeLSTM
+    from baselines.tree_lstm_jax import JaxTreeLSTM
 
 PER_INSTANCE = "one at a time"
-PEERS: Mapping[str, Mapping[str, Callable[..., Peer]]] = {
+BASELINES: Mapping[str, Mapping[str, Callable[..., Baseline]]] = {
     "tree-lstm": {
         PER_INSTANCE: TorchTreeLSTM,
         "levels": LevelTreeLSTM,
@@ -68,23 +68,26 @@ class Way:
     """Number of mini-batches to run, the first ones: one if it takes long."""
 
 
-def make_peers(model: str, workload: Workload) -> dict[str, Peer | JaxTreeLSTM]:
+def make_baselines(model: str, workload: Workload) -> dict[str, Baseline | JaxTreeLSTM]:
     """Build the same model in PyTorch, and in JAX if it is installed, with the parameters of a workload."""
     state = workload.model.state_dict()
-    peers: dict[str, Peer | JaxTreeLSTM] = {
-        name: make(dim=workload.dim, **workload.dataset.sizes) for name, make in PEERS[model].items()
+    baselines: dict[str, Baseline | JaxTreeLSTM] = {
+        name: make(dim=workload.dim, **workload.dataset.sizes) for name, make in BASELINES[model].items()
     }
     if model == "tree-lstm" and find_spec("jax") is not None:
-        from peers.tree_lstm_jax import JaxTreeLSTM
+        from baselines.tree_lstm_jax import JaxTreeLSTM
 
-        peers["JAX"] = JaxTreeLSTM(LR)
-    for peer in peers.values():
-        peer.copy_parameters(state)
-    return peers
+        baselines["JAX"] = JaxTreeLSTM(LR)
+    for baseline in baselines.values():
+        baseline.copy_parameters(state)
+    return baselines
 
 
 def check_equal(
-    workload: Workload, peers: Mapping[str, Peer | JaxTreeLSTM], backends: Sequence[str], instances: Sequence[Any]
+    workload: Workload,
+    baselines: Mapping[str, Baseline | JaxTreeLSTM],
+    backends: Sequence[str],
+    instances: Sequence[Any],
 ) -> None:
     """Check that losses and gradients equal those of the reference backend before they are timed.
 
@@ -101,10 +104,10 @@ def check_equal(
         _, found = other.value_and_grad(instances)
         for name, gradient in grads.items():
             assert_close(np.asarray(found[name]), gradient, GRADIENT_TOLERANCE, f"gradients of {name} of {backend}")
-    for who, peer in peers.items():
-        losses, found = peer.answer(peer.merge([peer.prepare(instance) for instance in instances]))
+    for who, baseline in baselines.items():
+        losses, found = baseline.answer(baseline.merge([baseline.prepare(instance) for instance in instances]))
         assert_close(losses, expected, LOSS_TOLERANCE, f"losses of {who}")
-        here = peer.translate(grads)
+        here = baseline.translate(grads)
         assert found.keys() == here.keys()
         for name, gradient in here.items():
             assert_close(found[name], gradient, GRADIENT_TOLERANCE, f"gradients of {name} of {who}")
@@ -118,64 +121,64 @@ def assert_close(found: Any, expected: Any, tolerance: float, what: str) -> None
 
 
 def their_ways(
-    peers: Mapping[str, Peer | JaxTreeLSTM], instances: Sequence[Any], size: int, n_slow: int
+    baselines: Mapping[str, Baseline | JaxTreeLSTM], instances: Sequence[Any], size: int, n_slow: int
 ) -> dict[str, Way]:
     """Make all variants of PyTorch and JAX; one instance at a time runs the first `n_slow` mini-batches."""
     ways: dict[str, Way] = {}
-    for name, peer in peers.items():
-        if not isinstance(peer, Peer):
-            ways |= jax_ways(peer, instances, size)
+    for name, baseline in baselines.items():
+        if not isinstance(baseline, Baseline):
+            ways |= jax_ways(baseline, instances, size)
             continue
-        prepared = list(ab.minibatches([peer.prepare(instance) for instance in instances], size))
-        merged = [peer.merge(minibatch) for minibatch in prepared]
-        optimizer = torch.optim.Adam(peer.parameters(), lr=LR, fused=True)  # several times as fast as the other Adams
+        prepared = list(ab.minibatches([baseline.prepare(instance) for instance in instances], size))
+        merged = [baseline.merge(minibatch) for minibatch in prepared]
+        optimizer = torch.optim.Adam(baseline.parameters(), lr=LR, fused=True)  # several times as fast as other Adams
         if name == PER_INSTANCE:
-            ways[f"PyTorch, {name}"] = torch_way(peer, optimizer, merged, n_slow, merges=False)
+            ways[f"PyTorch, {name}"] = torch_way(baseline, optimizer, merged, n_slow, merges=False)
         else:
-            ways[f"PyTorch, {name}"] = torch_way(peer, optimizer, prepared, len(merged), merges=True)
-            ways[f"PyTorch, {name}, merged ahead"] = torch_way(peer, optimizer, merged, len(merged), merges=False)
+            ways[f"PyTorch, {name}"] = torch_way(baseline, optimizer, prepared, len(merged), merges=True)
+            ways[f"PyTorch, {name}, merged ahead"] = torch_way(baseline, optimizer, merged, len(merged), merges=False)
     return ways
 
 
 def torch_way(
-    peer: Peer, optimizer: torch.optim.Optimizer, minibatches: Sequence[Any], n_minibatches: int, merges: bool
+    baseline: Baseline, optimizer: torch.optim.Optimizer, minibatches: Sequence[Any], n_minibatches: int, merges: bool
 ) -> Way:
-    """Run a peer on mini-batches that are merged or still have to be."""
+    """Run a baseline on mini-batches that are merged or still have to be."""
 
     def minibatch(number: int) -> Any:
-        return peer.merge(minibatches[number]) if merges else minibatches[number]
+        return baseline.merge(minibatches[number]) if merges else minibatches[number]
 
     def infer(number: int) -> None:
         with torch.inference_mode():
-            peer.losses(minibatch(number))
+            baseline.losses(minibatch(number))
 
     def train(number: int) -> None:
-        peer.backward(minibatch(number))
+        baseline.backward(minibatch(number))
         optimizer.step()
 
     return Way(infer, train, n_minibatches)
 
 
-def jax_ways(peer: JaxTreeLSTM, instances: Sequence[Any], size: int) -> dict[str, Way]:
+def jax_ways(baseline: JaxTreeLSTM, instances: Sequence[Any], size: int) -> dict[str, Way]:
     """Make the variants of JAX. Levels get their final widths at the start, so the first round compiles for all."""
-    prepared = list(ab.minibatches([peer.prepare(instance) for instance in instances], size))
+    prepared = list(ab.minibatches([baseline.prepare(instance) for instance in instances], size))
     for minibatch in prepared:
-        peer.merge(minibatch)
-    merged = [peer.merge(minibatch) for minibatch in prepared]
+        baseline.merge(minibatch)
+    merged = [baseline.merge(minibatch) for minibatch in prepared]
     return {
-        "JAX, levels": jax_way(peer, prepared, merges=True),
-        "JAX, levels, merged ahead": jax_way(peer, merged, merges=False),
+        "JAX, levels": jax_way(baseline, prepared, merges=True),
+        "JAX, levels, merged ahead": jax_way(baseline, merged, merges=False),
     }
 
 
-def jax_way(peer: JaxTreeLSTM, minibatches: Sequence[Any], merges: bool) -> Way:
-    """Run the peer on mini-batches that are merged or still have to be, with PyTorch's current number of threads."""
+def jax_way(baseline: JaxTreeLSTM, minibatches: Sequence[Any], merges: bool) -> Way:
+    """Run a baseline on mini-batches that are merged or still have to be, with PyTorch's current number of threads."""
 
     def run(compute: Callable[[Any], object], number: int) -> None:
-        peer.use_threads(torch.get_num_threads())
-        compute(peer.merge(minibatches[number]) if merges else minibatches[number])
+        baseline.use_threads(torch.get_num_threads())
+        compute(baseline.merge(minibatches[number]) if merges else minibatches[number])
 
-    return Way(partial(run, peer.losses), partial(run, peer.train), len(minibatches))
+    return Way(partial(run, baseline.losses), partial(run, baseline.train), len(minibatches))
 
 
 def our_ways(

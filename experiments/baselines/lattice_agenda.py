@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from autobatch.models.data.lattice import Lattice
-from peers.lattice import Arcs, Lattices, Listed, list_arcs, merge_lattices
-from peers.peer import Peer
+from baselines.baseline import Baseline
+from baselines.lattice import Arcs, Lattices, Listed, list_arcs, merge_lattices
 
 
-class AgendaLatticeLSTM(Peer):
+class AgendaLatticeLSTM(Baseline):
     """Sums over arcs of LSTM steps (after Zhang and Yang 2018)."""
 
     def __init__(self, n_characters: int, n_words: int, n_tags: int, dim: int) -> None:

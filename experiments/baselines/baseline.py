@@ -18,7 +18,7 @@ from torch import Tensor, nn
 Arrays: TypeAlias = Mapping[str, npt.NDArray[np.floating[Any]]]
 
 
-class Peer(nn.Module, ABC):
+class Baseline(nn.Module, ABC):
     """A model with a loss for every instance of a mini-batch."""
 
     @abstractmethod
