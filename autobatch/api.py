@@ -458,7 +458,7 @@ class Batched(Session):
             The policy. Its `save` writes it to a file, whose path is a policy for `ab.batched`.
 
         Raises:
-            PolicyError: there are no mini-batches, an option is unknown or out of range, or the mini-batches exceed
+            PolicyError: no mini-batch is given, an option is unknown or out of range, or the mini-batches exceed
                 the memory of the GPU.
             BackendError: `device` is "cuda" and there is no GPU.
 

@@ -79,7 +79,7 @@ def learn(
             them; to fill a GPU set it to thousands, and `episodes` to 60 times as many.
 
     Raises:
-        PolicyError: an option does not exist or is out of range, there are no graphs, or the device cannot hold them.
+        PolicyError: an option does not exist or is out of range, no graph is given, or the device cannot hold them.
         BackendError: no usable GPU was found; the message says what is missing.
 
     >>> from autobatch.graph.sketch import to_graph
@@ -115,7 +115,7 @@ def read_lesson(graphs: Sequence[Graph], held_out: Sequence[Graph]) -> tuple[lis
     """Return the dags of the mini-batches, those of the held-out ones, and their types.
 
     Raises:
-        PolicyError: there are no mini-batches, one has no nodes, or their types differ.
+        PolicyError: no mini-batch is given, one has no nodes, or their types differ.
     """
     if not graphs:
         raise PolicyError("learning a policy: there must be at least one mini-batch, got none.")

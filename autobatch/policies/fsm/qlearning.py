@@ -180,7 +180,7 @@ def learn_fsm(
         on_progress: called after every rollout.
 
     Raises:
-        PolicyError: there are no mini-batches, or the device does not support the settings.
+        PolicyError: no mini-batch is given, or the device does not support the settings.
         BackendError: no usable GPU was found.
     """
     lessons = make_lessons(dags, machine, settings, direction=direction, held_out=held_out, seed=seed, device=device)
@@ -200,7 +200,7 @@ def make_lessons(
     """Make a lesson for each direction of a machine; see `learn_fsm`.
 
     Raises:
-        PolicyError: there are no mini-batches, or the device does not support the settings.
+        PolicyError: no mini-batch is given, or the device does not support the settings.
     """
     if not dags:
         raise PolicyError("learning a policy: there must be at least one mini-batch, got none.")
