@@ -80,7 +80,7 @@ def parse_lines(path: Path, what: str, parse: Callable[[Line], T], expected: str
 
 
 def check_found(path: Path, what: str, read: list[T], expected: str) -> list[T]:
-    """Return what was read from a file; raise a DataError if that is nothing."""
+    """Return the items read from a file; raise a DataError if there are none."""
     if not read:
         raise DataError(f"cannot read {what} from {path}: the file holds none; expected {expected}.")
     return read

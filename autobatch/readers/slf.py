@@ -73,7 +73,7 @@ class _Fields:
         return number
 
     def word(self) -> str:
-        """Return the word, "" if there is none."""
+        """Return the word, or "" if the line has no field W."""
         text = self.texts.get("W", "")
         is_quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
 
