@@ -113,9 +113,9 @@ def test_a_trained_model_is_exported_with_its_vocabularies(module: str, command:
     assert command("predict", *files, "--backend", "reference")[0] == 0
     tags = ab.readers.restore(ab.load("tagger.ab").about)["tag"]
     assert tags.decode(json.loads(Path("found.jsonl").read_text())["result"])[:2] == ["ADJ", "NOUN"]
-    told = "a model with files predicts after its export; run autobatch export, and give --model FILE"
+    told = "autobatch export.* --model FILE"
     status, _, error = command("predict", *trained)
-    assert (status, told in error) == (2, True), error
+    assert (status, bool(re.search(told, error))) == (2, True), error
     with pytest.raises(ab.DataError, match=told):
         Predictor.of(Trained(f"{module}:Tagger", Path("run")).read())
 
@@ -177,7 +177,7 @@ def test_parts_of_folders_are_found_separately(module: str, command: Command) ->
         ("onlydev", (), "cannot train on 'onlydev': it holds development data, but neither train nor train.*"),
         ("several", (), "several must hold one train or train.*, got train.conll, train.old"),
         ("several", ("--dev", "dev.conll"), "got train.conll, train.old"),
-        ("kept", ("--split", 0.5), "it has development data of its own"),
+        ("kept", ("--split", 0.5), "cannot hold out 0.5 of 'kept'"),
         ("whole", (), "cannot read sentences from whole: is a directory"),
     ):
         status, _, error = command(*words, "--data", data, *options)
@@ -262,7 +262,7 @@ def test_vocabularies_are_those_of_the_training_data(module: str, tmp_path: Path
 
 def test_what_is_missing_is_said_in_a_sentence(module: str, command: Command) -> None:
     for data, told in (
-        ((), "the model has no data of its own; give a file or a folder with --data"),
+        ((), "--data"),
         (("--data", "none"), "there is no 'none'"),
         (("--data", "a" * 5000), "there is no 'aaa"),
         (("--data", "bad.conll"), "bad.conll, line 2, column 2: expected column 1 with the tag"),

@@ -112,7 +112,7 @@ class Format:
 
     reads: str
     read: Callable[[Path, bool], list[Any]]
-    """Reads a file; the second argument is whether answers (tags, labels or numbers to predict) are required."""
+    """Reads a file; the second argument is whether answers (tags, labels or target numbers) are required."""
     generators: Mapping[str, Generator]
     parts: tuple[str, str] = ("train.txt", "dev.txt")
     """The files of a folder."""
@@ -139,8 +139,8 @@ class Format:
             share: share of a single file that is development data; by default `SHARE`.
 
         Raises:
-            DataError: the data is missing or malformed, or the share is not of a single file, or of none of its
-                instances.
+            DataError: the data is missing or malformed; or `share` is given for a folder or a generator, or is less
+                than one instance.
         """
         if share is not None and (data in self.generators or os.path.isdir(data)):
             raise DataError(

@@ -56,7 +56,7 @@ class FilesLoader:
         self, data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None, /
     ) -> Dataset:
         if not data or not os.path.exists(data):
-            reason = f"there is no {data!r}" if data else "the model has no data of its own"
+            reason = f"there is no {data!r}" if data else "this model has no default data"
             raise DataError(f"cannot load data: {reason}; give a file or a folder with --data.")
         train_path = _part_of(Path(data), "train")
         dev_path = _part_of(Path(data), "dev") if self.dev is None else Path(self.dev)
