@@ -31,7 +31,7 @@ from autobatch.inspect.plotting import plot_schedules
     "Method for the lower bound on batches: chains of one type, or pairs of types (tighter, takes seconds).",
 )
 @click.option("--training", is_flag=True, help="Include the backward pass.")
-@click.option("--memory", is_flag=True, help="Show the memory layout within and between cells, and what is copied.")
+@click.option("--memory", is_flag=True, help="Show the memory layout within and between cells, and the copies.")
 @click.option(
     "--cell", metavar="NAME", help="Show how a cell is compiled instead: programs, memory layout and kernels."
 )

@@ -176,7 +176,7 @@ class Fitting:
             del self._unread[0]
 
     def is_stuck(self, patience: int | None) -> bool:
-        """Return whether none of the last `patience` epochs is the best; False without a patience."""
+        """Return whether the last `patience` epochs brought no improvement; False without a patience."""
         return patience is not None and self.position.epochs - self.best.epoch >= patience
 
     def epochs(
