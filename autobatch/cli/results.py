@@ -102,7 +102,7 @@ def open_json(path: Path | None, append: bool | None = None, n_epochs: int = 0) 
     with nullcontext(path) if in_place else unfinished_beside(path) as target:
         try:
             if append:
-                _take_away_later(path, n_epochs)
+                _remove_later(path, n_epochs)
             file = FileIO(target, "a" if append else "w")
         except OSError as error:
             raise _cannot_write(path, error, "choose a file in a writable folder") from error
@@ -112,7 +112,7 @@ def open_json(path: Path | None, append: bool | None = None, n_epochs: int = 0) 
             os.replace(target, path)
 
 
-def _take_away_later(path: Path, n_epochs: int) -> None:
+def _remove_later(path: Path, n_epochs: int) -> None:
     """Remove trailing lines that are truncated or belong to later epochs."""
     if not path.is_file():
         return

@@ -37,7 +37,7 @@ STOPPED = 128 + signal.SIGINT, 128 + signal.SIGTERM  # exit statuses after a sig
 
 
 @contextmanager
-def processes(n: int, to_go_on: str) -> Iterator[Joined]:
+def processes(n: int, advice: str) -> Iterator[Joined]:
     """Run the block in a group of this process and n - 1 others.
 
     Raises:
@@ -63,7 +63,7 @@ def processes(n: int, to_go_on: str) -> Iterator[Joined]:
             yield joined
         return
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=longest)
-    with _Others(n, store.port, to_go_on) as others:
+    with _Others(n, store.port, advice) as others:
         others.wait_for(store)
         distributed.init_process_group("gloo", store=store, rank=0, world_size=n)
         try:
@@ -71,7 +71,7 @@ def processes(n: int, to_go_on: str) -> Iterator[Joined]:
                 yield joined
         except ConnectionLost as error:
             ended = others.say_ended()
-            raise DistributedError(f"{ended}; {to_go_on}." if ended else str(error)) from None
+            raise DistributedError(f"{ended}; {advice}." if ended else str(error)) from None
         finally:
             distributed.destroy_process_group()
 
@@ -80,11 +80,11 @@ class _Others:
     """The other n - 1 processes, which connect to a port of the first and end with the context.
 
     Args:
-        to_go_on: advice in the error if one of them has ended.
+        advice: end of the error message if one of them has ended.
     """
 
-    def __init__(self, n: int, port: int, to_go_on: str) -> None:
-        self._n, self._port, self._to_go_on = n, port, to_go_on
+    def __init__(self, n: int, port: int, advice: str) -> None:
+        self._n, self._port, self._advice = n, port, advice
         self._started: list[tuple[subprocess.Popen[bytes], IO[bytes]]] = []
         self._watching = threading.Thread(target=self._watch, name="autobatch processes", daemon=True)
         self._is_over, self._pipe = threading.Event(), os.pipe()  # the others end when the pipe closes
@@ -144,7 +144,7 @@ class _Others:
                     return
                 for process, _ in self._started:
                     process.kill()
-                os.write(2, f"autobatch: {self.say_ended()}; {self._to_go_on}.\n".encode())
+                os.write(2, f"autobatch: {self.say_ended()}; {self._advice}.\n".encode())
                 os._exit(USER_ERROR)
 
     def _was_asked(self) -> bool:
