@@ -29,8 +29,8 @@ data_option = click.option(
     metavar="NAME_OR_PATH",
     type=DATA,
     shell_complete=complete_data,
-    help="A generator or a folder, for its development data; of a file or a folder without development data, all is "
-    "used.  [default: the development data of training]",
+    help="A generator or a folder, for its development data. A file, or a folder without development data, is used as "
+    "a whole.  [default: the development data of training]",
 )
 
 
@@ -91,7 +91,7 @@ def evaluate(
     help="Output file, replaced if it exists.  [default: standard output]",
 )
 @click.option(
-    "--probabilities", is_flag=True, help="Add the probabilities of the labels, if the model scores these by logits."
+    "--probabilities", is_flag=True, help="Add the probabilities of the labels, if the model scores them by logits."
 )
 @options.other_backend_option
 @options.max_bytes_option
@@ -107,12 +107,12 @@ def predict(
 ) -> None:
     """Write the predictions of a trained MODEL, one JSON object per line.
 
-    MODEL is the name used in training. The lines are in the order of the data. The data of --data may lack answers:
-    tags, numbers of molecules, or translations, where each blank line gets a prediction as well. Without --data, the
-    instances are those of `autobatch eval`, or all if the training data was too small for development data.
+    MODEL is the name used in training. The lines are in the order of the data. --data may lack the answers: tags,
+    numbers of molecules, or translations. With translations, blank lines get a prediction, too. Without --data, the
+    instances are those of `autobatch eval`, or all if the training data was too small to hold out development data.
 
-    With --probabilities, each object also has "probabilities", by label: {"yes": 0.9, "no": 0.1}; for a tree those of
-    its root; for tags a list with an object per tag.
+    With --probabilities, each object also has "probabilities", by label: {"yes": 0.9, "no": 0.1}. For a tree, they are
+    those of its root; for tags, they are a list with an object per tag.
 
     \b
     Examples:
@@ -145,12 +145,12 @@ def predict(
     type=FILE,
     help="Output file, replaced if it exists.",
 )
-@options.count_option("--examples", 64, "Instances of the data to run; the file holds the cells that they call.")
+@options.count_option("--examples", 64, "Number of instances to run; the file holds the cells that they call.")
 def export(model: str, checkpoint: Path, out: Path, examples: int) -> None:
     """Write a trained MODEL to one file, for `autobatch predict --model` and `ab.load`.
 
     MODEL is the name used in training. The file holds the parameters, the vocabularies, the policy and the programs of
-    the cells, but no code. Of a class with the attribute files, it holds the fold or scan named predict, which reads
+    the cells, but no code. For a class with the attribute files, it holds the fold or scan named predict, which reads
     JSON.
 
     \b

@@ -51,7 +51,7 @@ class ExportedFold(StoredModel):
 
     @property
     def identity(self) -> Any:
-        """Return what equals that of a file of the same programs, whose parameters may differ."""
+        """Return a key that files of the same programs share, whatever their parameters."""
         return self.model._source.content
 
     def find_spec(self) -> ModelSpec:

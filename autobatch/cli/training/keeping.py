@@ -66,7 +66,7 @@ class Keeper:
             raise Stopped(asked)
 
     def after_epoch(self, epoch: Epoch) -> None:
-        """Write the last checkpoint and, if this epoch is the best, that one; raises the errors of `after_step`."""
+        """Write the last checkpoint, and the best one if this epoch is the best; raise the errors of `after_step`."""
         if epoch.is_best:
             self.write(BEST)
         self.write(LAST)

@@ -107,7 +107,7 @@ def say_missing_metrics(workload: Workload) -> None:
 def say_lack(spec: ModelSpec, part: str) -> str:
     """Explain why a model has no `predict` or `count_correct`."""
     if part == "predict" and isinstance(spec.load, FilesLoader):
-        return "a model with files predicts after its export; run autobatch export, and give --model FILE"
+        return "a model with files must be exported first; run autobatch export, and give --model FILE"
     return "its class has no method scores(tree)" if isinstance(spec, ClassSpec) else f"its ModelSpec has no {part}"
 
 

@@ -77,7 +77,7 @@ class StoredModel:
 
     @property
     def identity(self) -> Any:
-        """Return what equals that of a file of the same model, whose parameters may differ."""
+        """Return a key that files of the same model share, whatever its parameters."""
         words = {name: vocabulary.words for name, vocabulary in self.encoding.vocabularies.items()}
         return self.settings.model, self.encoding.sizes, self.encoding.scales, words
 
@@ -293,7 +293,7 @@ def _best_of(state: Mapping[str, Any]) -> Best:
 
 
 def _made_of(path: Path, described: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the result of `describe` in a file, from this version or an earlier one."""
+    """Read the result of `describe` from a file of this or an earlier version."""
     with naming(path, "load"):
         check_described(described, _n_numbers(parameters))
     sizes, vocabularies = dict(described["sizes"]), restore(described)

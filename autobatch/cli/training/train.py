@@ -40,7 +40,7 @@ DIVERGED = 1000  # times the loss of the first mini-batch: training diverges
     "--dev",
     metavar="PATH",
     type=PathType(),
-    help="Development data, in place of that in --data or a part of it: a file, or a folder if the format is a folder.",
+    help="Development data, instead of that in --data: a file, or a folder if the format is a folder.",
 )
 @click.option(
     "--split",
@@ -65,15 +65,15 @@ DIVERGED = 1000  # times the loss of the first mini-batch: training diverges
 @click.option(
     "--scale-targets",
     is_flag=True,
-    help="Standardise the numbers to predict by their mean and standard deviation in the training data. Metrics and "
-    "predictions stay in their unit.",
+    help="Standardise the target numbers by their mean and standard deviation in the training data. Metrics and "
+    "predictions keep the original unit.",
 )
 @click.option(
     "--class-weights",
     metavar="WEIGHTS",
     callback=to_weights,
-    help="Factors of the losses by label: balanced, for the inverse of its frequency; a list such as yes=2,no=0.5; or "
-    'a JSON file, {"yes": 2, "no": 0.5}.  [default: 1]',
+    help="Weights of the losses by label: balanced, inversely proportional to frequency; a list such as yes=2,no=0.5; "
+    'or a JSON file, {"yes": 2, "no": 0.5}.  [default: 1]',
 )
 @options.policy_option
 @options.backend_option
@@ -126,18 +126,18 @@ def train(
 
     MODEL is a name from `autobatch models`, or package.module:Class. An epoch runs over the training data in random
     order, and then prints the mean training loss per instance, the metrics on the development data, and the instances
-    trained per second, without the time of measuring.
+    trained per second, not counting the time for metrics.
 
-    Development data is that of --dev, or else a file such as dev.txt in the folder of --data. Of a single file with
-    at least ten instances, 10%, or the share of --split, drawn by --seed, are held out as development data.
+    Development data comes from --dev, or from a file such as dev.txt in the folder of --data. From a single file with
+    at least ten instances, 10%, or the share of --split, are held out at random, by --seed.
 
-    With --patience N, training ends before --epochs after N epochs without improvement. The best epoch is that of the
-    best first metric on the development data; the next metrics break ties. The last line names it, and all other
-    commands use its checkpoint. A run that is resumed without --patience keeps its own.
+    With --patience N, training ends early after N epochs without improvement. The best epoch has the best first metric
+    on the development data; the next metrics break ties. The last line names it, and all other commands use its
+    checkpoint. A run resumed without --patience keeps its previous value.
 
-    With --class-weights, the loss of an instance is multiplied by the weight of its label, for a tree that of its root.
-    The balanced weight of a label with n of N instances is N / (C n), for C different labels; labels without a given
-    weight have 1. The printed loss is the weighted one, while metrics count all instances alike.
+    With --class-weights, the loss of an instance is multiplied by the weight of its label. The label of a tree is that
+    of its root. The balanced weight of a label with n of N instances is N / (C n), for C different labels; labels
+    without a given weight have weight 1. The printed loss is weighted, while metrics count all instances alike.
 
     With --checkpoint, Ctrl-C and SIGTERM end training after a mini-batch. The same command with --resume continues from
     there, with bit-identical results on the same machine with the same number of threads. Omitted options keep their
@@ -176,8 +176,8 @@ def train(
         _check_development(chosen, workload)
         say_missing_metrics(workload)
         workload = workload.with_threads(threads)
-        to_go_on = "start again" if checkpoint is None else f"the checkpoint is in {checkpoint}, resume with --resume"
-        with processes(data_parallel, to_go_on) as joined:
+        advice = "start again" if checkpoint is None else f"the checkpoint is in {checkpoint}, resume with --resume"
+        with processes(data_parallel, advice) as joined:
             if joined.rank:
                 json_path = tensorboard = profile_path = None
             n_epochs = 0 if stored is None else stored.position.epochs
@@ -317,10 +317,10 @@ def _fit(
 
 
 def _say_end(fitting: Fitting, patience: int, workload: Workload) -> str:
-    """Tell why training with a patience has ended, and its best epoch."""
+    """Describe why training with a patience has ended, and its best epoch."""
     best, n_epochs = fitting.best, fitting.position.epochs
     without = f"no improvement for {patience} epoch{'s' * (patience > 1)}"
-    why = without if fitting.is_stuck(patience) else "all of --epochs"
+    why = without if fitting.is_stuck(patience) else "--epochs reached"
     metrics = "".join(f"  dev {workload.spec.say(metric, value)}" for metric, value in best.metrics.items())
     which = f"best is epoch {best.epoch}:{metrics}" if best.epoch else "no epoch has finite metrics"
     return f"training ended after epoch {n_epochs} ({why}); {which}"
