@@ -24,7 +24,7 @@ FOLDER = Path(ab.__file__).resolve().parents[1] / "experiments"
 UNAVAILABLE = 69
 """Exit status if this machine lacks something that a script needs (EX_UNAVAILABLE of `sysexits.h`)."""
 ALL = "all"
-"""Name of the run of all claims."""
+"""Name that stands for all claims."""
 _CLAIM = "run_claim(CLAIM)"
 _MAIN = 'if __name__ == "__main__":'
 
@@ -96,9 +96,7 @@ def _require_parts(name: str) -> None:
     """Raise an error if an experiment cannot be divided into Ray tasks, or Ray is not installed."""
     claims = [one for one in list_experiments() if _CLAIM in (FOLDER / f"{one}.py").read_text(encoding="utf-8")]
     if name != ALL and name not in claims:
-        raise DataError(
-            f"experiments with --ray must be one of {ALL}, {', '.join(claims)}, got {name}; leave --ray out."
-        )
+        raise DataError(f"NAME must be one of {ALL}, {', '.join(claims)} with --ray, got {name}; leave --ray out.")
     require_ray(f"experiment {name}")
 
 

@@ -26,7 +26,7 @@ UNITS = {
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
 }  # fmt: skip
 POLICIES = ", ".join(map(with_origin, policies.names()))
-MOST_DIM = 10**6  # far beyond any memory, and small enough for NumPy to report that
+MOST_DIM = 10**6  # far beyond any memory, but small enough for NumPy to raise its own error
 
 
 class Whole(click.IntRange):

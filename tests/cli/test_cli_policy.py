@@ -329,7 +329,7 @@ def test_explain_takes_a_file_and_goes_on_if_asked_to(learned: Path) -> None:
         (["learn", "families"], "'q' learns a state machine by Q-learning for the types of one model; "),
         (["learn", "families"], "--algorithm ppo (for --steps N) or --algorithm es (for --generations N)."),
         (["learn", "families", "--algorithm", "es", "--episodes", "3"], "its options are --generations."),
-        (["learn", "families", "--algorithm", "es", "--data", "x"], "are generated, without option --data;"),
+        (["learn", "families", "--algorithm", "es", "--data", "x"], "--data"),
         (["learn", "families", "--algorithm", "ppo", "--plot", "none/x.png"], "cannot draw the learning curve to"),
         (["learn", "tree-lstm", *SMALL, "--minibatches", "100000"], "cannot take the first 800000 instances"),
         (["show", "none.json"], "cannot load policy 'none.json': no such file or directory; "),

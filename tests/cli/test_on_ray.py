@@ -132,7 +132,7 @@ def test_where_ray_is_missing_a_sentence_says_what_to_install(
 def test_an_experiment_without_parts_is_refused(command: Command) -> None:
     status, out, errors = command("experiment", "latency", "--ray")
     assert (status, out) == (2, "")
-    assert errors.startswith("autobatch: experiments with --ray must be one of all, ")
+    assert errors.startswith("autobatch: NAME must be one of all, ")
     assert "all, ablation, batches, " in errors
 
 

@@ -28,12 +28,12 @@ from autobatch.inspect.plotting import plot_schedules
     "--bound",
     ["chain", "pairs"],
     "chain",
-    "Method for the lower bound on batches: chains of one type, or pairs of types (tighter, takes seconds).",
+    "Method for the lower bound on batches: chains of one type, or pairs of types (tighter, but takes seconds).",
 )
 @click.option("--training", is_flag=True, help="Include the backward pass.")
 @click.option("--memory", is_flag=True, help="Show the memory layout within and between cells, and the copies.")
 @click.option(
-    "--cell", metavar="NAME", help="Show how a cell is compiled instead: programs, memory layout and kernels."
+    "--cell", metavar="NAME", help="Instead, show how this cell is compiled: programs, memory layout and kernels."
 )
 @click.option(
     "--pass",
@@ -71,14 +71,14 @@ def explain(
     threads: int | str,
     seed: int,
 ) -> None:
-    """Explain the batches that policies make of a mini-batch.
+    """Explain how policies batch a mini-batch.
 
     MODEL is a name from `autobatch models`, or package.module:Class. For each policy, a report lists nodes, types,
-    batches (as run, and compacted) and their lower bound, launches, bytes copied, rewrites and memory. It says why the
+    batches (as run, and compacted) and their lower bound, launches, bytes copied, rewrites and memory, and why the
     nodes of some types ran alone.
 
     \b
-    Example:
+    Examples:
       autobatch explain tree-lstm --batch-size 32 --policy auto,agenda
       autobatch explain tree-lstm --cell merge --backend cuda
     """

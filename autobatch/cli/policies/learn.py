@@ -88,7 +88,7 @@ ALGORITHMS = {
 @options.dim_option
 @options.batch_size_option
 @minibatches_option
-@options.count_option("--held-out", 0, "Number of further mini-batches, which select the best policy met.", least=0)
+@options.count_option("--held-out", 0, "Number of further mini-batches, on which the best policy is selected.", least=0)
 @options.choice_option(
     "--algorithm",
     [*ALGORITHMS],
@@ -112,7 +112,7 @@ ALGORITHMS = {
     "--rival/--no-rival",
     default=True,
     show_default=True,
-    help="q: also learn the published machine, and use the shorter of both schedules.",
+    help="q: also learn the published machine, and use the shorter of the two schedules.",
 )
 @options.choice_option("--reward", REWARDS, "critical", "q, dqn, ppo: the reward.")
 @options.choice_option(
@@ -170,7 +170,7 @@ def learn_command(
     works for any model. --episodes is the length of learning for q, --steps for ppo and dqn, --generations for es.
     es, ppo and dqn are experiments and need a checkout of the repository.
 
-    With --ray, each table is learned by one worker, and again by another one if that dies. The file is the same.
+    With --ray, workers learn the tables; if one dies, another one learns its table again. The file is the same.
 
     \b
     To learn the policy that ED-Batch (arXiv:2302.03851) published:
@@ -191,7 +191,7 @@ def learn_command(
     if plot is not None:
         require_picture(plot, "draw the learning curve to", ())
     if model == FAMILIES:
-        _refuse(ctx, LESSON, f"the graphs of {FAMILIES} are generated, without option")
+        _refuse(ctx, LESSON, f"generated graphs ({FAMILIES}) have no option")
     known = ALGORITHMS[algorithm]
     if known.learn is None or known.count is None:
         return run_elsewhere(ctx)

@@ -78,7 +78,7 @@ class Reloading:
 
 
 def _stamp(path: Path) -> tuple[Path, int, int] | None:
-    """Return an identification of a file and its current content; None if it does not exist."""
+    """Return a stamp that changes with the file or its content; None if it does not exist."""
     try:
         found = path.stat()
     except OSError:

@@ -28,7 +28,7 @@ MOST_PORT = 65_535
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @options.count_option("--workers", 1, "Number of processes that share the port, each with a copy of the model.")
 @options.count_option("--max-running", 128, "Maximum number of running requests per process.")
-@options.count_option("--max-waiting", 4096, "Maximum number of waiting requests per process; more are rejected.")
+@options.count_option("--max-waiting", 4096, "Maximum number of waiting requests per process; others are rejected.")
 @options.count_option("--deadline", None, "Milliseconds after which a request times out.  [default: never]")
 @options.other_backend_option
 @options.max_bytes_option

@@ -21,7 +21,7 @@ from autobatch.starting import FIRST, INTERRUPTED
 HELD = "AUTOBATCH_SOCKET"
 """Environment variable of workers: the file descriptor of the first process's listening socket."""
 LEAST_LIFE = 5.0  # seconds; a worker that fails earlier would fail again
-MOST_KILLED = 5  # consecutive workers killed by a signal as early
+MOST_KILLED = 5  # consecutive workers that a signal killed this early
 CHECK_EVERY = 0.2  # seconds
 KILL_AFTER = 25  # seconds after SIGTERM; a healthy worker ends sooner
 

@@ -141,7 +141,7 @@ def _run(name: str, section: Callable[[], Result]) -> Result:
 
 
 def _ended(number: int, how: str) -> dict[str, Any]:
-    """Make the result of a section, or of the start, that ended the process."""
+    """Return the result of a section, or of the start, during which the process ended."""
     name = ["start", *SECTIONS][number]
     return {"section": name, "rows": [], "notes": [], "failures": [how], "seconds": None}
 

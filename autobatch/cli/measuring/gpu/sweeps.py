@@ -13,7 +13,7 @@ from autobatch.compiler.cuda.support import MULTIPLY, module_text
 from autobatch.devices.device import Device, DeviceGemm, Launch
 
 REAL = np.dtype(np.float32)
-NOTHING = -1  # number of no function
+NOTHING = -1  # not the number of any function
 
 
 class Sweeps:
