@@ -48,7 +48,7 @@ def read_conll(
         path: the file; a line is a token, and blank lines separate sentences. Lines of `-DOCSTART-` are skipped.
         columns: the column of each field, from 0, or from -1 backwards: `{"word": 0, "tag": -1}`. A column of heads,
             numbers from 1 on and 0 for a root, is named `parent`: `{"word": 1, "parent": 6}` for CoNLL-X.
-        separator: what separates columns, such as a tab; None for spaces and tabs.
+        separator: the text between columns, such as a tab; None for spaces and tabs.
         comment: the beginning of lines to skip, such as "#".
 
     Returns:

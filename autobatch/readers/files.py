@@ -19,8 +19,9 @@ from autobatch.readers.vocabulary import Vocabulary
 class Files:
     """The files that a model reads: the attribute `files` of its class, for `autobatch train package.module:Class`.
 
-    The constructor of the class is passed the sizes of the vocabularies: `n_word` for the field `word`. Words are those
-    of the training data. Labels are too, or those of the whole file if development data is a part of it.
+    The constructor of the class is passed the sizes of the vocabularies: `n_word` for the field `word`. Vocabularies
+    of words contain the words of the training data. So do those of labels, except that if development data is held out
+    of a file, they contain the labels of the whole file.
 
     Args:
         read: a function from a path to a list of instances, such as `autobatch.readers.read_conllu`.
@@ -49,7 +50,7 @@ class Files:
             raise refusal("labels of Files", "other fields than words", sorted(both))
 
     def collect(self, train: Sequence[Any], read: Sequence[Any]) -> dict[str, Vocabulary]:
-        """Make the vocabularies by field, of words in training instances and of labels in all that were read with them.
+        """Return the vocabularies by field: of words in `train`, and of labels in all instances `read` from the data.
 
         Raises:
             DataError: no instance has a value of a field.

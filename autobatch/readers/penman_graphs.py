@@ -68,7 +68,7 @@ def _silent() -> Iterator[None]:
 
 
 class _Taken:
-    """The texts of lines, with the last one taken; penman silently stops at text between graphs."""
+    """Iterates over the texts of lines, and keeps the last one taken: penman silently stops at text between graphs."""
 
     def __init__(self, lines: list[Line]) -> None:
         self.lines, self.line, self.is_done = lines, lines[0], False
@@ -93,7 +93,7 @@ def _to_instance(graph: Any) -> dict[str, Any]:
 
 
 def _fault_of(graph: Any) -> str:
-    """Return what is wrong in a graph, though penman reads it; "" for nothing."""
+    """Describe the error in a graph that penman accepts; "" if there is none."""
     defined = set()
     for source, role, target in graph.triples:
         if target is None and role == ":instance":

@@ -139,7 +139,7 @@ def _read(path: Path) -> dict[str, Any]:
             (nodes, fields.number("I", size["N"])) if kind == "I" else (links, fields.number("J", size["L"]))
         )
         if number in found:
-            raise line.fault(_WHAT, fields.positions[kind], f"a number that no other line has as {kind}=")
+            raise line.fault(_WHAT, fields.positions[kind], f"a number {kind}= that no earlier line has")
         found[number] = fields
     if len(size) < 2:
         raise DataError(f"cannot read {_WHAT} from {path}: expected N= and L=, the numbers of nodes and links.")

@@ -63,7 +63,7 @@ def read_tu(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
     n_graphs = known[0] if known else min(max((graph for _, graph in indicator), default=0), len(indicator))
     for line, graph in indicator:
         if graph > n_graphs:
-            raise line.fault("graphs", 0, f"the number of one of {n_graphs} graphs")
+            raise line.fault("graphs", 0, f"a graph number from 1 to {n_graphs}")
     graphs = [graph for _, graph in indicator]
     edges = _read(file("A"), "edges", lambda line: (line, *_ints(line, 2)))
     for part, values in given.items():

@@ -102,10 +102,10 @@ class Vocabulary:
         """Return the id of a word, a list of ids for a list of words, or a copy of a built-in model's tree.
 
         Args:
-            words: what to encode; lists may be nested.
+            words: a word, a list, which may be nested, or a tree.
 
         Raises:
-            DataError: the vocabulary is closed and lacks a word, or `words` is something else.
+            DataError: the vocabulary is closed and lacks a word, or `words` has another type.
 
         >>> Vocabulary.of_labels(["O", "B-PER"]).encode(["O", "B-LOC"])
         Traceback (most recent call last):
@@ -137,7 +137,7 @@ class Vocabulary:
         """Return the word of an id, a list of words for a list of ids, or a copy of a built-in model's tree.
 
         Args:
-            numbers: what to decode; lists may be arrays, and nested.
+            numbers: an id, a list or an array, which may be nested, or a tree.
 
         Raises:
             DataError: a number is not an id of the vocabulary.

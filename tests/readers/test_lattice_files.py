@@ -180,7 +180,7 @@ def test_octal_codes_that_are_not_utf_8_are_refused(path: Path, word: str, colum
         ("N=3 L=3\n", "N=0 L=0\n", "line 2, column 3: expected one N= in the file, and at least one node, found '0'"),
         ("N=3", "N=4", "expected N=4 nodes and L=3 links, found 3 and 3"),
         ("I=1\n", "", "expected N=3 nodes and L=3 links, found 2 and 3"),
-        ("I=1\n", "I=2\n", "line 5, column 3: expected a number that no other line has as I="),
+        ("I=1\n", "I=2\n", "line 5, column 3: expected a number I="),
         ("I=1\n", "I=1 J=1\n", "line 5, column 7: expected a node I= or a link J=, each in a line of its own"),
         ("I=1\n", "I=3\n", "line 5, column 3: expected I= with a number below 3, found '3'"),
         ("E=1 ", "E=7 ", "line 6, column 11: expected E= with a number below 3, found '7'"),

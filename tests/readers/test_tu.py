@@ -59,8 +59,8 @@ def test_all_files_are_read(tmp_path: Path) -> None:
         ("A", "1 2\n", "line 1, column 3: expected a comma, or the end of the line"),
         ("A", "1, 2\n", "X_edge_attributes.txt: the file must have a line for each of 1 edges, got 3"),
         ("graph_indicator", "1\n0\n", "line 2, column 1: expected 1 number from 1 on, found '0'"),
-        ("graph_indicator", "1\n4\n", "line 2, column 1: expected the number of one of 3 graphs, found '4'"),
-        ("graph_indicator", "1\n999999999\n", "line 2, column 1: expected the number of one of 3 graphs"),
+        ("graph_indicator", "1\n4\n", "line 2, column 1: expected a graph number from 1 to 3, found '4'"),
+        ("graph_indicator", "1\n999999999\n", "line 2, column 1: expected a graph number from 1 to 3"),
         ("graph_attributes", "1\n", "must have a line for each of 3 graphs, got 1"),
         ("node_attributes", "nan\n", "line 1, column 1: expected a finite number, found 'nan'"),
         ("node_labels", "1.5\n", "line 1, column 1: expected an int, found '1.5'"),
@@ -83,7 +83,7 @@ def test_folders_hold_one_data_set(tmp_path: Path) -> None:
         read_tu(tmp_path)
     (tmp_path / "Y_A.txt").write_text("1, 1\n")
     (tmp_path / "Y_graph_indicator.txt").write_text("999999999\n")
-    with pytest.raises(DataError, match="expected the number of one of 1 graphs"):
+    with pytest.raises(DataError, match="from 1 to 1"):
         read_tu(tmp_path)
     with pytest.raises(DataError, match=r"got X_A\.txt, Y_A\.txt"):
         read_tu(write(tmp_path))
