@@ -135,7 +135,7 @@ def read_lesson(graphs: Sequence[Graph], held_out: Sequence[Graph]) -> tuple[lis
 
 
 def _describe_difference(first: Sequence[str], names: Sequence[str], number: int) -> str:
-    """Say how the types of graph `number`, held-out ones counted after the others, differ from those of graph 0."""
+    """Describe how the types of graph `number`, held-out ones counted last, differ from those of graph 0."""
     for type_id, (one, other) in enumerate(zip_longest(first, names)):
         if one != other:
             here, there = ("missing" if name is None else repr(name) for name in (one, other))

@@ -1,9 +1,9 @@
 """Simulate state machines on a GPU: thousands of schedules in one launch, one warp each.
 
-The kernel, in `device_simulator.cuh`, reads only ints: for every state of a table, the ranks of the types by the
-machine's preference; of the types that may run, the first in rank does. The batches are exactly those of
-`plan_by_machine`. Random numbers depend on the seed, the episode, the step and the type, so an episode does not depend
-on the order of threads, and can be replayed.
+The kernel, in `device_simulator.cuh`, reads only ints: for every state of a table, the types ranked by the machine's
+preference. The first permitted type runs. The batches are exactly those of `plan_by_machine`. Random numbers depend on
+the seed, the episode, the step and the type, so an episode does not depend on the order of threads, and can be
+replayed.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ ENCODINGS: tuple[Encoding, ...] = ("base", "max", "sort")
 LISTED: Mapping[Encoding, str] = MappingProxyType(
     {"base": "ready types", "max": "ready types and the largest", "sort": "ready types, most nodes first"}
 )
-"""What the description of a state lists; the heading of its column in tables and drawings."""
+"""The content of a state's description, which heads its column in tables and drawings."""
 
 
 def describe_state(state: Sequence[int], names: Sequence[str], encoding: Encoding) -> str:

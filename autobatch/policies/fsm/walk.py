@@ -77,7 +77,7 @@ class Walk:
         return Drawing(LISTED[encoding], states, moves)
 
     def share(self, picture: Drawing) -> str:
-        """Say how many of the states and visits a drawing shows; empty if all."""
+        """Describe the share of states and visits that a drawing shows; "" if it shows all."""
         n_visits = sum(state.visits for state in picture.states) / self.visits.total() if self.visits else 1.0
         shown, n = len(picture.states), len(self.visits)
         return f"the {shown} most visited of {n} states, {n_visits:.0%} of the visits" if shown < n else ""
