@@ -11,8 +11,8 @@ class Regressor(ab.Module):
     """The base of models whose loss compares a number x with (target - mean) / std, and that predict mean + std x.
 
     Attributes:
-        target_mean, target_std: mean and standard deviation of the training data's targets, in their unit; by default
-            those that change nothing.
+        target_mean, target_std: mean and standard deviation of the training data's targets, in their unit; by default 0
+            and 1.
     """
 
     target_mean: float = 0.0
