@@ -87,7 +87,7 @@ def _list_classes(module: Any) -> str:
     """Write a table of a module's classes, in their order, with their docstrings."""
     classes = [x for x in vars(module).values() if inspect.isclass(x) and x.__module__ == module.__name__]
     lines = [f"| `{x.__name__}` | {escape(' '.join((x.__doc__ or '').split()))} |\n" for x in classes]
-    return f"| name | what it says |\n|---|---|\n{''.join(lines)}"
+    return f"| name | meaning |\n|---|---|\n{''.join(lines)}"
 
 
 def _assignment(path: str) -> tuple[str, str]:
