@@ -17,9 +17,9 @@ from signatures import signature_of
 PAGE = ROOT / "docs" / "reference" / "ops.md"
 INTRODUCTION = """# All ops
 
-What a cell's body computes with. Shapes are per node, without a batch axis. In signatures, `Value` is an array, a
-number, or what another op or cell returned; `Values` is a list of them, of any length; `Shapes` is the shape of a
-value, or a structure of shapes. `help(ab.tanh)`, or `ab.tanh?` in Jupyter, shows what this page shows. [Custom
+The functions that cells compute with. Shapes are per node, without a batch axis. In signatures, `Value` is an array, a
+number, or the result of another op or cell; `Values` is a list of values of any length; `Shapes` is the shape of a
+value, or a structure of shapes. `help(ab.tanh)`, or `ab.tanh?` in Jupyter, shows the same text. [Custom
 ops](../tutorials/own_op.md) is a tutorial. The examples need
 
 ```python
