@@ -177,12 +177,11 @@ def see(records: Records) -> str:
 
 CLAIM = Claim(
     name="ablation",
-    heading="What each idea is worth: one switched off at a time",
+    heading="The effect of each technique: one switched off at a time",
     claimed=(
-        "Models run with everything: the policy score, planned memory, fused kernels, folded sums, plans that are "
-        "found again, compiled cells. Then one of these is switched off at a time. All ways take turns on the same "
-        "mini-batches of recorded graphs, but for “recorded anew”: everything is on, and every run records its "
-        "instances, as the first epoch does."
+        "“Everything” is the policy score, planned memory, fused kernels, folded sums, cached plans, compiled cells. "
+        "Each variant switches off one of these. All variants take turns on the same mini-batches of recorded graphs, "
+        "except “recorded anew”: there, everything is on, and every run records its instances, as in a first epoch."
     ),
     settings=Config(),
     quick=Config(dim=16, batch_size=8, minibatches=1, repeats=2),

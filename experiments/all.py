@@ -32,7 +32,7 @@ def measure_all(words: list[str]) -> int:
     out = Path(given.get("out", QUICK if given.get("quick") == "True" else RESULTS))
     if unknown := sorted(given.keys() - {"out", "quick", "again", "ray"}):
         raise AutobatchError(
-            f"{unknown[0]!r} is no setting of all; give it to one claim: autobatch experiment {NAMES[0]} ..."
+            f"all does not take the setting {unknown[0]!r}; give it to one claim: autobatch experiment {NAMES[0]} ..."
         )
     require(sorted({"matplotlib", *(package for name in NAMES for package in load_claim(name).needs)}), "measuring all")
     for name in NAMES:

@@ -222,12 +222,12 @@ def published(rows: Sequence[tuple[str, str, str, str]]) -> list[Published]:
 
 CLAIM = Claim(
     name="batches",
-    heading="Compacted, a fixed rule plans as few batches as machines that are learned on the workload",
+    heading="With compaction, a fixed rule plans as few batches as state machines learned on the workload",
     claimed=(
         "The rule score, whose weights were learned on other graphs, plans from the inputs and from the outputs, "
-        "deletes batches that are superfluous, and keeps the shorter plan. It then needs as few batches as machines "
-        "that were learned on the workload; on trees and sentences, as few as a bound that no policy goes below. State "
-        "machines learn on the first mini-batch; all policies are counted on later ones."
+        "deletes superfluous batches, and keeps the shorter plan. It then needs as few batches as state machines "
+        "learned on the workload, and on trees and sentences as few as the lower bound. State machines learn on the "
+        "first mini-batch; the batches of all policies are counted on later ones."
     ),
     settings=Effort(),
     quick=Effort(
@@ -252,12 +252,12 @@ CLAIM = Claim(
         ),
         Published(
             "batches of DyNet's agenda on elementary ops, 32 lattices", "4,520", "measured elsewhere",
-            lambda records: "no counterpart: cells are recorded, not elementary ops",
+            lambda records: "not comparable: cells are recorded, not elementary ops",
         ),
     ],
     disagreement=(
-        "The form of the sum decides more than the policy: the published machine finds half as many batches with sums "
-        "folded into their readers. Compaction, which the paper does not have, takes away most of what is left."
+        "The form of the sum matters more than the policy: the published machine needs half as many batches if sums "
+        "are folded into their readers. Compaction, which is not in the paper, removes most of the other differences."
     ),
     modules=STRUCTURE,
     needs=("scipy",),

@@ -141,7 +141,7 @@ def follow(claim: Claim[Any], words: Sequence[str]) -> None:
     parts = changes.pop("only").split(",") if "only" in changes else claim.quick_parts if is_quick else claim.parts
     if unknown := [part for part in parts if part not in claim.parts]:
         others = f"give some of {', '.join(claim.parts)}" if any(claim.parts) else "it has none, leave out only="
-        raise AutobatchError(f"{unknown[0]!r} is no part of {claim.name}; {others}.")
+        raise AutobatchError(f"only= must name parts of {claim.name}, got {unknown[0]!r}; {others}.")
     settings = change(claim.quick if is_quick else claim.settings, changes)
     use_threads(settings.threads)
     measure_parts(claim, settings, parts, out, again, LOCAL if ray == "True" else ray)
@@ -165,7 +165,7 @@ def measure_parts(
     for part in parts:
         start, place = Start.now(claim.name, settings, claim.modules), place_of(out, claim.name, part)
         if start.is_finished(place) and not again:
-            print(f"{os.path.relpath(place)} is there already, of the same settings and the same code\n")
+            print(f"{os.path.relpath(place)} exists already, with the same settings and code\n")
             continue
         if ray:
             left.append(part)
@@ -188,7 +188,9 @@ def measure_on_ray(claim: Claim[Any], settings: Settings, parts: Sequence[str], 
         jobs = [(claim.name, settings, part) for part in parts]
         for number, (record, findings) in as_done(measure_part, jobs, ray, what) if parts else ():
             if record["code"] != code:
-                raise AutobatchError(f"{what}: a worker has other code than {ROOT}; give all machines the same.")
+                raise AutobatchError(
+                    f"{what}: the code of a worker differs from {ROOT}; install the same code on all machines."
+                )
             place = place_of(out, claim.name, parts[number])
             write_record(place, {**record, "command": command_line(), "ray": True}, findings.draw)
             progress.advance(what, parts[number])
@@ -217,7 +219,7 @@ def to_markdown(claim: Claim[Any], records: Records) -> str:
     blocks = [f"# {claim.heading}", claim.claimed, claim.see(records), f"![{claim.heading}]({claim.name}.png)"]
     blocks += [table.markdown() for table in claim.tabulate(records)]
     if claim.published:
-        blocks += ["## Beside the literature", claim.beside(records).markdown(), claim.disagreement]
+        blocks += ["## Compared with the literature", claim.beside(records).markdown(), claim.disagreement]
     return "\n\n".join(filter(None, [*blocks, origins(records.values())])) + "\n"
 
 
@@ -243,4 +245,4 @@ def require(packages: Sequence[str], what: str) -> None:
     """
     if missing := [name for name in packages if find_spec(name) is None]:
         some = f"package{'s'[: len(missing) > 1]} {', '.join(missing)}"
-        raise AutobatchError(f"{what}: it needs the {some}; pip install --editable '.[experiments]' in the checkout.")
+        raise AutobatchError(f"{what} needs the {some}; pip install --editable '.[experiments]' in the checkout.")

@@ -66,7 +66,7 @@ def measure(config: Config) -> Iterator[Findings]:
         AutobatchError: a part is unknown.
     """
     if unknown := [part for part in config.parts if part not in (*TRAINED, TORCH, SHARES)]:
-        raise AutobatchError(f"{unknown[0]!r} is no part; there are {', '.join((*TRAINED, TORCH, SHARES))}.")
+        raise AutobatchError(f"parts must be some of {', '.join((*TRAINED, TORCH, SHARES))}, got {unknown[0]!r}.")
     for part in config.parts:
         yield measure_shares(config) if part == SHARES else measure_steps(config, part)
 

@@ -82,7 +82,7 @@ class Config(Settings):
 def measure(config: Config) -> Iterator[Findings]:
     """Run a section, or all of them."""
     if config.section and config.section not in SECTIONS:
-        raise AutobatchError(f"there is no section {config.section!r}; give one of {', '.join(SECTIONS)}.")
+        raise AutobatchError(f"section must be one of {', '.join(SECTIONS)}, got {config.section!r}.")
     try:
         device = find_device()
     except BackendError as error:

@@ -79,7 +79,7 @@ def change(settings: S, changes: Mapping[str, str]) -> S:
     """
     known = [field.name for field in fields(settings)]
     if unknown := [name for name in changes if name not in known]:
-        raise AutobatchError(f"{unknown[0]!r} is no setting; write name=value, of {', '.join(known)} or out.")
+        raise AutobatchError(f"settings must be some of {', '.join(known)} or out, as name=value, got {unknown[0]!r}.")
     return replace(
         settings, **{name: read_setting(name, text, getattr(settings, name)) for name, text in changes.items()}
     )
@@ -157,7 +157,7 @@ def read_setting(name: str, text: str, default: Any) -> Any:
         fits = default is None or _is_like(value, default)
     if not fits:
         example = ",".join(map(str, default)) if isinstance(default, tuple) else default
-        raise AutobatchError(f"{name}={text} is not understood; write it like {name}={example}.")
+        raise AutobatchError(f"{name} must have the form {name}={example}, got {text}.")
     return value
 
 

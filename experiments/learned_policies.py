@@ -195,14 +195,14 @@ def see(records: Records) -> str:
     lost = {workload: others - first for workload, (first, others) in above.items()}
     worst = max(lost, key=lost.__getitem__)
     gains = [workload for workload, points in lost.items() if points < 0]
-    most = f"It loses most on {worst}, {lost[worst]:.1f} points" if lost[worst] > 0 else "It loses on none"
-    besides = f", and is nearer the bound on others than on its own on {in_list(gains)}" if gains else ""
+    most = f"The gap grows most on {worst}, by {lost[worst]:.1f} points" if lost[worst] > 0 else "The gap grows on none"
+    besides = f", and shrinks on {in_list(gains)}" if gains else ""
     return (
-        f"Of all machines, learning ends after {min(episodes):,g} to {max(episodes):,g} episodes, which take "
-        f"{min(seconds):.2f} to {max(seconds):.2f} s, and leaves {min(states):g} to {max(states):,g} states. The "
-        f"machine “{CHOSEN}”, planning forward and not compacted, is this far above the bound on the mini-batch "
-        f"learned on and on others: {excess}. {most}{besides}. It needs, beside the published machine, on the "
-        f"mini-batch learned on: {in_words(compare_with_theirs(records, fewest_of))}. On others: "
+        f"Learning ends after {min(episodes):,g} to {max(episodes):,g} episodes, which take "
+        f"{min(seconds):.2f} to {max(seconds):.2f} s, and leaves {min(states):g} to {max(states):,g} states, "
+        f"depending on the machine. The raw forward plans of machine “{CHOSEN}” are this far above the bound on the "
+        f"training mini-batch and on others: {excess}. {most}{besides}. Compared with the published machine, it needs, "
+        f"on the training mini-batch, {in_words(compare_with_theirs(records, fewest_of))}. On others, it needs "
         f"{in_words(compare_with_theirs(records, lambda found: above_of(found)[1]))}."
     )
 
@@ -226,9 +226,9 @@ CLAIM = Claim(
     name="learned_policies",
     heading="A state machine is learned in seconds from one mini-batch, and plans others as well",
     claimed=(
-        "Tabular Q-learning plays one mini-batch over and over, until its machine needs as few batches as the chain "
-        "bound or the episodes are used up. The machine then plans mini-batches of the same kind that it has not seen. "
-        "Machines are the published one, and some that mark critical types; with a mask they run only these while one "
+        "Tabular Q-learning schedules one mini-batch repeatedly, until its machine needs as few batches as the chain "
+        "bound, or the episodes are used up. The machine then plans unseen mini-batches of the same kind. The machines "
+        "are the published one and some that mark critical types; with a mask, they run only critical types while one "
         "is ready."
     ),
     settings=Config(),
@@ -247,7 +247,7 @@ CLAIM = Claim(
     ],
     disagreement=(
         "The state machine, its reward and its settings are the published ones in the row “published”; critical types "
-        "are ours. Machines are counted here as they plan, forward and not compacted."
+        "are ours. The counts are those of raw forward plans, without compaction."
     ),
     modules=STRUCTURE,
     needs=("scipy",),

@@ -195,7 +195,7 @@ def tables_of(figures: Mapping[str, Any]) -> list[Table]:
             row += [f"{found['products']} + {found['other']}" for found in (written, planned)]
             row.append(f"{planned['copied_bytes'] / 1024:g}")
         executed.append(row)
-    tables = [Table("Copies of a batch", DECIDED, decided), Table("What is executed", EXECUTED, executed)]
+    tables = [Table("Copies of a batch", DECIDED, decided), Table("Executed operations", EXECUTED, executed)]
     for name, counts in figures["models"].items():
         rows = []
         for what, count in counts.items():
@@ -265,7 +265,7 @@ def see(records: Records) -> str:
     theirs = [cell.kilobytes for cell in SEVEN.values()]
     moved = ", ".join(f"{name} {counts['all parts']['moved_kB']:,.0f} kB" for name, counts in found["models"].items())
     return (
-        f"Cells in which anything is copied: {copying}; the published planner copies {min(theirs):g} to "
+        f"Cells with copies: {copying}; the published planner copies {min(theirs):g} to "
         f"{max(theirs):g} kB. A mini-batch of a whole model moves: {moved}."
     )
 
@@ -283,17 +283,17 @@ def published(name: str) -> Published:
 
 CLAIM = Claim(
     name="memory_plan",
-    heading="Inside the cells of the literature nothing is copied",
+    heading="Inside cells from the literature, nothing is copied",
     claimed=(
-        "The planner chooses the order of the values in memory, so that the operands of a product, and the parts of a "
-        "fused kernel, lie as they are read. Seven cells of the literature are planned at one width for a batch of "
-        "nodes. “Op by op” is what a backend that does not fuse element-wise operations copies: their operands that do "
-        "not lie side by side. Then whole models run without each part of the planner. With ports in program order, "
-        "a cell's inputs lie as its code names them, and not so that joining them copies nothing; with sums of "
-        "products apart, x·A + y·B is two products and not one; with cells not stacked, gates of the same form run one "
-        "by one; with sums not folded, a sum is a node of its own and no part of what reads it. In “equal nodes "
-        "shared” nothing is switched off: nodes that compute the same become one whatever it saves. All figures "
-        "are counts: they do not depend on the machine, and have no spread."
+        "The planner orders values in memory so that the operands of a product, and the parts of a fused kernel, have "
+        "the layout in which they are read. Seven cells from the literature are planned at one width for a batch of "
+        "nodes. “Op by op” counts the copies of a backend that does not fuse element-wise operations: those of "
+        "operands that are not adjacent. Then whole models run without each part of the planner. With ports in program "
+        "order, a cell's inputs are in the order of its code, which makes joins copy; with sums of products apart, "
+        "x·A + y·B is two products instead of one; with cells not stacked, gates of the same form run one by one; with "
+        "sums not folded, a sum is a separate node instead of a part of its reader. In “equal nodes shared”, nothing "
+        "is switched off: equal nodes are always merged, even without a gain. All figures are counts, which do not "
+        "depend on the machine and do not vary."
     ),
     settings=Config(),
     quick=Config(dim=16, batch=8),
@@ -305,8 +305,8 @@ CLAIM = Claim(
     see=see,
     published=[published(name) for name in SEVEN],
     disagreement=(
-        "The published planner lays out batches of single operations, which must read operands side by side. Here "
-        "element-wise operations are fused, read their operands wherever they lie, and need no copies for them."
+        "The published planner lays out batches of single operations, whose operands must be adjacent. Here, "
+        "element-wise operations are fused and read their operands in place, without copies."
     ),
     modules=STEP,
 )  # fmt: skip

@@ -41,7 +41,9 @@ def read_folder(words: Sequence[str]) -> Path:
     given = read_words(words)
     folder = Path(given.pop("out", RESULTS))
     if given:
-        raise AutobatchError(f"{next(iter(given))!r} is no setting of report; give the folder of the records, out=DIR.")
+        raise AutobatchError(
+            f"the only setting of report is out=DIR, the folder of the records, got {next(iter(given))!r}."
+        )
     return folder
 
 
@@ -54,9 +56,7 @@ def write_report(folder: Path) -> Path:
     require(("matplotlib",), "writing the report")
     found = [(claim, records) for claim in map(load_claim, NAMES) if (records := claim.records(folder))]
     if not found:
-        raise DataError(
-            f"{str(folder)!r} holds no record of a claim; autobatch experiment all --out DIR measures them."
-        )
+        raise DataError(f"{str(folder)!r} must hold records of claims; autobatch experiment all --out DIR writes them.")
     messages = [show(claim, folder) for claim, _ in found]
     links = "\n".join(f'<li><a href="#{claim.name}">{escape(claim.heading)}</a></li>' for claim, _ in found)
     sections = "\n".join(
@@ -66,9 +66,9 @@ def write_report(folder: Path) -> Path:
     write_whole(
         place,
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>autobatch: what is claimed, '
-        f"and what was measured</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>autobatch: what is claimed, and "
-        f"what was measured</h1>\n<nav><ol>\n{links}\n</ol></nav>\n{sections}\n</body>\n</html>\n",
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>autobatch: claims and '
+        f"measurements</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>autobatch: claims and "
+        f"measurements</h1>\n<nav><ol>\n{links}\n</ol></nav>\n{sections}\n</body>\n</html>\n",
     )
     return place
 
@@ -86,13 +86,13 @@ def to_section(claim: Claim[Any], records: Records, folder: Path, message: str) 
         f'<img src="data:image/png;base64,{image}" alt="{escape(message or claim.heading)}"></figure>',
     ]
     if all(record.settings == in_json(claim.quick) for record in records.values()):
-        parts.append('<p class="stale">Measured with --quick: this shows that all works, and no more.</p>')
+        parts.append('<p class="stale">Measured with --quick: a smoke test, whose figures are meaningless.</p>')
     if stale:
-        parts.append(f'<p class="stale">Stale, for the code has changed since: {escape(", ".join(stale))}.</p>')
+        parts.append(f'<p class="stale">Stale, because the code has changed since: {escape(", ".join(stale))}.</p>')
     if missing:
         parts.append(f'<p class="origin">Not measured here: {escape(", ".join(missing))}.</p>')
     if claim.published:
-        parts += ["<h3>Beside the literature</h3>", _scroll(claim.beside(records).html("words"))]
+        parts += ["<h3>Compared with the literature</h3>", _scroll(claim.beside(records).html("words"))]
         parts.append(f"<p>{escape(claim.disagreement)}</p>")
     parts += [_scroll(table.html()) for table in claim.tabulate(records)]
     return "\n".join([*parts, f'<p class="origin">{escape(origins(records.values()))}</p>'])

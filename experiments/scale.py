@@ -281,10 +281,10 @@ def see(records: Records) -> str:
 
 CLAIM = Claim(
     name="scale",
-    heading="Planning is linear in the nodes of a mini-batch, but for the caches, and so is learning a policy",
+    heading="Apart from cache misses, planning and learning a policy are linear in the nodes of a mini-batch",
     claimed=(
-        "Recording, merging, rewriting, scheduling and placing are linear in the nodes of a mini-batch; what grows is "
-        "the share of accesses that miss the caches. An episode of learning visits every node once."
+        "The time of recording, merging, rewriting, scheduling and placing is linear in the nodes of a mini-batch, "
+        "except that the share of cache misses grows. An episode of learning visits every node once."
     ),
     settings=Config(),
     quick=Config(

@@ -473,7 +473,8 @@ def table_of_many(figures: Mapping[str, Any], hows: Sequence[str] = ("growing", 
     for model, found in figures["models"].items():
         for how in hows:
             for n, one in found[how].items():
-                title = f"{one['instances'] // int(n):,} each" if how == "growing" else f"{one['instances']:,} in all"
+                size = one["instances"]
+                title = f"{size // int(n):,} per process" if how == "growing" else f"{size:,} in total"
                 ways = one["ways"]
                 parts = ways[COST]["parts_ms"]
                 sent = sum(parts[part] for part in ("messages", "arrays", "rows"))
@@ -484,7 +485,7 @@ def table_of_many(figures: Mapping[str, Any], hows: Sequence[str] = ("growing", 
                     *(f"{ms:.0f}" for ms in (*shown, parts["merging rows"])),
                 ))  # fmt: skip
     header = (
-        f"instances/s, {COUNT}", COST, GROUPS, f"of n times one, {COST}", GROUPS, "compute, ms", f"wait, {COUNT}",
+        f"instances/s, {COUNT}", COST, GROUPS, f"efficiency, {COST}", GROUPS, "compute, ms", f"wait, {COUNT}",
         f"wait, {COST}", "divide", "on the network", "merging rows",
     )  # fmt: skip
     return Table("", ("", "processes", *header), rows)
@@ -512,8 +513,8 @@ def table_of_needs(figures: Mapping[str, Any]) -> Table:
         "rows of tables, MB per process and step": ("row_bytes", 1e-6, ".1f"),
         "tables, MB": ("table_bytes", 1e-6, ".0f"),
         "10^9 instances: recording, core hours, once": ("recording_core_hours", 1.0, ",.0f"),
-        "planning, core hours an epoch": ("planning_core_hours", 1.0, ",.0f"),
-        "forward and backward, core hours an epoch": ("step_core_hours", 1.0, ",.0f"),
+        "planning, core hours per epoch": ("planning_core_hours", 1.0, ",.0f"),
+        "forward and backward, core hours per epoch": ("step_core_hours", 1.0, ",.0f"),
         "recorded graphs, TB": ("graphs_tb", 1.0, ".1f"),
     }
     needs = {NAMES[model]: found["needs"] for model, found in figures["models"].items()}
@@ -532,7 +533,7 @@ def table_of_serving(figures: Mapping[str, Any]) -> Table:
         f"{found['admission_us']:.0f}", f"{found['ms_per_request']:.2f}", f"{per_core:,.0f}",
         f"{INSTANCES / DAY / per_core:,.0f}",
     )  # fmt: skip
-    header = "`submit`, µs", "a request in all, ms", "requests/s of a core", "cores for 10^9 requests a day"
+    header = "`submit`, µs", "per request, ms", "requests/s per core", "cores for 10^9 requests a day"
     return Table("", header, [row])
 
 

@@ -342,9 +342,9 @@ CLAIM = Claim(
     heading="Requests that arrive one by one share batches, and leave when they are done",
     claimed=(
         "A server runs the programs of requests as one growing graph; they join and leave between two of its rounds. "
-        "Beside it: mini-batches of what has arrived within a window, its length tuned for each load, and one "
-        "request at a time. Latency percentiles are of requests in a Poisson process (open loop, at shares of the "
-        "capacity of window 0), and of clients that wait for their answers (closed loop)."
+        "It is compared with mini-batches of the requests that arrive within a window, whose length is tuned for each "
+        "load, and with one request at a time. Latency percentiles are those of requests in a Poisson process (open "
+        "loop, at shares of the capacity of window 0), and of clients that wait for their answers (closed loop)."
     ),
     settings=Config(),
     quick=Config(loads=(0.5,), clients=(8,), windows=(0.0, 0.01), n_full=64, turns=1, seconds=0.5),

@@ -35,7 +35,7 @@ SHARES = {
     "products backward": "products, backward",
     "backward": "element-wise, backward",
     "optimizer": "optimizer",
-    "around": "Python around",
+    "around": "other Python",
 }
 """The shares of a step, at most seven; gradients of weights are part of backward."""
 
@@ -98,7 +98,7 @@ def table_of(figures: Mapping[str, Any]) -> Table:
             times = f"{one['ms']:.2f}", f"{one['ms'] / one['matmul_ms']:.2f}", f"{one['recording_ms']:.2f}"
             rows.append((f"{model}, width {dim}", *times, *shares))
     header = ("", "step, ms", "step / its products", "recording, once", *SHARES.values())
-    return Table("A training step, in ms per mini-batch; parts with a clock around each", header, rows)
+    return Table("A training step, in ms per mini-batch; each part is timed", header, rows)
 
 
 def tabulate(records: Records) -> list[Table]:
@@ -161,9 +161,9 @@ CLAIM = Claim(
     name="step_time",
     heading="Where the time of a training step goes",
     claimed=(
-        "A clock runs around every part of a step: planning (merge, rewrite, schedule, place), forward and backward, "
-        "each divided into its matrix products, as long as they take alone, and what is besides; the optimizer; and "
-        "Python around all. Mini-batches are planned anew in every step."
+        "Every part of a step is timed: planning (merge, rewrite, schedule, place); forward and backward, each divided "
+        "into its matrix products, timed alone, and the rest; the optimizer; and the remaining Python code. "
+        "Mini-batches are planned in every step."
     ),
     settings=Config(),
     quick=Config(dims=(64,), batch_size=16, minibatches=1, repeats=3),

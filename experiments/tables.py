@@ -49,8 +49,8 @@ FIGURES = {
 """Figures of the documents: the claim of each, and the function that draws it."""
 TABLE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 LATENCY = {
-    "PyTorch, each": "PyTorch, each", "PyTorch, batched": "PyTorch, batched by hand", "instances": "instances",
-    "recorded": "recorded graphs", "plan found": "plan found",
+    "PyTorch, each": "PyTorch, one at a time", "PyTorch, batched": "PyTorch, batched by hand", "instances": "instances",
+    "recorded": "recorded graphs", "plan found": "cached plan",
 }  # fmt: skip
 DECODING = {
     "rounds": "ours, in rounds", "replayed": "ours, words known in advance",
@@ -59,7 +59,7 @@ DECODING = {
 }  # fmt: skip
 RAGGED = {
     "padded": "PyTorch, padded", "nested": "PyTorch, nested", "recorded in the call": "ours, recorded in the call",
-    "plan found": "plan found",
+    "plan found": "cached plan",
 }  # fmt: skip
 
 
@@ -217,7 +217,7 @@ def renew(text: str) -> str:
 
     def table(found: re.Match[str]) -> str:
         if found[2] not in TABLES:
-            raise DataError(f"there is no table {found[2]!r} of records; there are {', '.join(TABLES)}.")
+            raise DataError(f"a table must be one of {', '.join(TABLES)}, got {found[2]!r}.")
         return f"{found[1]}{TABLES[found[2]].markdown()}\n{found[3]}"
 
     return TABLE.sub(table, text)
@@ -230,11 +230,11 @@ def list_records() -> str:
         machine, commit = record.content["machine"], record.content["commit"]
         state = "stale" if record.is_stale else "current"
         rows.append((f"[{name}]({name}.json)", record.content["started"][:10], commit[:7], machine["cpu"], state))
-    table = Table("", ("record", "measured", "commit", "processor", "its code is"), rows)
+    table = Table("", ("record", "measured", "commit", "processor", "code"), rows)
     return (
-        "# Records\n\nEach is one run of an experiment: its settings, the commit, the machine, raw seconds and "
-        "figures. A record is stale\nwhen the code that it measures has changed since. `python experiments/tables.py` "
-        f"writes this list.\n\n{table.markdown()}\n"
+        "# Records\n\nA record is one run of an experiment: settings, commit, machine, raw seconds and figures. It is "
+        "stale if the code that\nit measures has changed since. `python experiments/tables.py` writes this list."
+        f"\n\n{table.markdown()}\n"
     )
 
 
@@ -255,7 +255,7 @@ def write_all(words: Sequence[str]) -> None:
     """
     if words:
         raise AutobatchError(
-            f"{words[0]!r} is not understood; tables are made from the records in experiments/results."
+            f"tables.py takes no arguments, got {words[0]!r}; tables are made from the records in experiments/results."
         )
     require(("matplotlib",), "writing the tables of the documents")
     from charts import draw_into
@@ -263,7 +263,7 @@ def write_all(words: Sequence[str]) -> None:
     for path, text in pages().items():
         if not (ROOT / path).is_file() or (ROOT / path).read_text(encoding="utf-8") != text:
             write_whole(ROOT / path, text)
-            print(f"{path} is written anew")
+            print(f"updated {path}")
     for claim in map(load_claim, NAMES):
         if claim.records(RESULTS):
             show(claim, RESULTS)

@@ -324,9 +324,9 @@ CLAIM = Claim(
     name="throughput",
     heading="A plain function of one instance, batched, is faster than the same model batched by hand",
     claimed=(
-        "Trees, chains and lattices run beside the same models in PyTorch: one instance at a time, and batched by hand "
-        "in several ways, of which the fastest is drawn. Recorded graphs are merged, scheduled and placed in every "
-        "run. One thread; all take turns on the same mini-batches."
+        "Trees, chains and lattices are compared with the same models in PyTorch: one instance at a time, and batched "
+        "by hand in several ways, of which the figure shows the fastest. Recorded graphs are merged, scheduled and "
+        "placed in every run. All versions use one thread and take turns on the same mini-batches."
     ),
     settings=Config(),
     quick=Config(dims=(16,), batch_sizes=(4, 16), instances=16, repeats=2, policies=("unbatched", "agenda")),
@@ -352,8 +352,8 @@ CLAIM = Claim(
         ),
     ],
     disagreement=(
-        "Its system builds graphs beforehand, as recorded graphs here. DyNet was not measured: beside its agenda "
-        "stands a lattice that PyTorch batches by an agenda, inference and training."
+        "ED-Batch's system builds graphs in advance, like recorded graphs here. DyNet was not measured: instead of its "
+        "agenda, our figure is a comparison with lattices that PyTorch batches by an agenda, inference and training."
     ),
     needs=("torch",),
 )  # fmt: skip

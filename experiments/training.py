@@ -310,12 +310,12 @@ def see(records: Records) -> str:
 
 CLAIM = Claim(
     name="training",
-    heading="Trained batched, models learn what PyTorch learns one instance at a time",
+    heading="Batched training matches PyTorch training one instance at a time",
     claimed=(
-        "From the same parameters, over the same mini-batches in the same order, with the same steps of Adam, the loss "
-        "of every epoch and the metrics on the development data are those of the same model in PyTorch, up to "
-        "rounding. One seed. Where a metric is still near 0 after so few epochs, as BLEU of translations is, the loss "
-        "stands for it."
+        "With the same initial parameters, order of mini-batches and steps of Adam, the loss of every "
+        "epoch and the metrics on the development data equal those of the same model in PyTorch, up to rounding. One "
+        "seed. If a metric is still near 0 after so few epochs, such as the BLEU of translations, the loss is compared "
+        "instead."
     ),
     settings=Config(),
     quick=Config(dim=16, batch_size=16, epochs=2, instances=48),

@@ -173,7 +173,7 @@ def test_parts_are_measured_in_workers_and_those_that_are_there_are_not(
     measure_parts(claim, Settings(), ["one"], tmp_path, again=False)
     measure_parts(claim, Settings(), ["one", "three"], tmp_path, again=False, ray="local")
     assert measured == ["one", "three"]
-    assert "first-one.json is there already" in capsys.readouterr().out
+    assert "first-one.json exists already" in capsys.readouterr().out
     plain, shared = (read_record(tmp_path / f"first-{part}.json").content for part in ("one", "three"))
     assert shared["ray"] is True
     assert shared.keys() - plain.keys() == {"ray"}
@@ -281,7 +281,7 @@ def test_a_claim_counts_the_same_in_workers_and_goes_on_where_it_was(tmp_path: P
         assert (one["code"], one["settings"]) == (other["code"], other["settings"])
     (tmp_path / "other" / "batches-random-dag-4.json").unlink()
     found = run([*command, "other", "--ray"], tmp_path)
-    assert "batches-tree-lstm-2type.json is there already" in found.stdout
+    assert "batches-tree-lstm-2type.json exists already" in found.stdout
     assert "written to other/batches-random-dag-4.json" in found.stdout
 
 

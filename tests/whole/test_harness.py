@@ -62,11 +62,11 @@ def test_what_a_setting_cannot_be_ends_in_a_sentence(harness: ModuleType, text: 
     with pytest.raises(AutobatchError) as ended:
         harness.read_setting("dims", text, default)
     example = "64,256" if default == (64, 256) else "64" if default == (64,) else str(default)
-    assert str(ended.value) == f"dims={text} is not understood; write it like dims={example}."
+    assert str(ended.value) == f"dims must have the form dims={example}, got {text}."
 
 
 @each("words", [["foo"], ["foo=3"], ["--foo", "3"], ["seed=1", "foo="]])
 def test_settings_that_there_are_not_are_refused_by_name(harness: ModuleType, words: list[str]) -> None:
     with pytest.raises(AutobatchError) as ended:
         harness.change(harness.Settings(), harness.read_words(words))
-    assert str(ended.value) == "'foo' is no setting; write name=value, of seed, threads or out."
+    assert str(ended.value) == "settings must be some of seed, threads or out, as name=value, got 'foo'."
