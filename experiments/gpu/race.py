@@ -123,12 +123,12 @@ def our_way(workload: Workload, loss: Any, instances: Sequence[Any], size: int) 
 def their_ways(check: Check, workload: Workload, instances: Sequence[Any], size: int, result: Result) -> dict[str, Way]:
     """Make all variants of PyTorch that run here; notes explain why others do not."""
     if find_spec("torch") is None:
-        result.note("PyTorch is left out, for it is not installed")
+        result.note("PyTorch is left out, because it is not installed")
         return {}
     from gpu import torch_ways
 
     if check.is_gpu and not torch_ways.has_gpu():
-        result.note("PyTorch is left out, for it finds no GPU: torch.cuda.is_available() is false")
+        result.note("PyTorch is left out, because it finds no GPU: torch.cuda.is_available() is false")
         return {}
     if difference := torch_ways.find_difference(workload, instances, check.is_gpu):
         result.failures.append(f"{workload.spec.name}, dim {workload.dim}: {difference}")

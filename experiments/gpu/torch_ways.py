@@ -37,7 +37,7 @@ def make_ways(
     """Make functions by name that infer and train on a mini-batch by number; list what is left out, and why."""
     baselines = make_baselines(workload, torch.device("cuda" if on_gpu else "cpu"))
     ways: dict[str, list[Run]] = {}
-    reasons = [NO_COMPILE] if on_gpu else [NO_COMPILE, "CUDA graphs are left out, for there is no GPU"]
+    reasons = [NO_COMPILE] if on_gpu else [NO_COMPILE, "CUDA graphs are left out, because there is no GPU"]
     for name, baseline in baselines.items():
         prepared = list(ab.minibatches([baseline.prepare(instance) for instance in instances], size))
         merged = [baseline.placed(baseline.merge(minibatch)) for minibatch in prepared]
