@@ -51,7 +51,7 @@ class Drawing:
     """A drawing of a state machine.
 
     Attributes:
-        heading: what the descriptions of states list.
+        heading: heading of the state descriptions.
         states: from top to bottom.
         moves: number of times that each transition was taken, by the indices of its two states.
     """

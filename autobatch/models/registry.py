@@ -124,12 +124,12 @@ def _spec(name: str, place: str) -> ModelSpec:
 
 
 def _mean_loss(outputs: Any, instances: Sequence[Any], vocabularies: Any) -> dict[str, tuple[float, float]]:
-    """Count the loss on development data."""
+    """Sum the losses on development data, and count them."""
     return {"loss": (float(np.sum(outputs, dtype=np.float64)), len(instances))}
 
 
 def _of_scores(name: str, function: Any) -> Any:
-    """Make a function of the results of a user's batched `scores` check them first."""
+    """Wrap a function of the results of a user's batched `scores`, so that it checks them first."""
 
     def call(outputs: Any, trees: Sequence[Any], vocabularies: Any) -> Any:
         if not _are_scores(outputs, trees):

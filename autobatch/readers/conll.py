@@ -140,7 +140,6 @@ def _parse_id(token: Token, parser: Any) -> Any:
 
 
 def _sentences(path: Path, comment: str | None) -> Iterator[list[Line]]:
-    """Yield the lines of each sentence."""
     sentence: list[Line] = []
     for line in read_lines(path, _PLURAL):
         if not line.text.strip(" \t"):

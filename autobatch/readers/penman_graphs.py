@@ -57,7 +57,7 @@ def read_penman(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Drop the messages of penman, which name no file; `_fault_of` reports what they are about."""
+    """Drop the messages of penman, which name no file; `_fault_of` reports the same errors."""
     logger = logging.getLogger("penman")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)

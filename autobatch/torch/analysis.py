@@ -215,7 +215,7 @@ class Analysis:
         self._varying.update((one._cdata, one) for one in memory)
 
     def _check_leaves(self, behind: set[Any]) -> None:
-        """Raise a GraphError if a result has a gradient by a tensor that is no argument and no read parameter."""
+        """Raise a GraphError if a result has a gradient for a tensor other than arguments and read parameters."""
         for x in self._leaves(behind):
             parameter = find_parameter(x)
             is_known = x.untyped_storage()._cdata in self._made if parameter is None else id(parameter) in self.reads

@@ -137,7 +137,6 @@ def _kind(shown: Directed) -> str:
 
 
 def _describe(shown: Directed) -> list[str]:
-    """Describe a policy in lines of text."""
     lines = [f"{shown.name}: {_kind(shown)}"]
     curves = shown.about.get("curves", {})
     settings = shown.about.get("settings", {})

@@ -209,7 +209,6 @@ def _run(
     tensorboard: Path | None,
     profile_path: Path | None,
 ) -> int:
-    """Train; return the exit status."""
     weights = None if settings.class_weights is None else weigh_instances(workload, settings.class_weights)
     click.echo(summarise(workload))
     policy = settings.policy if stored is None else stored.policy

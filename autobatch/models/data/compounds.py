@@ -95,7 +95,6 @@ def _draw_ring(
 
 
 def _free_bonds(atoms: list[str], bonds: list[tuple[int, int, str]]) -> list[int]:
-    """Count the free bonds of each atom."""
     free = [VALENCE[atom] for atom in atoms]
     for one, other, bond in bonds:
         free[one] -= ORDER[bond]

@@ -207,7 +207,6 @@ def _read_tags(lines: _Lines, n_positions: int, names: Mapping[str, str] | None,
 
 
 def _read_arcs(lines: _Lines, position: int) -> list[tuple[int, str]]:
-    """Read the arcs that end at a position."""
     row = lines.next(f"the number of arcs that end at position {position}", skip_blank=False)
     if not row.tokens:
         row.check_length(1, f"the number of arcs that end at position {position}")
