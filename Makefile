@@ -16,14 +16,14 @@ help:
 	@echo "make demo      train a Tree-LSTM, batched, and compare the batching policies"
 	@echo "make native    rebuild the native core, in place, if its sources have changed"
 	@echo "make test      linters, type checker, tests, doctests and the packaging test"
-	@echo "make test-all  the same with the slow tests"
-	@echo "make test-long     the rest: many more random programs, every sample of every op, other processors"
-	@echo "make test-pythons  make test with each of $(PYTHONS) that is at hand"
+	@echo "make test-all  make test with the slow tests"
+	@echo "make test-long     the remaining tests: more random programs, every sample of every op, other processors"
+	@echo "make test-pythons  make test with each installed Python of $(PYTHONS)"
 	@echo "make lint      linters and type checker only"
 	@echo "make examples  run the scripts and notebooks of the examples, and write their output"
-	@echo "make docs      the documents as a site, in site/"
-	@echo "make dist      the archives of a release, in dist/, built twice and checked"
-	@echo "make clean     remove the virtual environment, all caches and what was built"
+	@echo "make docs      build the documentation site, in site/"
+	@echo "make dist      build the archives of a release twice, in dist/, and check them"
+	@echo "make clean     remove the virtual environment, all caches and build outputs"
 
 demo: $(VENV)/runtime
 	@$(BIN)/python -m autobatch.cli.training.demo
@@ -42,7 +42,7 @@ test-long: $(VENV)/interop
 test-pythons:
 	@for python in $(PYTHONS); do \
 	  if command -v $$python >/dev/null; then $(MAKE) test PYTHON=$$python VENV=.venv-$$python || exit 1; \
-	  else echo "$$python is not at hand: skipped"; fi; done
+	  else echo "$$python is not installed: skipped"; fi; done
 
 lint: $(VENV)/development
 	@$(BIN)/ruff check .
@@ -57,7 +57,7 @@ examples: $(VENV)/development
 
 docs: $(VENV)/documents
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	@echo "Open site/index.html, or see it with search: $(BIN)/python -m http.server --directory site"
+	@echo "Open site/index.html, or serve it with search: $(BIN)/python -m http.server --directory site"
 
 dist: $(VENV)/wheels
 	@$(BIN)/python tools/make_dist.py
@@ -78,12 +78,12 @@ $(VENV)/development: $(VENV)/runtime
 	@touch $@
 
 $(VENV)/interop: $(VENV)/development
-	@echo "Installing other libraries to work with into $(VENV) ..."
+	@echo "Installing the libraries that autobatch works with into $(VENV) ..."
 	@$(PIP) install 'autobatch-nn[interop]'
 	@touch $@
 
 $(VENV)/wheels: $(VENV)/development
-	@echo "Installing what makes and checks wheels into $(VENV) ..."
+	@echo "Installing the tools that build and check wheels into $(VENV) ..."
 	@$(PIP) install 'autobatch-nn[wheels]'
 	@touch $@
 
