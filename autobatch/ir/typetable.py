@@ -107,7 +107,7 @@ class TypeTable:
 
     def __reduce__(self) -> Any:
         if self._make_portable is None:
-            raise GraphError("cannot pickle a table of types that belongs to no batched function.")
+            raise GraphError("a table of types must belong to a batched function to be pickled.")
         return _itself, (self._make_portable(),)
 
     def put(self, node_type: NodeType) -> None:
