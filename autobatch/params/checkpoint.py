@@ -131,12 +131,12 @@ def read_arrays(
             "use the version of autobatch that wrote it, or a newer one."
         )
     if CHECKSUM not in metadata and (kind, found) not in UNCHECKED:
-        raise CheckpointError(f"{doing}: damaged, its checksum is missing; pass a file written by {writer}.")
+        raise CheckpointError(f"{doing}: its checksum is missing; pass a file written by {writer}.")
     return arrays, metadata
 
 
 def checksum_of(arrays: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str]) -> str:
-    """Return the hex SHA-256 of arrays with their names, dtypes and shapes, and of the metadata but the checksum."""
+    """Return the hex SHA-256 of arrays with their names, dtypes and shapes, and of the metadata except the checksum."""
     found = hashlib.sha256()
     for name, array in sorted(arrays.items()):
         found.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
@@ -179,9 +179,7 @@ def read_safetensors(
     header_end = _HEADER_LENGTH_BYTES + int.from_bytes(content[:_HEADER_LENGTH_BYTES], "little")
     metadata = json.loads(content[_HEADER_LENGTH_BYTES:header_end]).get("__metadata__") or {}
     if metadata.get(CHECKSUM, expected := checksum_of(arrays, metadata)) != expected:
-        raise CheckpointError(
-            f"{doing}: damaged, its checksum does not match its content; use another copy of the file."
-        )
+        raise CheckpointError(f"{doing}: its checksum does not match its content; use another copy of the file.")
     return arrays, metadata
 
 

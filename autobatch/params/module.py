@@ -106,7 +106,7 @@ class Module:
 
     @property
     def _kind(self) -> type:
-        """Return the class that messages name; a wrapper returns the class of the wrapped module."""
+        """Return the class to name in messages; a wrapper returns the class of the wrapped module."""
         return type(self)
 
     def _owners(self) -> Sequence[Any]:
