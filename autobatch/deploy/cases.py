@@ -169,7 +169,7 @@ class CaseModule(Module):
 
 
 class ShownKey(Key):
-    """The key of an argument of which only the descriptions, with and without sizes, are known."""
+    """The key of an argument that is known only by its descriptions, with and without sizes."""
 
     def text(self, sizes: bool) -> str:
         """Return the description with or without sizes."""
@@ -319,7 +319,7 @@ def _numbers(array: Any, shape: Sequence[int], dtype: str, rng: np.random.Genera
 
 
 def _check(case: Case) -> None:
-    """Check everything that compiled code relies on, as it reads and writes at addresses from programs and graph."""
+    """Check everything that compiled code relies on, because it computes addresses from programs and graph."""
     table = TypeTable()
     for node_type in case.types:
         check_cell(node_type.program)
@@ -334,7 +334,7 @@ def _check(case: Case) -> None:
         raise DataError("the size of its graph does not match its header")
     graph = Graph(words, case.floats, table, (None,) * int(words[0]), case.keys)
     if case.keys.shape != (graph.n_instances,) or not graph.n_instances:
-        raise DataError(f"there must be one key per instance, got {case.keys.shape} for {graph.n_instances} instances")
+        raise DataError(f"keys must have one element per instance, got shape {case.keys.shape} for {graph.n_instances}")
     check_graph(graph)
     check_ranges(graph)
     split_graph(graph)
