@@ -33,7 +33,7 @@ def minibatches(
     bucket_by: BucketBy[T] | None = None,
     window: int | None = WINDOW,
 ) -> Iterator[list[T]]:
-    """Yield lists of `size` instances, of which one may be shorter, with each instance once.
+    """Yield lists of `size` instances, with each instance once; one list may be shorter.
 
     With `bucket_by`, the instances of a mini-batch have similar sizes. This is faster if launches cost more than
     arithmetic, as in small models with instances of very different sizes: on the Stanford Sentiment Treebank with
