@@ -151,18 +151,17 @@ def append_phase(
     rows: IntArray,
     n_nodes: int,
     n_edges: int,
-) -> tuple[int, int]:
-    """Copy the nodes of a phase behind those of earlier ones, of which there are `n_nodes` with `n_edges` edges.
+    pending: IntArray,
+) -> tuple[int, int, IntArray, IntArray]:
+    """Append the nodes of a phase to the `n_nodes` nodes of earlier phases, which have `n_edges` edges.
 
     Returns:
-        How many outputs and values there are now. The tables must have room for them.
+        The new numbers of outputs and values, for which the tables must have room; the pending nodes with the new ones
+        at the end; and the values that the phase returned.
     """
 
-def values_of(nodes: Nodes, values: IntArray, of: IntArray, words: IntArray) -> IntArray:
-    """Find the numbers of the values that words name, of these nodes."""
-
-def set_in_use(nodes: Nodes, values: IntArray, of: IntArray, in_use: int) -> None:
-    """Set the flag IN_USE of all values of some nodes."""
+def set_in_use(nodes: Nodes, values: IntArray, kept: IntArray, gone: IntArray) -> None:
+    """Set the flag IN_USE of all values of the nodes `kept`, after clearing that of the nodes `gone`."""
 
 def count_readers(nodes: Nodes, values: IntArray, of: IntArray, n: int) -> None:
     """Count n more readers of each of these values."""
@@ -210,6 +209,17 @@ def move_rows(
 
     Returns:
         What `Moved` has.
+    """
+
+def find_kept(values: IntArray, of: IntArray, run: int) -> list[tuple[int, bool, IntArray | None, IntArray]]:
+    """Group kept values by their slot, and by whether the run with this number computed them; -1 for no run.
+
+    Returns:
+        For each group: its slot; whether its values are those of the run; their positions in `of`, or None if all are
+        in one group; and their rows, in the results of the run or in the table of the slot.
+
+    Raises:
+        ValueError: a value does not exist, or has no row.
     """
 
 # native/record/: see `autobatch.trace`.

@@ -7,18 +7,19 @@ longer be read are reused.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch._native import find_kept
 from autobatch.arrays import IntArray
 from autobatch.backends.base import Timer
 from autobatch.devices.store import HOST, Store
 from autobatch.engine.counts import Step
 from autobatch.engine.runner import Runner
-from autobatch.graph.growing import KEPT, NONE, ROW, RUN, SLOT, GrowingGraph, KeptRows, Moved
+from autobatch.graph.growing import NONE, NOWHERE, GrowingGraph, KeptRows, Moved
 from autobatch.trace.kept import Kept
 
 
@@ -80,39 +81,26 @@ class KeptValues:
                 table = self._table_of(slot)
                 table.reserve(int(self.rows.size[slot]), self._dtype, self._store)
                 table.array[self._store.put(moved.rows[own])] = last.slot(slot)[self._store.put(moved.found[own])]
-                table.note_change()
         self.close()
 
     def read(self, wanted: IntArray, int_slots: set[int]) -> list[Any]:
         """Read values, each as a NumPy array or scalar on the host."""
-        facts = self._graph.values[:, wanted]
-        is_new = facts[RUN] == self.next_run - 1
-        of_each = [*zip(facts[SLOT].tolist(), is_new.tolist(), strict=True)]
-        groups = {*of_each}
-        if len(groups) == 1:
-            return list(self._column(*of_each[0], facts, int_slots))
         found: list[Any] = [None] * wanted.size
-        for slot, new in sorted(groups):
-            places = np.flatnonzero((facts[SLOT] == slot) & (is_new == new))
-            for place, number in zip(
-                places.tolist(), self._column(slot, new, facts[:, places], int_slots), strict=True
-            ):
+        for slot, places, column in self._columns(wanted):
+            numbers = list(column.astype(np.int64) if slot in int_slots else column)
+            if places is None:
+                return numbers
+            for place, number in zip(places.tolist(), numbers, strict=True):
                 found[place] = number
         return found
 
-    def _column(self, slot: int, is_new: bool, facts: IntArray, int_slots: set[int]) -> NDArray[Any]:
-        """Return values of one slot on the host.
-
-        Args:
-            is_new: whether the last run computed them.
-            facts: their columns in the table of values.
-        """
-        if is_new and self._last is not None:
-            rows = self._last.slot(slot)[self._store.put(facts[ROW])]
-        else:
-            rows = self._table_of(slot).array[self._store.put(facts[KEPT])]
-        column = self._store.get(rows)
-        return column.astype(np.int64) if slot in int_slots else column
+    def _columns(self, values: IntArray) -> Iterator[tuple[int, IntArray | None, NDArray[Any]]]:
+        """Yield groups of values: their slot; their positions, None for all; and their rows, on the host."""
+        last, store = self._last, self._store
+        run = NOWHERE if last is None else self.next_run - 1
+        for slot, is_new, places, rows in find_kept(self._graph.values, values, run):
+            table = last.slot(slot) if is_new and last is not None else self._table_of(slot).array
+            yield slot, places, store.get(table[store.put(rows)])
 
     def renumber(self, of_value: IntArray) -> None:
         """Apply the new numbers of values; no run may be open."""

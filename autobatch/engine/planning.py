@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from functools import cache
 from operator import attrgetter
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from autobatch.backends.base import Backend
@@ -95,8 +97,6 @@ class Planning:
         Raises:
             PlanError: as for `prepare`.
         """
-        from autobatch.memplan.batch.placement import plan_round
-
         self._recorder.check_parameters()
         graph, types, cells = phases.graph, self._recorder.types, self.cells(options.purpose, clock)
         core = self._core_options(options, cells)
@@ -106,7 +106,7 @@ class Planning:
                 return chosen, None
             kept.settle()
         else:
-            chosen, moved, planned = plan_round(graph, request, kept.rows, kept.last_values, types, core)
+            chosen, moved, planned = _placement().plan_round(graph, request, kept.rows, kept.last_values, types, core)
             if moved is None:
                 return chosen, None
             kept.copy(moved)
@@ -208,13 +208,11 @@ class Planning:
 
     def _core_options(self, options: Options, cells: PlannedTypes) -> CoreOptions | None:
         """Return the options of the core's planning calls; None if Python takes part or checks are on."""
-        from autobatch.memplan.batch.placement import CoreOptions
-
         rule = options.policy.core_rule
         if rule is None or not is_unchecked(options.policy) or not is_unchecked(self.planner) or checking():
             return None
         sizes, n_threads = self.backend.table_sizes(cells, options) or (None, 1)
-        return CoreOptions(options.rewrites, rule, cells, sizes, n_threads)
+        return _placement().CoreOptions(options.rewrites, rule, cells, sizes, n_threads)
 
     def _place(
         self, graphs: list[Graph], options: Options, cells: PlannedTypes, clock: Clock, slot: int
@@ -224,11 +222,9 @@ class Planning:
         Returns:
             The plan, with tables for the backend if the core has made them.
         """
-        from autobatch.memplan.batch.placement import PlannedGraph, plan_graphs  # loaded with the first plan only
-
         types, core = self._recorder.types, self._core_options(options, cells)
         if core is not None:
-            planned = plan_graphs(graphs, types, core, slot)
+            planned: PlannedGraph = _placement().plan_graphs(graphs, types, core, slot)
             _mark(clock, planned, merges=len(graphs) > 1)
             return planned
         graph = merge_graphs(graphs, types)
@@ -244,7 +240,7 @@ class Planning:
         elif checking():
             check_plan(plan, cells)
         clock.mark("place")
-        return PlannedGraph(graph, plan, rewrites)
+        return _placement().PlannedGraph(graph, plan, rewrites)
 
     def _step(
         self, graph: Graph, planned: Planned, options: Options, cells: PlannedTypes, clock: Clock, slot: int,
@@ -252,6 +248,14 @@ class Planning:
     ) -> Step:  # fmt: skip
         rate, parts = self.cache.hit_rate, planned.parts
         return Step(graph, planned.whole_bytes, options.max_bytes, parts, cells, clock, plan_hit, rate, slot)
+
+
+@cache
+def _placement() -> ModuleType:
+    """Return the module that places values, which is loaded with the first plan only."""
+    from autobatch.memplan.batch import placement
+
+    return placement
 
 
 def _mark(clock: Clock, planned: PlannedGraph, merges: bool = False) -> None:

@@ -107,12 +107,15 @@ class Rounds:
         if len(self._steps) == most:
             self._give_up(raises)
             return False
-        with phases.graph.holding(wanted):
+        phases.graph.hold(wanted, 1)
+        try:
             self._round(wanted)
             if most is not None and self._n_idle > most:
                 self._give_up(raises)
                 return False
             numbers = self._kept.read(wanted, phases.int_slots)
+        finally:
+            phases.graph.hold(wanted, -1)
         phases.answer(numbers)
         return True
 

@@ -12,8 +12,7 @@ are wanted, that the program may still use, or that a pending node reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,10 +28,10 @@ from autobatch._native import (
     move_rows,
     set_in_use,
     sketch_pending,
-    values_of,
 )
 from autobatch.arrays import FloatArray, IntArray, LongArray
 from autobatch.graph.graph import Graph, work_of_types
+from autobatch.graph.words import HEADER
 
 NONE = np.zeros(0, np.int32)
 PENDING, CHOSEN, DONE = 0, 1, 2  # the states of nodes
@@ -145,7 +144,8 @@ class GrowingGraph:
 
     def __init__(self, n_instances: int, keys: LongArray | None = None) -> None:
         self.keys = np.arange(n_instances) if keys is None else keys
-        self.n_instances, self.n_nodes, self._n_edges, self._n_outputs, self.n_values = n_instances, 0, 0, 0, 0
+        self.n_instances, self.n_nodes, self.n_values = n_instances, 0, 0
+        self._n_edges = self._n_attr = self._n_floats = self._n_outputs = 0
         self.nodes = Nodes(_zeros(N_OF_NODES), np.zeros(64, np.int32), _zeros(N_OF_EDGES), _zeros(), np.zeros(64))
         self.values = _zeros(N_OF_VALUES)
         self._pending = np.zeros(0, np.int32)
@@ -161,45 +161,47 @@ class GrowingGraph:
     def owner(self) -> IntArray:
         return self.nodes.table[OWNER, : self.n_nodes]
 
-    def append(self, phase: Graph, rows: IntArray) -> None:
-        """Add the nodes of a phase, whose edges may come from nodes of earlier phases.
+    def append(self, phase: Graph, rows: IntArray) -> IntArray:
+        """Add the nodes of a phase, whose edges may come from nodes of earlier phases; return its returned values.
 
         Args:
             phase: numbers its own nodes from 0, and those of earlier phases backwards from -1.
             rows: `OutputSlots.rows` of all types.
         """
-        arrays, first, nodes = phase.types.arrays(), self.n_nodes, self.nodes
+        arrays, first = phase.types.arrays(), self.n_nodes
         if rows is not self._rows:
             self._rows, self._has_rows = rows, bool((rows != NOWHERE).any())
             self._most_outputs = int(np.diff(arrays.out_ptr).max(initial=0))
-        n_nodes, n_edges = first + phase.n_nodes, self._n_edges + phase.n_edges
-        n_attr = int(nodes.table[ATTR_PTR, first]) + phase.attr.size
-        n_floats = int(nodes.table[FLOAT_PTR, first]) + phase.floats.size
-        most = self._most_outputs
-        n_outputs = self._n_outputs + most * phase.n_nodes
-        n_new = count_values(phase.words, arrays, rows) if self._has_rows else most * phase.n_nodes
-        self.nodes = Nodes(
-            _with_room(nodes.table, n_nodes + 1),
-            _with_room(nodes.first_value, n_outputs + 1),
-            _with_room(nodes.edges, n_edges),
-            _with_room(nodes.attr, n_attr),
-            _with_room(nodes.floats, n_floats),
+        _, n_nodes, n_edges, n_attr, _, n_floats = phase.words[:HEADER].tolist()
+        n_outputs = self._most_outputs * n_nodes
+        n_new = count_values(phase.words, arrays, rows) if self._has_rows else n_outputs
+        self._make_room(n_nodes, n_edges, n_attr, n_floats, n_outputs, n_new)
+        self._n_outputs, self.n_values, self._pending, values = append_phase(
+            self.nodes, self.values, phase.words, phase.floats, arrays, rows, first, self._n_edges, self._pending
         )
-        self.values = _with_room(self.values, self.n_values + n_new)
-        self._n_outputs, self.n_values = append_phase(
-            self.nodes, self.values, phase.words, phase.floats, arrays, rows, first, self._n_edges
-        )
-        new = np.arange(first, n_nodes, dtype=np.int32)
-        self._pending = np.concatenate((self._pending, new)) if self._pending.size else new
-        self.n_nodes, self._n_edges = n_nodes, n_edges
+        self.n_nodes, self._n_edges = first + n_nodes, self._n_edges + n_edges
+        self._n_attr, self._n_floats = self._n_attr + n_attr, self._n_floats + n_floats
+        return values
 
-    def values_of(self, nodes: IntArray, words: IntArray) -> IntArray:
-        """Return the numbers of values, given their nodes and the words that name their outputs, as in graphs."""
-        return values_of(self.nodes, self.values, nodes, words)
+    def _make_room(self, *more: int) -> None:
+        """Make room for more nodes, edges, attributes, floats, outputs and values."""
+        table, first_value, edges, attr, floats = self.nodes
+        nodes, n_edges, n_attr, n_floats, outputs, values = more
+        nodes, outputs = self.n_nodes + nodes + 1, self._n_outputs + outputs + 1
+        n_edges, n_attr, n_floats = self._n_edges + n_edges, self._n_attr + n_attr, self._n_floats + n_floats
+        if not (
+            nodes <= table.shape[1] and outputs <= first_value.size and n_edges <= edges.shape[1]
+            and n_attr <= attr.size and n_floats <= floats.size
+        ):  # fmt: skip
+            self.nodes = Nodes(
+                _with_room(table, nodes), _with_room(first_value, outputs), _with_room(edges, n_edges),
+                _with_room(attr, n_attr), _with_room(floats, n_floats),
+            )  # fmt: skip
+        self.values = _with_room(self.values, self.n_values + values)
 
-    def use(self, nodes: IntArray, in_use: bool) -> None:
-        """Note whether the program may still use the outputs of these nodes."""
-        set_in_use(self.nodes, self.values, nodes.astype(np.int32), in_use)
+    def use(self, kept: IntArray, gone: IntArray = NONE) -> None:
+        """Note that the program may use the outputs of the nodes `kept`, and no longer those of the nodes `gone`."""
+        set_in_use(self.nodes, self.values, kept, gone)
 
     def choose(self, request: Request, types: Any) -> Chosen:
         """Choose the pending nodes that the wanted values depend on; they count as done when they are emitted."""
@@ -240,7 +242,7 @@ class GrowingGraph:
     def drop(self, place: int) -> None:
         """Drop the pending nodes of the instance at a place; its program no longer uses any value."""
         self._pending = drop_pending(self.nodes, self.values, self._pending, place)
-        self.use(np.flatnonzero(self.owner == place).astype(np.int32), False)
+        self.use(NONE, np.flatnonzero(self.owner == place).astype(np.int32))
 
     def compact(self) -> tuple[IntArray, IntArray]:
         """Drop the nodes that are done and whose values nothing can read; renumber all others.
@@ -274,17 +276,9 @@ class GrowingGraph:
         self.values = _spare(values[:, found])
         self.values[MADE_BY, : found.size] = of_node[self.values[MADE_BY, : found.size]]
         self._pending = of_node[self._pending]
-        self.n_nodes, self._n_edges, self._n_outputs, self.n_values = kept.size, read.size, n_rows.size, found.size
+        self.n_nodes, self._n_edges, self._n_attr, self._n_floats = kept.size, *(part.size for part in parts[:3])
+        self._n_outputs, self.n_values = n_rows.size, found.size
         return of_node, of_value
-
-    @contextmanager
-    def holding(self, values: IntArray) -> Iterator[None]:
-        """Keep these values within the context."""
-        self.hold(values, 1)
-        try:
-            yield
-        finally:
-            self.hold(values, -1)
 
     def hold(self, values: IntArray, n: int) -> None:
         """Count n more readers of each of these values."""
@@ -355,23 +349,23 @@ class KeptRows:
     def move(self, values: IntArray) -> Moved:
         """Assign rows to those of these values that the chosen round reads, or that a later one may read."""
         graph = self._graph
-        return Moved(*move_rows(graph.values, values, graph.round, *self.tables(values)))
+        n_slots = int(graph.values[SLOT, values].max(initial=NOWHERE)) + 1
+        return Moved(*move_rows(graph.values, values, graph.round, *self.tables(n_slots, values.size)))
 
-    def tables(self, values: IntArray) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-        """Return the arrays that the core updates, with room for these values."""
-        self._make_room(int(self._graph.values[SLOT, values].max(initial=NOWHERE)) + 1, values.size)
+    def tables(self, n_slots: int, n: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+        """Return the arrays that the core updates, with room for this many slots, and for n more rows in each."""
+        old_slots, old_rows = self._held.shape
+        if n_slots > old_slots or n > min(self._n_free.tolist(), default=n):
+            self._grow(max(n_slots, old_slots), max(2 * old_rows, old_rows + n))
         return self._held, self._free, self._n_free, self.size
 
     def renumber(self, of_value: IntArray) -> None:
         """Apply the new numbers of values; the rows of values without a number become unused."""
         self._held[self._held != NOWHERE] = of_value[self._held[self._held != NOWHERE]]
 
-    def _make_room(self, n_slots: int, n: int) -> None:
-        """Make room for this many slots, and for n more rows in each."""
+    def _grow(self, slots: int, rows: int) -> None:
+        """Enlarge the arrays to this many slots and rows."""
         old_slots, old_rows = self._held.shape
-        if n_slots <= old_slots and n <= min(self._n_free.tolist(), default=n):
-            return
-        slots, rows = max(n_slots, old_slots), max(2 * old_rows, old_rows + n)
         held, free = np.full((slots, rows), NOWHERE, np.int32), np.zeros((slots, rows), np.int32)
         n_free, size = np.zeros((2, slots), np.int32)
         held[:old_slots, :old_rows], size[:old_slots] = self._held, self.size

@@ -112,9 +112,8 @@ class Arrivals(Phases):
         """
         before = self.graph.n_nodes
         self._learn_types()
-        self.graph.append(graph, self.output_slots.rows)
+        values = self.graph.append(graph, self.output_slots.rows)
         self.graph.owner[before:] = np.repeat(places, np.diff(graph.instance_ptr))
-        values = self.graph.values_of(before + graph.out_node, graph.out_port)
         self.graph.hold(values, 1)
         slots, ends = graph.out_slot.tolist(), graph.output_ptr.tolist()
         found = dict[int, Waiting]()

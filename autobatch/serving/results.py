@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from autobatch.arrays import IntArray
 from autobatch.engine.kept_values import KeptValues
-from autobatch.graph.growing import KEPT, ROW, RUN, SLOT
 
 
 class KeptResults(KeptValues):
@@ -37,13 +36,6 @@ class KeptResults(KeptValues):
     def _rows_of(self, values: IntArray, shape: tuple[int, ...]) -> NDArray[Any]:
         """Return the rows of values of one shape and type, which are all kept in the same slot."""
         found = np.empty((values.size, *shape), self._dtype)
-        if values.size:
-            table, put, get = self._graph.values, self._store.put, self._store.get
-            slot = int(table[SLOT, values[0]])
-            is_new = (table[RUN, values] == self.next_run - 1) & (self._last is not None)
-            if is_new.any():
-                assert self._last is not None
-                found[is_new] = get(self._last.slot(slot)[put(table[ROW, values[is_new]])])
-            if not is_new.all():
-                found[~is_new] = get(self._table_of(slot).array[put(table[KEPT, values[~is_new]])])
+        for _, places, rows in self._columns(values):
+            found[... if places is None else places] = rows
         return found

@@ -14,7 +14,8 @@ from autobatch.params.parameter import Parameter
 class Kept(Parameter):
     """A table of kept values: a parameter whose rows are looked up, and whose gradients are those of the values.
 
-    Its `shape`, which programs read, has the maximum number of rows; its array has as many as were needed so far.
+    Its `shape`, which programs read, has the maximum number of rows; its array has as many as were needed so far. Its
+    version changes only with its place, because kernels look up rows in place and nothing is computed from it ahead.
 
     Args:
         row: the shape of a row.

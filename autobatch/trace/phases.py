@@ -19,7 +19,7 @@ from autobatch.arrays import IntArray, LongArray
 from autobatch.errors import AutobatchError
 from autobatch.graph.build import find_out_of_range
 from autobatch.graph.graph import Graph
-from autobatch.graph.growing import NOWHERE, SLOT, GrowingGraph, OutputSlots, Results
+from autobatch.graph.growing import NONE, NOWHERE, SLOT, GrowingGraph, OutputSlots, Results
 from autobatch.ir.arguments import Static
 from autobatch.ir.program import dtype_of, int_limit
 from autobatch.ops.define import Shape
@@ -191,19 +191,19 @@ class Phases:
         forget()
         structures = (None,) * len(self.programs)
         phase = self._recorder.decode(log_ptr, refs, numbers, output_ptr, structures, self.graph.owner)
-        with stage(calls):
-            for i, outside in find_out_of_range(phase).items():
-                programs[i].fail(outside)
-                self._structures[i] = Static(outside)
-                if asked.pop(i, None) is not None:
-                    over.append(i)
+        if outside := find_out_of_range(phase):
+            with stage(calls):
+                for i, error in outside.items():
+                    programs[i].fail(error)
+                    self._structures[i] = Static(error)
+                    if asked.pop(i, None) is not None:
+                        over.append(i)
         self._asked = asked
         before = self.graph.n_nodes
         self._learn_types()
-        self.graph.append(phase, self.output_slots.rows)
+        values = self.graph.append(phase, self.output_slots.rows)
         if calls.tapes:
-            self.graph.use(np.arange(before, self.graph.n_nodes, dtype=np.int32), True)
-        values = self.graph.values_of(before + phase.out_node, phase.out_port)
+            self.graph.use(np.arange(before, self.graph.n_nodes, dtype=np.int32))
         for i in over:
             if programs[i].error is None:
                 own = slice(output_ptr[i], output_ptr[i + 1])
@@ -334,13 +334,11 @@ class Phases:
         """Mark the nodes that programs may still use; all, as long as derivatives may be recorded."""
         graph = self.graph
         if not self._calls.tapes:
-            kept, gone = self._calls.log.sweep()
-            graph.use(gone, False)
-            graph.use(kept, True)
+            graph.use(*self._calls.log.sweep())
         if over:
             is_over = np.zeros(graph.n_instances, bool)
             is_over[over] = True
-            graph.use(np.flatnonzero(is_over[graph.owner]).astype(np.int32), False)
+            graph.use(NONE, np.flatnonzero(is_over[graph.owner]).astype(np.int32))
 
     def _learn_sources(self, slots: Sequence[int]) -> None:
         """Store the types of the nodes that read from the tables of these slots; make missing ones."""
@@ -373,6 +371,7 @@ class Phases:
         self.output_slots = OutputSlots(
             np.concatenate((known.slot, new[0])), np.concatenate((known.rows, new[1])), known.source
         )
+        self._learn_sources(())  # covers new slots
 
 
 def _fill(structure: Any, numbers: Iterator[Any], shapes: Sequence[Shape]) -> Any:

@@ -18,7 +18,6 @@ PyMethodDef functions[] = {
     fast("count_shared", count_shared),
     fast("count_values", count_values),
     fast("append_phase", append_phase),
-    fast("values_of", values_of),
     fast("set_in_use", set_in_use),
     fast("count_readers", count_readers),
     fast("drop_pending", drop_pending),
@@ -26,6 +25,7 @@ PyMethodDef functions[] = {
     fast("choose_nodes", choose_nodes),
     fast("emit_graph", emit_graph),
     fast("move_rows", move_rows),
+    fast("find_kept", find_kept),
     {nullptr, nullptr, 0, nullptr},
 };
 

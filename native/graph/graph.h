@@ -23,7 +23,6 @@ PyObject* count_shared(PyObject*, PyObject* const* arguments, Py_ssize_t n);
 
 PyObject* count_values(PyObject*, PyObject* const* arguments, Py_ssize_t n);
 PyObject* append_phase(PyObject*, PyObject* const* arguments, Py_ssize_t n);
-PyObject* values_of(PyObject*, PyObject* const* arguments, Py_ssize_t n);
 PyObject* set_in_use(PyObject*, PyObject* const* arguments, Py_ssize_t n);
 PyObject* count_readers(PyObject*, PyObject* const* arguments, Py_ssize_t n);
 PyObject* drop_pending(PyObject*, PyObject* const* arguments, Py_ssize_t n);
@@ -31,5 +30,6 @@ PyObject* sketch_pending(PyObject*, PyObject* const* arguments, Py_ssize_t n);
 PyObject* choose_nodes(PyObject*, PyObject* const* arguments, Py_ssize_t n);
 PyObject* emit_graph(PyObject*, PyObject* const* arguments, Py_ssize_t n);
 PyObject* move_rows(PyObject*, PyObject* const* arguments, Py_ssize_t n);
+PyObject* find_kept(PyObject*, PyObject* const* arguments, Py_ssize_t n);
 
 }  // namespace autobatch

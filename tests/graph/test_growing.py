@@ -16,9 +16,9 @@ from autobatch._native import (
     count_readers,
     drop_pending,
     emit_graph,
+    find_kept,
     set_in_use,
     sketch_pending,
-    values_of,
 )
 from autobatch.arrays import IntArray
 from autobatch.graph.graph import Graph
@@ -69,7 +69,7 @@ class Plain:
     Attributes:
         nodes: by number; values: the node and the output of each; done: the nodes that have run.
         in_use: values that the program may use; held: number of results for each value.
-        kept: values that a round kept.
+        kept: values that a round kept; returned: the values that the last phase returned.
     """
 
     nodes: list[Node] = field(default_factory=list)
@@ -78,6 +78,7 @@ class Plain:
     in_use: set[int] = field(default_factory=set)
     held: list[int] = field(default_factory=list)
     kept: set[int] = field(default_factory=set)
+    returned: list[int] = field(default_factory=list)
 
     def value(self, node: int, output: int) -> int:
         return self.values.index((node, output))
@@ -145,13 +146,18 @@ def words_of(node: Node) -> list[int]:
     return words
 
 
+def owned(plain: Plain, owner: int) -> list[int]:
+    """Return the values of an instance that its program may use."""
+    return [v for v in plain.usable() if plain.nodes[plain.values[v][0]].owner == owner]
+
+
 def draw_phase(rng: np.random.Generator, plain: Plain) -> Graph:
     """Add nodes to instances; return the graph of the phase, in which earlier values are numbered -1, -2, ..."""
     first, fresh = len(plain.nodes), list[list[Node]]()
     for owner in range(N_INSTANCES):
         fresh.append([])
         for _ in range(rng.integers(0, 5)):
-            known = [v for v in plain.usable() if plain.nodes[plain.values[v][0]].owner == owner]
+            known = owned(plain, owner)
             kind = int(rng.integers(len(TOYS.types))) if known else 0
             toy = TOYS.types[kind]
             reads = [
@@ -164,13 +170,21 @@ def draw_phase(rng: np.random.Generator, plain: Plain) -> Graph:
             fresh[-1].append(node)
             plain.values.extend((len(plain.nodes), word) for word in words_of(node))
             plain.nodes.append(node)
+    returned = [
+        [int(v) for v in rng.choice(known, rng.integers(0, 3))] if (known := owned(plain, owner)) else []
+        for owner in range(N_INSTANCES)
+    ]
+    plain.returned = [v for own in returned for v in own]
     nodes = [node for own in fresh for node in own]
     edges = [read for node in nodes for read in node.reads]
     attr, floats = ([x for node in nodes for x in getattr(node, name)] for name in ("ints", "floats"))
-    words = np.zeros(words_size(N_INSTANCES, len(nodes), len(edges), len(attr), 0), np.int32)
-    parts = write_header(words, N_INSTANCES, len(nodes), len(edges), len(attr), 0, len(floats))
+    sizes = N_INSTANCES, len(nodes), len(edges), len(attr), len(plain.returned)
+    words = np.zeros(words_size(*sizes), np.int32)
+    parts = write_header(words, *sizes, len(floats))
     parts.instance_ptr[1:] = np.cumsum([len(own) for own in fresh])
-    parts.output_ptr[:] = 0
+    parts.output_ptr[1:] = np.cumsum([len(own) for own in returned])
+    parts.out_node[:] = [plain.values[v][0] - first for v in plain.returned]
+    parts.out_port[:] = [plain.values[v][1] for v in plain.returned]
     parts.type_id[:] = [node.kind for node in nodes]
     parts.edge_ptr[1:] = np.cumsum([len(node.reads) for node in nodes])
     table = np.array(edges, np.int32).reshape(-1, 3)
@@ -262,6 +276,21 @@ def check_round(
         assert (values[RUN, v], values[SLOT, v], values[ROW, v]) == (run, slot, per_slot[slot])
         per_slot[slot] += 1
     plain.kept.update(expected)
+    check_found(growing, np.array([*expected[::-1], *plain.in_use & plain.kept], np.int32), run)
+
+
+def check_found(growing: GrowingGraph, values: IntArray, run: int) -> None:
+    """Check that values are found once, in the results of the last run or in their table."""
+    table, found, groups = growing.values, dict[int, tuple[int, bool, int]](), find_kept(growing.values, values, run)
+    for slot, is_new, places, rows in groups:
+        assert (places is None) == (len(groups) == 1)
+        for place, row in zip(range(values.size) if places is None else places.tolist(), rows.tolist(), strict=True):
+            assert found.setdefault(place, (slot, is_new, row)) == (slot, is_new, row)
+    assert found == {
+        k: (int(table[SLOT, v]), bool(table[RUN, v] == run), int(table[ROW if table[RUN, v] == run else KEPT_ROW, v]))
+        for k, v in enumerate(values.tolist())
+    }
+    assert [group[:2] for group in groups] == sorted({(slot, is_new) for slot, is_new, _ in found.values()})
 
 
 def check_sketch(plain: Plain, nodes: list[int], sketch: Graph, needed: list[int]) -> None:
@@ -328,7 +357,8 @@ def test_rounds_run_what_is_needed_once_and_keep_what_may_be_read(seed: int, com
     plain, growing, output_slots, n_runs = Plain(), GrowingGraph(N_INSTANCES), draw_output_slots(rng), 0
     tables = Tables(growing)
     for _ in range(rng.integers(1, N_ROUNDS)):
-        growing.append(draw_phase(rng, plain), output_slots.rows)
+        phase = draw_phase(rng, plain)
+        assert growing.append(phase, output_slots.rows).tolist() == plain.returned
         assert growing.n_nodes == len(plain.nodes)
         assert growing.values[MADE_BY, : growing.n_values].tolist() == [node for node, _ in plain.values]
         use(rng, plain, growing)
@@ -340,8 +370,9 @@ def test_rounds_run_what_is_needed_once_and_keep_what_may_be_read(seed: int, com
             growing.hold(held, 1)
             plain.held.extend(held.tolist())
         wanted = rng.choice(known, rng.integers(0, 4)).tolist()
-        with growing.holding(np.array(wanted, np.int32)):
-            check_round(plain, growing, output_slots, tables, wanted, n_runs, picks=rng.random() < 0.5)
+        growing.hold(np.array(wanted, np.int32), 1)
+        check_round(plain, growing, output_slots, tables, wanted, n_runs, picks=rng.random() < 0.5)
+        growing.hold(np.array(wanted, np.int32), -1)
         n_runs += 1
         if rng.random() < compacts:
             compact(plain, growing, tables)
@@ -355,8 +386,7 @@ def use(rng: np.random.Generator, plain: Plain, growing: GrowingGraph) -> None:
     before = {plain.values[v][0] for v in plain.in_use}
     may = [n for n in range(len(plain.nodes)) if n not in plain.done or n in before]
     nodes = {int(n) for n in rng.choice(may, rng.integers(0, 4))} if may else set[int]()
-    for numbers, in_use in ((before - nodes, False), (nodes, True)):
-        growing.use(np.array(sorted(numbers), np.int32), in_use)
+    growing.use(*(np.array(sorted(numbers), np.int32) for numbers in (nodes, before - nodes)))
     plain.in_use = {v for v, (node, _) in enumerate(plain.values) if node in nodes}
 
 
@@ -422,19 +452,20 @@ def test_wrong_numbers_in_tables_do_no_harm(seed: int) -> None:
             )
             kept = Results(*found)
             emit_graph(nodes, values, output_slots.source, chosen, sources, kept)
-        new = (phase.words, phase.floats, arrays, output_slots.rows, n, n_edges)
+        new = (phase.words, phase.floats, arrays, output_slots.rows, n, n_edges, pending)
         calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
             (sketch_pending, (some, pending)),
             (emit_graph, (output_slots.source, pending, some, results)),
             (append_phase, new),
-            (values_of, (some, some[::-1].copy())),
-            (set_in_use, (some, 1)),
+            (set_in_use, (some, some[::-1].copy())),
             (count_readers, (some, -1)),
             (drop_pending, (pending, 1)),
         ]
         for call, arguments in calls:
             with suppress(ValueError):
                 call(nodes, values, *arguments)
+        with suppress(ValueError):
+            find_kept(values, some, int(rng.integers(-1, 3)))
 
 
 def test_a_phase_without_nodes_is_appended_where_tables_end() -> None:
@@ -469,9 +500,9 @@ def test_tables_of_another_form_are_refused() -> None:
     nodes, values, none = growing.nodes, growing.values, np.zeros(0, np.int32)
     for wrong in (nodes[:4], list(nodes), nodes._replace(table=nodes.table[:6]), nodes._replace(floats=floats)):
         with pytest.raises((TypeError, ValueError)):
-            values_of(wrong, values, none, none)  # type: ignore[arg-type]
+            set_in_use(wrong, values, none, none)  # type: ignore[arg-type]
     for wrong_values in (values[:9], values.T, values[:, ::2], None):
         with pytest.raises((TypeError, ValueError)):
-            values_of(nodes, wrong_values, none, none)  # type: ignore[arg-type]
+            set_in_use(nodes, wrong_values, none, none)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="tables of nodes and values must fit what is asked of them"):
-        values_of(nodes, values, np.zeros(1, np.int32), np.zeros(1, np.int32))
+        set_in_use(nodes, values, np.array([-1], np.int32), none)

@@ -125,13 +125,14 @@ def plan_round(
         options: the options of the core.
     """
     asked = graph.ask(request, options.cells.arrays.out_ptr)
-    chosen, moved, emitted, planned = plan_round_in_core(
-        (*asked, last, *rows.tables(last), request.slots.source, request.results), *options.arguments
+    tables = rows.tables(request.slots.source.size, last.size)
+    found, moved, emitted, planned = plan_round_in_core(
+        (*asked, last, *tables, request.slots.source, request.results), *options.arguments
     )
-    result = PlannedRound(graph.note(chosen), None if moved is None else Moved(*moved), None)
+    chosen, moves = graph.note(found), None if moved is None else Moved(*moved)
     if emitted is None or planned is None:
-        return result
-    return result._replace(planned=_planned(graph.emitted(*emitted, types, request), planned, options.cells))
+        return PlannedRound(chosen, moves, None)
+    return PlannedRound(chosen, moves, _planned(graph.emitted(*emitted, types, request), planned, options.cells))
 
 
 def _planned(graph: Graph, parts: tuple[Any, ...], cells: PlannedTypes, merging: float = 0.0) -> PlannedGraph:

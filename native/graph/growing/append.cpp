@@ -113,6 +113,16 @@ Ended append(const Growing& g, Phase& phase, Span<const double> floats, Ends& en
   return Ended::WELL;
 }
 
+// Finds the values that the phase returned, after its nodes have been appended; `first` is the first of them.
+Ended find_returned(const Growing& g, const Phase& phase, int32_t first, Span<int32_t> returned) {
+  for (ptrdiff_t k = 0; k < returned.size; k++) {
+    int64_t node = (int64_t)first + phase.graph.out_node[k];
+    returned[k] = g.has_node((int32_t)node) ? g.value_of((int32_t)node, phase.graph.out_port[k]) : -1;
+    if (returned[k] < 0) return Ended::WRONG;
+  }
+  return Ended::WELL;
+}
+
 }  // namespace
 
 // count_values(words, types, rows): counts the values of all outputs of a phase.
@@ -124,16 +134,18 @@ PyObject* count_values(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return PyLong_FromLongLong(total);
 }
 
-// append_phase(nodes, values, words, floats, types, rows, n_nodes, n_edges): appends a phase; returns the new numbers
-// of outputs and values.
+// append_phase(nodes, values, words, floats, types, rows, n_nodes, n_edges, pending): appends a phase; returns the new
+// numbers of outputs and values, the pending nodes including the new ones, and the values that the phase returned.
 PyObject* append_phase(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Growing g;
   Phase phase;
   Span<const double> floats;
+  Span<const int32_t> before;
+  Span<int32_t> pending, returned;
   Ends ends;
-  if (!takes("append_phase", n, 8) || !read_growing(arguments, n, g) || !read<double>(arguments[3], "floats", floats) ||
+  if (!takes("append_phase", n, 9) || !read_growing(arguments, n, g) || !read<double>(arguments[3], "floats", floats) ||
       !read_phase(arguments[2], arguments[4], arguments[5], phase) || !read_int(arguments[6], "n_nodes", ends.node) ||
-      !read_int(arguments[7], "n_edges", ends.edge))
+      !read_int(arguments[7], "n_edges", ends.edge) || !read<int32_t>(arguments[8], "pending", before))
     return nullptr;
   // Offsets have an entry after the last node, which must also lie within the tables.
   bool fits = floats.size == phase.sizes.floats && ends.node >= 0 && ends.node < g.type_id.size;
@@ -145,8 +157,13 @@ PyObject* append_phase(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   }
   if (!fits) return is_well(Ended::WRONG), nullptr;
   ends.value = g.first_value[ends.output];
-  if (!run([&] { return append(g, phase, floats, ends); })) return nullptr;
-  return Py_BuildValue("ii", ends.output, ends.value);
+  Ref all = make_array<int32_t>(before.size + phase.graph.n_nodes(), pending);
+  Ref found = make_array<int32_t>(phase.graph.out_node.size, returned);
+  if (!all || !found || !run([&] { return append(g, phase, floats, ends); })) return nullptr;
+  if (!run([&] { return find_returned(g, phase, ends.node, returned); })) return nullptr;
+  for (ptrdiff_t k = 0; k < pending.size; k++)
+    pending[k] = k < before.size ? before[k] : ends.node + (int32_t)(k - before.size);
+  return Py_BuildValue("iiNN", ends.output, ends.value, all.release(), found.release());
 }
 
 }  // namespace autobatch

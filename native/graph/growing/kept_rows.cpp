@@ -102,4 +102,56 @@ PyObject* move_rows(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return moves.to_python().release();
 }
 
+// Returns which group a value belongs to: twice its slot, plus one if run `run` computed it (NOWHERE for no run); -1 if
+// it is not kept.
+static int64_t group_of(const Growing& g, int32_t v, int32_t run) {
+  bool is_new = run != NOWHERE && g.run[v] == run;
+  return g.slot[v] < 0 || (is_new ? g.row[v] : g.kept[v]) < 0 ? -1 : 2 * (int64_t)g.slot[v] + is_new;
+}
+
+constexpr int64_t MOST_GROUPS = 1 << 20;  // far more than any recording has; bounds memory if the tables are wrong
+
+// Counts the values of each group.
+static Ended count_groups(const Growing& g, Span<const int32_t> of, int32_t run, Vec<int32_t>& sizes) {
+  for (int32_t v : of) {
+    int64_t group = g.has_value(v) ? group_of(g, v, run) : -1;
+    if (group < 0 || group >= MOST_GROUPS) return Ended::WRONG;
+    while (sizes.size() <= group)
+      if (!sizes.push(0)) return Ended::NO_MEMORY;
+    sizes[(ptrdiff_t)group]++;
+  }
+  return Ended::WELL;
+}
+
+// find_kept(values, of, run): groups values by their slot and by whether `run` computed them; returns for each group,
+// in this order, the slot; whether they are of that run; their positions in `of`, None if all values are in one group;
+// and their rows in the results of the run or in the table of the slot.
+PyObject* find_kept(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
+  Growing g;
+  Span<const int32_t> of;
+  int32_t run;
+  Vec<int32_t> sizes;
+  if (!takes("find_kept", n, 3) || !read_values(arguments[0], g) || !read<int32_t>(arguments[1], "of", of) ||
+      !read_int(arguments[2], "run", run) || !is_well(count_groups(g, of, run, sizes)))
+    return nullptr;
+  Ref groups(PyList_New(0));
+  if (!groups) return nullptr;
+  for (ptrdiff_t group = 0; group < sizes.size(); group++) {
+    if (!sizes[group]) continue;
+    bool is_all = sizes[group] == of.size, is_new = group % 2;
+    Span<int32_t> places, rows;
+    Ref at = is_all ? Ref::borrowed(Py_None) : make_array<int32_t>(sizes[group], places);
+    Ref found = make_array<int32_t>(sizes[group], rows);
+    if (!at || !found) return nullptr;
+    for (ptrdiff_t k = 0, next = 0; k < of.size && next < rows.size; k++) {
+      if (group_of(g, of[k], run) != group) continue;
+      if (!is_all) places[next] = (int32_t)k;
+      rows[next++] = is_new ? g.row[of[k]] : g.kept[of[k]];
+    }
+    Ref entry(Py_BuildValue("iOOO", (int)(group / 2), is_new ? Py_True : Py_False, at.get(), found.get()));
+    if (!entry || PyList_Append(groups.get(), entry.get()) < 0) return nullptr;
+  }
+  return groups.release();
+}
+
 }  // namespace autobatch

@@ -83,15 +83,6 @@ bool is_well(Ended ended) {
 
 namespace {
 
-// Finds the value that each word names, an output or row of the node at the same position.
-Ended find_values(const Growing& g, Span<const int32_t> of, Span<const int32_t> words, Span<int32_t> found) {
-  for (ptrdiff_t k = 0; k < of.size; k++) {
-    found[k] = g.value_of(of[k], words[k]);
-    if (found[k] < 0) return Ended::WRONG;
-  }
-  return Ended::WELL;
-}
-
 Ended mark_in_use(const Growing& g, Span<const int32_t> of, int32_t in_use) {
   for (int32_t node : of) {
     Range own;
@@ -123,31 +114,16 @@ Ended drop(const Growing& g, Span<const int32_t> pending, int32_t place, Vec<int
 
 }  // namespace
 
-// values_of(nodes, values, of, words): returns, for each of these nodes, the value that its word names.
-PyObject* values_of(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
-  Growing g;
-  Span<const int32_t> of, words;
-  Span<int32_t> found;
-  if (!takes("values_of", n, 4) || !read_growing(arguments, n, g) || !read<int32_t>(arguments[2], "of", of) ||
-      !read<int32_t>(arguments[3], "words", words))
-    return nullptr;
-  if (of.size != words.size) {
-    PyErr_Format(PyExc_ValueError, "words must be as many as nodes, %zd, got %zd", of.size, words.size);
-    return nullptr;
-  }
-  Ref result = make_array<int32_t>(of.size, found);
-  if (!result || !run([&] { return find_values(g, of, words, found); })) return nullptr;
-  return result.release();
-}
-
-// set_in_use(nodes, values, of, in_use): sets the flag of all values of these nodes.
+// set_in_use(nodes, values, kept, gone): sets the flag of all values of `kept`, after clearing that of `gone`.
 PyObject* set_in_use(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Growing g;
-  Span<const int32_t> of;
-  int32_t in_use;
-  if (!takes("set_in_use", n, 4) || !read_growing(arguments, n, g) || !read<int32_t>(arguments[2], "of", of) ||
-      !read_int(arguments[3], "in_use", in_use) || !run([&] { return mark_in_use(g, of, in_use); }))
+  Span<const int32_t> kept, gone;
+  if (!takes("set_in_use", n, 4) || !read_growing(arguments, n, g) || !read<int32_t>(arguments[2], "kept", kept) ||
+      !read<int32_t>(arguments[3], "gone", gone))
     return nullptr;
+  Ended ended = mark_in_use(g, gone, 0);
+  if (ended == Ended::WELL) ended = mark_in_use(g, kept, 1);
+  if (!is_well(ended)) return nullptr;
   Py_RETURN_NONE;
 }
 

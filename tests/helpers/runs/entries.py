@@ -36,7 +36,7 @@ from autobatch.graph import build, dag
 from autobatch.graph.build import merge_graphs, split_graph
 from autobatch.graph.dag import stack
 from autobatch.graph.graph import Graph
-from autobatch.graph.growing import NONE, NOWHERE, GrowingGraph, KeptRows, OutputSlots, Request, Results
+from autobatch.graph.growing import NONE, NOWHERE, OUTPUT_PTR, GrowingGraph, KeptRows, OutputSlots, Request, Results
 from autobatch.graph.marks import Marks
 from autobatch.graph.rewrite.passes import PASSES, explain_sharing, rewrite
 from autobatch.ir.flows import join_flows
@@ -324,16 +324,19 @@ def grow(rng: Rng, phase: Graph) -> None:
             edges.edge_src[before] -= first
         grown.append(Graph(words, phase.floats, phase.types, phase.structures), slots.rows)
         nodes = rng.integers(first, grown.n_nodes, 4).astype(np.int32)
-        grown.use(nodes, True)
-        values = grown.values_of(nodes, np.zeros(4, np.int32))
-        with grown.holding(values[:1]):
-            if run % 2:
-                grown.pick(grown.sketch(values, phase.types)[0])
-            request = Request(NONE if run % 2 else values, slots, run)
-            chosen = grown.choose(request, phase.types)
-            kept.move(last)
-            grown.emit(chosen, request, phase.types)
-            last = chosen.kept.values
+        grown.use(nodes, nodes[:1])
+        outputs = grown.nodes.table[OUTPUT_PTR, nodes]
+        values = grown.nodes.first_value[outputs]
+        grown.hold(values[:1], 1)
+        if run % 2:
+            grown.pick(grown.sketch(values, phase.types)[0])
+        request = Request(NONE if run % 2 else values, slots, run)
+        chosen = grown.choose(request, phase.types)
+        kept.move(last)
+        grown.emit(chosen, request, phase.types)
+        last = chosen.kept.values
+        _native.find_kept(grown.values, last, run)
+        grown.hold(values[:1], -1)
     grown.drop(1)
     results = Results(last[:1], slots.slot[:1].copy(), np.array([0, *[1] * phase.n_instances], np.int32))
     grown.emit_whole(last[:1], slots, results, phase.types, ())
