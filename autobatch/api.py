@@ -362,7 +362,7 @@ class Batched(Session):
 
         lines = Lines()
         with lines.noted(self.recorder.calls):
-            call = self._call(instances, training, has_aux, measured=False)
+            call = self._call(instances, training, has_aux, measured=False, reports=True)
             with run_lock(), call as step:
                 self._try_out(step, training)
                 choice = self._thread_choice if call.rounds is None else None
@@ -492,7 +492,7 @@ class Batched(Session):
 
     def _scheduled(self, instances: Iterable[Any]) -> list[Graph]:
         """Return the graphs of a mini-batch that policies schedule; for an async function, also those of each round."""
-        call = self._call(instances, training=False)
+        call = self._call(instances, training=False, reports=True)
         if not call.minibatch.has_programs:
             return [rewrite(self.recorder.to_graph(call.minibatch), self.rewrites)[0]]
         with run_lock(), call:

@@ -331,5 +331,5 @@ class PlanRun(ABC, Generic[M]):
             self._ended = "closed"
             self.targets, self._stages = {}, {}
             self._pool.give_back(self.memory, self.executable.n_bytes)
-            for name in self.held.intersection(vars(self)):
-                delattr(self, name)
+            for name in self.held:
+                vars(self).pop(name, None)

@@ -46,6 +46,7 @@ class PlanTables:
             no steps run for all rows.
         kept_size, scratch_size: elements of persistent scratch, and of the scratch memory that tiles use in turn.
         lists: the fields of a `CallList` for forward, backward and weights.
+        calls: the calls of each stage, by name.
         addresses: the addresses of `dest_ptr`, `dest` and `adds`; of the tiles of each type; and of the ints, floats
             and segments of each block, as `place_of` numbers them.
         size_classes, row_classes: the classes of mean rows, and of the rows of types, as bytes; the choice of a
@@ -65,10 +66,8 @@ class PlanTables:
     size_classes: bytes
     row_classes: bytes
 
-    @cached_property
-    def calls(self) -> dict[str, CallList]:
-        """Return the calls of each stage, by name."""
-        return {name: CallList(*parts) for name, parts in zip(self.stages, self.lists, strict=False)}
+    def __post_init__(self) -> None:
+        self.calls = {name: CallList(*parts) for name, parts in zip(self.stages, self.lists, strict=False)}
 
     @cached_property
     def tiles(self) -> dict[int, NDArray[Any]]:

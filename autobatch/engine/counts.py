@@ -201,6 +201,7 @@ class Step:
         counts: the counts of each part that has run.
         on_end: called with the seconds per node of the run; None if they are not measured.
         rounds, n_sources: `per_round` and `n_sources` of `LastCall`.
+        dropped: the figures of earlier parts whose plans were dropped.
     """
 
     graph: Graph
@@ -216,11 +217,12 @@ class Step:
     on_end: Callable[[float], None] | None = None
     rounds: tuple[RoundCounts, ...] = ()
     n_sources: int = 0
+    dropped: Sequence[Figures] = ()
 
     @property
     def figures(self) -> list[Figures]:
         """Return the figures of each part."""
-        return [*map(FIGURES, self.parts)]
+        return [*self.dropped, *map(FIGURES, self.parts)]
 
     @property
     def n_nodes(self) -> int:
@@ -245,21 +247,46 @@ class Step:
         if self.on_end is not None:
             self.on_end(self.clock.total("forward", "backward") / 1e3 / max(self.graph.n_nodes, 1))
         known = self.plan_hit, self.plan_hit_rate, self.rounds, self.n_sources
-        return LastCall([*map(FIGURES, self.parts)], self.counts, self.clock.ms, *known)
+        return LastCall(self.figures, self.counts, self.clock.ms, *known)
 
 
-def join_steps(steps: Sequence[Step], waited: Sequence[tuple[int, ...]], n_sources: int) -> Step:
-    """Join the rounds of async programs and the last step into one step with the parts of all.
+class RoundsSoFar:
+    """The counts of the rounds of async programs that have run.
 
     Args:
-        steps: the steps of the rounds, then the last step.
-        waited: for each round, the instances that waited for it.
+        keeps_plans: whether to keep the plans too, for a profile or a report.
+
+    Attributes:
+        per_round: the counts of each round.
         n_sources: as in `LastCall`.
     """
-    rounds = tuple(RoundCounts(count_batches(s.figures), s.n_nodes, w) for s, w in zip(steps[:-1], waited, strict=True))
-    parts, counts = tuple(part for s in steps for part in s.parts), [count for s in steps for count in s.counts]
-    whole_bytes = max(s.whole_bytes for s in steps)
-    return replace(steps[-1], parts=parts, counts=counts, whole_bytes=whole_bytes, rounds=rounds, n_sources=n_sources)
+
+    def __init__(self, keeps_plans: bool) -> None:
+        self._keeps_plans = keeps_plans
+        self.per_round: list[RoundCounts] = []
+        self._figures: list[Figures] = []
+        self._parts: list[Part] = []
+        self._counts: list[Counts] = []
+        self._whole_bytes = self.n_sources = 0
+
+    def add(self, step: Step, waited: tuple[int, ...]) -> None:
+        """Add a round that has run, given the positions of the instances that waited for it."""
+        figures = step.figures
+        self.per_round.append(RoundCounts(count_batches(figures), step.n_nodes, waited))
+        if self._keeps_plans:
+            self._parts += step.parts
+        else:
+            self._figures += figures
+        self._counts += step.counts
+        self._whole_bytes = max(self._whole_bytes, step.whole_bytes)
+
+    def joined(self, last: Step) -> Step:
+        """Join all rounds and the last step into one step."""
+        return replace(
+            last, parts=(*self._parts, *last.parts), counts=[*self._counts, *last.counts],
+            whole_bytes=max(self._whole_bytes, last.whole_bytes), rounds=tuple(self.per_round),
+            n_sources=self.n_sources, dropped=self._figures,
+        )  # fmt: skip
 
 
 def count_batches(figures: Sequence[Figures]) -> int:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from autobatch.arrays import IntArray
 from autobatch.backends.base import Timer
 from autobatch.backends.options import Options
-from autobatch.engine.counts import Clock, Step, join_steps
+from autobatch.engine.counts import Clock, RoundsSoFar, Step
 from autobatch.engine.kept_values import KeptValues, run_and_keep
 from autobatch.engine.planning import Planning
 from autobatch.engine.runner import Runner
@@ -33,6 +33,10 @@ class Rounds:
         options: the options of the call, for inference.
         step: the number of the step, on which random numbers depend.
         timer: called after every batch.
+        keeps_plans: whether to keep the plans of all rounds, for a profile or a report.
+
+    Attributes:
+        so_far: the counts of the rounds that have run.
     """
 
     def __init__(
@@ -44,13 +48,12 @@ class Rounds:
         clock: Clock,
         step: int,
         timer: Timer | None,
+        keeps_plans: bool,
     ) -> None:
         self._recorder, self._planning, self._runner, self._options = recorder, planning, runner, options
         self._clock, self._draw, self._timer = clock, (options.seed, step), timer
-        self._steps: list[Step] = []
+        self.so_far = RoundsSoFar(keeps_plans)
         self._n_idle = 0  # the rounds since the last step, whose awaited values were all known already
-        self._waited: list[tuple[int, ...]] = []
-        self._n_sources = 0
         self._phases: Phases
         self._kept: KeptValues
 
@@ -78,10 +81,6 @@ class Rounds:
         with self._all(minibatch, raises=True):
             return self._phases.whole(with_awaited)
 
-    def joined(self, last: Step) -> Step:
-        """Join all rounds and the last step into one step."""
-        return join_steps([*self._steps, last], self._waited, self._n_sources)
-
     @contextmanager
     def _all(self, minibatch: MiniBatch, raises: bool) -> Iterator[None]:
         """Run all rounds; yield after all programs have ended. With `raises`, raise the first error of a program."""
@@ -104,7 +103,7 @@ class Rounds:
         if phases.is_over:
             return False
         most = self._options.max_rounds
-        if len(self._steps) == most:
+        if len(self.so_far.per_round) == most:
             self._give_up(raises)
             return False
         phases.graph.hold(wanted, 1)
@@ -128,7 +127,7 @@ class Rounds:
     def _too_long(self, instance: int) -> GraphError:
         """Build the error of an instance that still waits after the last round."""
         programs, most = self._phases.programs, self._options.max_rounds
-        idle = "" if len(self._steps) == most else " in a row that had nothing to compute"
+        idle = "" if len(self.so_far.per_round) == most else " in a row that had nothing to compute"
         return GraphError(
             f"instance {instance} of {len(programs)} still waits after max_rounds={most} rounds{idle}, "
             f"{programs[instance].where()}; allow more, or end the program earlier."
@@ -143,8 +142,7 @@ class Rounds:
             return
         self._n_idle = 0
         run_and_keep(self._runner, kept, step, chosen.kept.values, self._draw, self._timer)
-        self._steps.append(step)
-        self._waited.append(tuple(phases.waiting))
+        self.so_far.add(step, tuple(phases.waiting))
 
     def _plan_last(self) -> Step:
         results, structures = self._phases.results()
@@ -154,7 +152,7 @@ class Rounds:
 
     def _prepare(self, request: Request) -> tuple[Chosen, Step | None]:
         chosen, step = self._planning.prepare_round(self._phases, self._kept, request, self._options, self._clock)
-        self._n_sources += chosen.sources.size
+        self.so_far.n_sources += chosen.sources.size
         return chosen, step
 
     def _raise_first(self) -> None:
@@ -162,6 +160,6 @@ class Rounds:
         for i, program in enumerate(self._phases.programs):
             if program.error is not None:
                 error = self._recorder.explain(program.error)
-                n = len(self._steps)
+                n = len(self.so_far.per_round)
                 note_instance(error, i, f", after {n} round{'s' * (n != 1)}")
                 raise error

@@ -98,6 +98,7 @@ class Call:
         measured: whether the call may take part in a trial of numbers of threads; its time then counts, unless code
             is being compiled.
         each: the request for per-instance gradients or clipping, or None.
+        reports: whether the plans of all rounds are kept, for a report.
 
     Attributes:
         step: the step to run, set on entry.
@@ -115,8 +116,9 @@ class Call:
         has_aux: bool | None = False,
         measured: bool = True,
         each: EachInstance | None = None,
+        reports: bool = False,
     ) -> None:
-        self._session, self.minibatch, self.clock = session, minibatch, clock
+        self._session, self.minibatch, self.clock, self.reports = session, minibatch, clock, reports
         self.training, self.has_aux, self.measured, self.each = training, has_aux, measured, each
         self.rounds: Rounds | None = None
         self._running: AbstractContextManager[Step] | None = None
@@ -127,7 +129,7 @@ class Call:
             session._profile.begin()
         try:
             if self.minibatch.has_programs:
-                self.rounds = session._rounds(self.clock)
+                self.rounds = session._rounds(self.clock, self.reports)
                 if self.training:
                     whole = self.rounds.record(self.minibatch)
                     self.minibatch = MiniBatch(self.minibatch.instances, whole, self.minibatch.inputs)
@@ -150,7 +152,7 @@ class Call:
 
     def joined(self) -> Step:
         """Return the rounds and the last step as one step."""
-        return self.step if self.rounds is None else self.rounds.joined(self.step)
+        return self.step if self.rounds is None else self.rounds.so_far.joined(self.step)
 
     def _note(self, error: Exception) -> None:
         """Add a note to an internal error that says how to report it."""
@@ -208,6 +210,7 @@ class Session(Settings):
         each: EachInstance | None = None,
         inputs: bool = False,
         keys: LongArray | None = None,
+        reports: bool = False,
     ) -> Call:
         """Begin a call: record its mini-batch unless that is done. Does not block runs of other threads.
 
@@ -215,7 +218,8 @@ class Session(Settings):
             inputs, keys: see `Recorder.read`; for the others, see `Call`.
         """
         clock = Clock(profiled=self._profile is not None)
-        return Call(self, self.recorder.read(instances, inputs, keys), clock, training, has_aux, measured, each)
+        minibatch = self.recorder.read(instances, inputs, keys)
+        return Call(self, minibatch, clock, training, has_aux, measured, each, reports)
 
     def refresh_parameters(self) -> ParameterState:
         """Look up the current parameters of the module, and return them."""
@@ -255,12 +259,13 @@ class Session(Settings):
             step.on_end = lambda seconds: size_class.add(n, seconds)
         return step
 
-    def _rounds(self, clock: Clock) -> Rounds:
-        """Build the rounds of a mini-batch of async programs."""
+    def _rounds(self, clock: Clock, reports: bool = False) -> Rounds:
+        """Build the rounds of a mini-batch of async programs; `reports` as in `Call`."""
         from autobatch.engine.rounds import Rounds
 
         options = self.options_now(training=False, has_aux=False)
-        return Rounds(self.recorder, self.planning, self, options, clock, self.step, self._profile)
+        profile, keeps_plans = self._profile, reports or self._profile is not None
+        return Rounds(self.recorder, self.planning, self, options, clock, self.step, profile, keeps_plans)
 
     def _record_rounds(self, instances: list[Any]) -> Graph:
         """Run async programs, and return the graph of all nodes that they recorded."""
@@ -476,7 +481,7 @@ class Session(Settings):
 
     def _finish(self, call: Call) -> None:
         """Store the counts and times of a call in `last`, and add them to the profile."""
-        step = call.step if call.rounds is None else call.joined()
+        step = call.joined()
         self.last = step.finish()
         if self._profile is not None:
             self._profile.add(step, self.parameters.dtype.itemsize, self.precision)

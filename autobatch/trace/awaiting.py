@@ -70,13 +70,9 @@ class Asked(Request):
         elif holds_value(values):
             self.values = map_leaves(_number, values)
         else:
-            return map_leaves(_number, self.take())
+            self.values = GONE
+            return map_leaves(_number, values)
         return (yield self)
-
-    def take(self) -> Any:
-        """Return the values and drop them, so that the request keeps nothing alive; a request is answered once."""
-        values, self.values = self.values, GONE
-        return values
 
 
 class Gathered(Request):

@@ -24,7 +24,7 @@ from autobatch.ir.arguments import Static
 from autobatch.ir.program import dtype_of, int_limit
 from autobatch.ops.define import Shape
 from autobatch.ops.operators import stage
-from autobatch.trace.awaiting import Asked
+from autobatch.trace.awaiting import GONE, Asked
 from autobatch.trace.driving import Branch, Program
 from autobatch.trace.inputs import Inputs
 from autobatch.trace.kept import Kept
@@ -307,7 +307,7 @@ class Phases:
         """
         structures = list[Any]()
         for _, asked in waiting:
-            values = asked.take()
+            values, asked.values = asked.values, GONE  # the request keeps nothing alive
             structure: Any = self._slot_of.get(type(values))
             if structure is not None:
                 refs.append(values.ref)

@@ -37,7 +37,7 @@ class CpuMemory(Memory):
     Attributes:
         scratch: [threads, size] scratch memory that the tiles of a thread use in turn.
         kept: [1, size] persistent scratch: values that steps over all rows leave for steps of batches.
-        reserved_for: the plan for which there is room; None while memory is being reserved.
+        reserved_for: the plan for which memory was last reserved; None while memory is being reserved.
         addresses: the addresses of the buffer and of scratch memory, the bytes from one row of scratch memory to the
             next, and the address of persistent scratch.
     """
@@ -47,6 +47,15 @@ class CpuMemory(Memory):
         self.scratch = self.kept = np.empty((1, 0), np.float32)
         self.addresses = (0, 0, 0, 0)
         self.reserved_for: Needed | None = None
+
+    def has_room(self, needed: Needed) -> bool:
+        """Return whether the memory reserved for another plan is enough; with a limit, it may be too much."""
+        last = self.reserved_for
+        if last is None or needed.max_bytes is not None:
+            return False
+        is_same = last.dtype == needed.dtype and last.n_threads == needed.n_threads and last.max_bytes is None
+        has_scratch = needed.scratch <= self.scratch.shape[1] and needed.kept <= self.kept.shape[1]
+        return is_same and has_scratch and needed.size <= self.buffer.size
 
     def reserve_all(self, needed: Needed) -> None:
         """Make room for the elements of a plan and for its scratch memory, all within the limit."""

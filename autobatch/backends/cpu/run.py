@@ -114,10 +114,11 @@ class CompiledRun(PlanRun[CpuMemory]):
     _cells: BoundCells | None = None  # set within the context
 
     def _reserve(self) -> None:
-        if self.memory.reserved_for != self.executable.needed:
-            self.memory.reserve_all(self.executable.needed)
+        memory, needed = self.memory, self.executable.needed
+        if memory.reserved_for != needed and not memory.has_room(needed):
+            memory.reserve_all(needed)
         if self.executable.shared.poison:
-            self.memory.poison()
+            memory.poison()
 
     def _bind(self) -> bool:
         types, tables = self.executable.types, self.executable.tables
