@@ -247,7 +247,7 @@ class Step:
         if self.on_end is not None:
             self.on_end(self.clock.total("forward", "backward") / 1e3 / max(self.graph.n_nodes, 1))
         known = self.plan_hit, self.plan_hit_rate, self.rounds, self.n_sources
-        return LastCall(self.figures, self.counts, self.clock.ms, *known)
+        return LastCall([*self.dropped, *map(FIGURES, self.parts)], self.counts, self.clock.ms, *known)
 
 
 class RoundsSoFar:

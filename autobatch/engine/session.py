@@ -481,7 +481,7 @@ class Session(Settings):
 
     def _finish(self, call: Call) -> None:
         """Store the counts and times of a call in `last`, and add them to the profile."""
-        step = call.joined()
+        step = call.step if call.rounds is None else call.joined()
         self.last = step.finish()
         if self._profile is not None:
             self._profile.add(step, self.parameters.dtype.itemsize, self.precision)
