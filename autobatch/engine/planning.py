@@ -212,7 +212,8 @@ class Planning:
         if rule is None or not is_unchecked(options.policy) or not is_unchecked(self.planner) or checking():
             return None
         sizes, n_threads = self.backend.table_sizes(cells, options) or (None, 1)
-        return _placement().CoreOptions(options.rewrites, rule, cells, sizes, n_threads)
+        core: CoreOptions = _placement().CoreOptions(options.rewrites, rule, cells, sizes, n_threads)
+        return core
 
     def _place(
         self, graphs: list[Graph], options: Options, cells: PlannedTypes, clock: Clock, slot: int
@@ -240,7 +241,8 @@ class Planning:
         elif checking():
             check_plan(plan, cells)
         clock.mark("place")
-        return _placement().PlannedGraph(graph, plan, rewrites)
+        found: PlannedGraph = _placement().PlannedGraph(graph, plan, rewrites)
+        return found
 
     def _step(
         self, graph: Graph, planned: Planned, options: Options, cells: PlannedTypes, clock: Clock, slot: int,

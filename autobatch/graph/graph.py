@@ -103,8 +103,8 @@ class Graph(Encoded):
         structures: tuple[Any, ...],
         keys: LongArray | None = None,
     ) -> None:
-        super().__init__(words)
-        self.keys = np.arange(self.n_instances) if keys is None else keys
+        self.words, self._sections = words, None
+        self.keys = np.arange(words[0]) if keys is None else keys
         self.floats = floats
         self.types = types
         self.structures = structures

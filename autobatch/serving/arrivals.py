@@ -65,6 +65,7 @@ class Arrivals(Phases):
         waiting, failed = dict[int, Waiting](), dict[int, BaseException]()
         self._recorder.renew()
         with self._recorder.patching():
+            self._recorder.name_weights()
             phase = self.go_on(places)
         held = list[IntArray]()
         for place in places:

@@ -91,7 +91,7 @@ class Lives:
     @property
     def n_taken(self) -> int:
         """Return the number of changes of all numbers."""
-        return sum(live.n_taken for live in self.known.values())
+        return sum(live.n_taken for live in self.known.values()) if self.known else 0
 
 
 class LiveValue(Traced):

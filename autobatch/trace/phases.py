@@ -52,6 +52,7 @@ def record_in_phases(
     recorder.renew()
     n_taken = recorder.calls.traces.lives.n_taken
     with recorder.patching():
+        recorder.name_weights()
         try:
             with closing(Phases(recorder, len(instances), inputs, keys)) as phases:
                 try:
@@ -191,11 +192,11 @@ class Phases:
         forget()
         structures = (None,) * len(self.programs)
         phase = self._recorder.decode(log_ptr, refs, numbers, output_ptr, structures, self.graph.owner)
-        if outside := find_out_of_range(phase):
+        if errors := find_out_of_range(phase):
             with stage(calls):
-                for i, error in outside.items():
-                    programs[i].fail(error)
-                    self._structures[i] = Static(error)
+                for i, outside in errors.items():
+                    programs[i].fail(outside)
+                    self._structures[i] = Static(outside)
                     if asked.pop(i, None) is not None:
                         over.append(i)
         self._asked = asked

@@ -129,6 +129,7 @@ class Recorder:
         read = lambda result: self.read_result(result, refs, slots)  # noqa: E731
         pending = list(instances)
         with self.patching(), stage(calls):
+            self.name_weights()
             calls.begin()
             while len(structures) < len(pending):
                 n = len(pending) if structures and not traces.n_renewed else len(structures) + 1
@@ -147,18 +148,23 @@ class Recorder:
             graph = self.decode(log_ptr, refs, slots, output_ptr, tuple(structures))
         self.check_unchanged(n_taken)
         check_ranges(graph)
-        graph.in_range = True
         if keys is not None:
             graph.keys = keys
         return graph
 
-    @contextmanager
-    def patching(self) -> Iterator[None]:
+    def patching(self) -> AbstractContextManager[Any]:
         """Lock recordings of this function within the context; functions replace the cells of torch modules there."""
-        parameters = self.parameters()  # before patching, as functions in place of cells look like a changed module
+        self.parameters()  # before patching, as functions in place of cells look like a changed module
+        return self.turn.lock if self.module is None or self.module._patch is None else self._of_patched_module()
+
+    @contextmanager
+    def _of_patched_module(self) -> Iterator[None]:
         with self.turn.lock, self._patched(), self._of_module():
-            self.calls.traces.name_weights(parameters)
             yield
+
+    def name_weights(self) -> None:
+        """Store the names of the parameters for the traces of a recording, within `patching`."""
+        self.calls.traces.name_weights(self._looked_at)
 
     def _patched(self) -> AbstractContextManager[None]:
         """Return the context in which functions replace the cells of torch modules."""
@@ -251,7 +257,8 @@ class Recorder:
 
     def renew(self) -> None:
         """Retrace the cells whose bodies read Python state that has changed."""
-        if not self.calls.traces.guard_set.holds():
+        traces = self.calls.traces
+        if not (traces.known_guards or traces.guard_set).holds():
             self._retrace()
 
     def _retrace(self) -> None:
@@ -263,7 +270,7 @@ class Recorder:
     def check_unchanged(self, n_taken: int) -> None:
         """Raise a GraphError if the function changed state that cells read, as all nodes would use its last value."""
         traces = self.calls.traces
-        if not traces.guard_set.holds() or traces.lives.n_taken != n_taken:
+        if not (traces.known_guards or traces.guard_set).holds() or traces.lives.n_taken != n_taken:
             what = traces.changes() or "a number that a cell reads was changed"
             raise GraphError(
                 f"state that a cell reads must be the same for all nodes of a mini-batch, but while instances were "
@@ -352,13 +359,13 @@ class Recorder:
         if not portable:
             return instances
         self.renew()
-        parameters = self.parameters()
+        self.parameters()
         memo: dict[int, Any] = {}
         with self.turn.lock:
             unknown = [types for types in portable if not self._translator.knows(types)]
             if unknown:
                 with self._of_module(), stage(self.calls):
-                    self.calls.traces.name_weights(parameters)
+                    self.name_weights()
                     self.calls.begin()
                     for types in unknown:
                         self._translator.find(types, portable)
