@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from autobatch._native import Forest
-from autobatch.arguments import refusal, show
-from autobatch.errors import DataError, GraphError
+from autobatch.arguments import refusal
+from autobatch.errors import GraphError
 from autobatch.keywords import checked
-from autobatch.trace.recursion import GIVEN, Function, Recursion, count_items, field_of
+from autobatch.trace.recursion import ForestRecursion, Function, count_items, field_of
 
 
-class Fold(Recursion):
+class Fold(ForestRecursion):
     """A recursion over trees or DAGs, see `autobatch.fold`.
 
     Attributes:
@@ -49,8 +49,7 @@ class Fold(Recursion):
         Raises:
             GraphError: a call gives one.
         """
-        if initial is not GIVEN:
-            raise GraphError(f"a call of {self!r} must not be given initial=, which is for scans.")
+        self.refuse_initial(initial)
         return None
 
     def compute(self, forest: Forest, node: Any, leaf: Any, each: Any, where: int, initial: Any) -> Any:
@@ -61,10 +60,7 @@ class Fold(Recursion):
         """Read nested data or arrays."""
         if self.children is not None:
             return Forest.from_nested(instance, self.children, names)
-        key = str(self.parents or self.edges)
-        pairs = field_of(instance, key)
-        if pairs is None:
-            raise DataError(f"an instance must have a field {key!r} for {self!r}, got {show(instance)}.")
+        pairs = self.find_field(instance, str(self.parents or self.edges))
         values = tuple(field_of(instance, name) for name in names)
         if self.parents is not None:
             edges = Forest.edges_of(pairs)

@@ -1,4 +1,4 @@
-"""Recursions as values: what `fold` over trees and DAGs, and `scan` over sequences, have in common.
+"""Recursions as values: what `fold` over trees and DAGs, `scan` over sequences and `fold_edges` have in common.
 
 A recursion names the functions that compute states. The native core reads an instance into a `Forest`, arrays of nodes
 with children first, and calls the functions for each node (`native/record/forest.h`, `fold.h`). While a program is
@@ -30,18 +30,27 @@ NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 
 
 class Fields(NamedTuple):
-    """The fields of a node that a function takes: its parameters after states.
+    """The parameters of a function: states, then fields of a node.
 
     Attributes:
-        names: of the parameters.
-        are_required: whether each lacks a default.
+        states: names of the states.
+        names: names of the fields.
+        are_required: whether each field lacks a default.
     """
 
+    states: tuple[str, ...]
     names: tuple[str, ...]
     are_required: tuple[bool, ...]
 
 
-NO_FIELDS = Fields((), ())
+class Called(NamedTuple):
+    """A function that is called for nodes, or None, and its parameters."""
+
+    function: Any
+    fields: Fields
+
+
+NOTHING = Called(None, Fields((), (), ()))
 
 
 class Callee(NamedTuple):
@@ -67,47 +76,33 @@ class Recursion(ABC):
 
     Attributes:
         name: of the attribute of a class that holds it; empty elsewhere.
-        node: computes the state of a node; leaf: that of a node without children, if given.
-        each, root: functions of states, for the result: of the state of each node, or of the last one.
+        node: computes the state of a node.
+        each: a function of the state of a node, for the result.
         where: the field of the nodes for which `each` is called.
     """
 
     kind: str
     """The name of the public function that makes it."""
-    n_states = 1
-    """The number of parameters of `node` that are states."""
 
-    def __init__(
-        self,
-        node: Function,
-        each: Function | None,
-        root: Function | None,
-        where: str | None,
-        leaf: Function | None = None,
-    ) -> None:
+    def __init__(self, node: Function, each: Function | None, where: str | None) -> None:
         self.name = ""
-        self.node, self.leaf, self.each, self.root, self.where = node, leaf, each, root, where
-        self._columns: dict[Any, Columns] = {}
+        self.node, self.each, self.where = node, each, where
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
         """Return the arguments that are given, by name, which make an equal recursion."""
 
     @abstractmethod
-    def read(self, instance: Any, names: tuple[str, ...]) -> Forest:
-        """Read an instance into arrays of nodes with some fields; a DataError if it is malformed."""
+    def functions(self) -> list[Function]:
+        """Return the functions that are given."""
 
     @abstractmethod
-    def find_initial(self, owner: object, initial: Any) -> Any:
-        """Return the state before the first node: that of a call, unless it is `GIVEN`, or that of the recursion.
+    def run(self, owner: object, instance: Any, each: Function | None, where: str | None, initial: Any) -> Any:
+        """Run over an instance with the functions, or the methods of an owner.
 
-        Raises:
-            GraphError: the owner lacks it, or the recursion has none.
+        Args:
+            each, where: as for `autobatch.fold`; initial: as for `autobatch.scan`, or `GIVEN`.
         """
-
-    @abstractmethod
-    def compute(self, forest: Forest, node: Any, leaf: Any, each: Any, where: int, initial: Any) -> Any:
-        """Call the functions for all nodes."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -126,20 +121,92 @@ class Recursion(ABC):
         """Run over an instance, with functions that are not methods."""
         return self.run(None, instance, each, where, initial)
 
+    def find_function(self, owner: object, function: Function | None, n_states: int) -> Called:
+        """Return a function of the recursion, or the method that has its name, and its parameters."""
+        if function is None:
+            return NOTHING
+        if isinstance(function, str):
+            found = getattr(owner, function, None)
+            if not callable(found):
+                raise self.refuse(owner, function, "a method", found)
+            return Called(found, fields_of(found, n_states))
+        return Called(function, fields_of(function, n_states))
+
+    def find_field(self, instance: Any, name: str) -> Any:
+        """Return the field of an instance that joins its nodes.
+
+        Raises:
+            DataError: the instance lacks it.
+        """
+        found = field_of(instance, name)
+        if found is None:
+            raise DataError(f"an instance must have a field {name!r} for {self!r}, got {show(instance)}.")
+        return found
+
+    def refuse(self, owner: object, name: str, kind: str, found: Any) -> GraphError:
+        """Make the error for a name that the owner lacks, or has as something else."""
+        if owner is None:
+            return GraphError(
+                f"{self!r} names {name!r}, {kind}, so it must be an attribute of a class; elsewhere, pass the object "
+                f"itself."
+            )
+        return GraphError(f"{name!r} of {self!r} must be {kind} of {type(owner).__name__}, got {show(found)}.")
+
+    def refuse_initial(self, initial: Any) -> None:
+        """Raise a GraphError for a call that gives an initial state."""
+        if initial is not GIVEN:
+            raise GraphError(f"a call of {self!r} must not be given initial=, which is for scans.")
+
+
+class ForestRecursion(Recursion):
+    """A recursion in which the state of a node depends on those of its children.
+
+    Attributes:
+        leaf: computes the state of a node without children, if given.
+        root: a function of the state of the last node, for the result.
+    """
+
+    n_states = 1
+    """The number of parameters of `node` that are states."""
+
+    def __init__(
+        self,
+        node: Function,
+        each: Function | None,
+        root: Function | None,
+        where: str | None,
+        leaf: Function | None = None,
+    ) -> None:
+        super().__init__(node, each, where)
+        self.leaf, self.root = leaf, root
+        self._columns: dict[Any, Columns] = {}
+
+    @abstractmethod
+    def read(self, instance: Any, names: tuple[str, ...]) -> Forest:
+        """Read an instance into arrays of nodes with some fields; a DataError if it is malformed."""
+
+    @abstractmethod
+    def find_initial(self, owner: object, initial: Any) -> Any:
+        """Return the state before the first node: that of a call, unless it is `GIVEN`, or that of the recursion.
+
+        Raises:
+            GraphError: the owner lacks it, or the recursion has none.
+        """
+
+    @abstractmethod
+    def compute(self, forest: Forest, node: Any, leaf: Any, each: Any, where: int, initial: Any) -> Any:
+        """Call the functions for all nodes."""
+
     def functions(self) -> list[Function]:
         """Return the functions that are given."""
         return [x for x in (self.node, self.leaf, self.each, self.root) if x is not None]
 
     def run(self, owner: object, instance: Any, each: Function | None, where: str | None, initial: Any) -> Any:
-        """Run over an instance with the functions, or the methods of an owner.
-
-        Args:
-            each, where: as for `autobatch.fold`; initial: as for `autobatch.scan`, or `GIVEN`.
-        """
-        node, fields = self._function(owner, self.node, self.n_states)
-        leaf, leaf_fields = self._function(owner, self.leaf, 0)
-        each, each_fields = self._function(owner, self.each if each is None else each, 1)
-        root, root_fields = self._function(owner, self.root if each is None else None, 1)
+        """Run over an instance, see `Recursion.run`."""
+        node, fields = self.find_function(owner, self.node, self.n_states)
+        leaf, leaf_fields = self.find_function(owner, self.leaf, 0)
+        each, each_fields = self.find_function(owner, self.each if each is None else each, 1)
+        root, root_fields = self.find_function(owner, self.root if each is None else None, 1)
         where = self.where if where is None else where
         columns = self._find_columns((fields, leaf_fields, each_fields, root_fields), where)
         forest = self.read(instance, columns.names)
@@ -152,26 +219,6 @@ class Recursion(ABC):
             self.find_initial(owner, initial),
         )
         return result if root is None else root(result, **_values(forest, columns.root, root_fields.names, root))
-
-    def _function(self, owner: object, function: Function | None, n_states: int) -> tuple[Any, Fields]:
-        """Return a function of the recursion, or the method that has its name, and the fields that it takes."""
-        if function is None:
-            return None, NO_FIELDS
-        if isinstance(function, str):
-            found = getattr(owner, function, None)
-            if not callable(found):
-                raise self.refuse(owner, function, "a method", found)
-            return found, fields_of(found, n_states)
-        return function, fields_of(function, n_states)
-
-    def refuse(self, owner: object, name: str, kind: str, found: Any) -> GraphError:
-        """Make the error for a name that the owner lacks, or has as something else."""
-        if owner is None:
-            return GraphError(
-                f"{self!r} names {name!r}, {kind}, so it must be an attribute of a class; elsewhere, pass the object "
-                f"itself."
-            )
-        return GraphError(f"{name!r} of {self!r} must be {kind} of {type(owner).__name__}, got {show(found)}.")
 
     def _find_columns(self, fields: tuple[Fields, ...], where: str | None) -> Columns:
         """Return where the fields of the node, the leaf, each and the root are among all."""
@@ -205,12 +252,12 @@ class BoundRecursion:
     @property
     def __name__(self) -> str:
         """The name of the recursion."""
-        return self.recursion.name or _name_of(self.recursion.node)
+        return self.recursion.name or name_of(self.recursion.node)
 
     def __call__(
         self, instance: Any, *, each: Function | None = None, where: str | None = None, initial: Any = GIVEN
     ) -> Any:
-        """Run over an instance, see `autobatch.fold` and `autobatch.scan`."""
+        """Run over an instance, see `autobatch.fold`, `autobatch.scan` and `autobatch.fold_edges`."""
         return self.recursion.run(self.owner, instance, each, where, initial)
 
     def __repr__(self) -> str:
@@ -254,14 +301,19 @@ def _read_fields(function: Callable[..., Any], n_states: int) -> Fields:
     are_states = len(kinds) >= n_states and all(kind in POSITIONAL for kind in kinds[:n_states])
     if not are_states or any(kind not in NAMED for kind in kinds[n_states:]):
         raise GraphError(
-            f"{_name_of(function)}() of a recursion must take {n_states or 'no'} states, then fields by their names, "
+            f"{name_of(function)}() of a recursion must take {n_states or 'no'} states, then fields by their names, "
             f"got ({', '.join(map(str, parameters))})."
         )
     fields = parameters[n_states:]
-    return Fields(tuple(p.name for p in fields), tuple(p.default is p.empty for p in fields))
+    return Fields(
+        tuple(p.name for p in parameters[:n_states]),
+        tuple(p.name for p in fields),
+        tuple(p.default is p.empty for p in fields),
+    )
 
 
-def _name_of(function: Any) -> str:
+def name_of(function: Any) -> str:
+    """Return the name of a function, or the name that stands for it."""
     if isinstance(function, str):
         return function
     if isinstance(function, BoundCell):
@@ -294,14 +346,12 @@ def _values(forest: Forest, callee: Callee, names: Sequence[str], function: Any)
     if not names:
         return {}
     if not forest.roots:
-        raise DataError(f"an instance must have at least one item, whose fields {_name_of(function)}() takes.")
+        raise DataError(f"an instance must have at least one item, whose fields {name_of(function)}() takes.")
     found, node = dict[str, Any](), forest.roots[0]
     for name, column, is_required in zip(names, *callee, strict=True):
         try:
             found[name] = forest.value(node, column)
         except KeyError:
             if is_required:
-                raise DataError(
-                    f"node {node} must have a field {name!r}, which {_name_of(function)}() takes."
-                ) from None
+                raise DataError(f"node {node} must have a field {name!r}, which {name_of(function)}() takes.") from None
     return found

@@ -11,10 +11,10 @@ from autobatch.arguments import show
 from autobatch.errors import DataError
 from autobatch.keywords import checked
 from autobatch.trace.handles import Value
-from autobatch.trace.recursion import GIVEN, Function, Recursion, count_items, field_of
+from autobatch.trace.recursion import GIVEN, ForestRecursion, Function, count_items, field_of
 
 
-class Scan(Recursion):
+class Scan(ForestRecursion):
     """A recursion over sequences, see `autobatch.scan`.
 
     Attributes:
