@@ -100,6 +100,7 @@ from autobatch.release import VERSION
 from autobatch.trace.awaiting import eager, gather, value
 from autobatch.trace.cell import cell
 from autobatch.trace.fold import fold
+from autobatch.trace.fold_edges import fold_edges
 from autobatch.trace.scan import scan
 
 __version__ = VERSION
@@ -110,12 +111,12 @@ __all__ = [
     "Parameter", "PlanError", "PolicyError", "Rows", "ScheduleError", "ServingError", "ShapeError", "abs", "add",
     "affine", "argmax", "attend", "batched", "categorical", "cell", "clip", "concat", "cos", "cross_entropy",
     "distributed", "div", "dot", "dot_n", "dropout", "each", "eager", "einsum", "elu", "equal", "erf", "exp", "export",
-    "fold", "gather", "gelu", "grad", "greater", "greater_equal", "hvp", "jvp", "layer_norm", "leaky_relu", "less",
-    "less_equal", "load", "log", "log_softmax", "logsumexp", "logsumexp_n", "lookup", "matmul", "max", "max_n",
-    "maximum", "mean", "mean_n", "min", "minibatches", "minimum", "mul", "neg", "normal", "not_equal", "ops", "optim",
-    "outer", "policies", "pow", "randomness", "readers", "relu", "reshape", "scan", "serve", "serving", "sigmoid",
-    "sin", "softmax", "softmax_n", "softplus", "split", "sqrt", "squared_error", "stack", "stop_gradient", "sub", "sum",
-    "sum_n", "tanh", "testing", "top_k", "transpose", "value", "value_and_grad", "vjp", "where",
+    "fold", "fold_edges", "gather", "gelu", "grad", "greater", "greater_equal", "hvp", "jvp", "layer_norm",
+    "leaky_relu", "less", "less_equal", "load", "log", "log_softmax", "logsumexp", "logsumexp_n", "lookup", "matmul",
+    "max", "max_n", "maximum", "mean", "mean_n", "min", "minibatches", "minimum", "mul", "neg", "normal", "not_equal",
+    "ops", "optim", "outer", "policies", "pow", "randomness", "readers", "relu", "reshape", "scan", "serve", "serving",
+    "sigmoid", "sin", "softmax", "softmax_n", "softplus", "split", "sqrt", "squared_error", "stack", "stop_gradient",
+    "sub", "sum", "sum_n", "tanh", "testing", "top_k", "transpose", "value", "value_and_grad", "vjp", "where",
 ]  # fmt: skip
 
 if TYPE_CHECKING:

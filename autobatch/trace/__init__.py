@@ -13,8 +13,8 @@ A mini-batch passes these modules, in this order:
 
 The native part is `native/record/`: calls of known forms, the log, handles and decoding.
 
-Users mark functions with `cell`, and define recursions over trees, DAGs and sequences with `fold` and `scan`. `tracer`
-turns a body into a program, once per type; `traces` keeps the programs, and retraces a body when something that it read
-has changed. `tracking` records the reads of a body (`hooks`, `scanning`) and raises an error for random numbers and
-clocks; `guards` compares the values read with the present ones; `live` holds numbers that change.
+Users mark functions with `cell`, and define recursions over trees, DAGs, sequences and graphs with `fold`, `scan` and
+`fold_edges`. `tracer` turns a body into a program, once per type; `traces` keeps the programs, and retraces a body when
+something that it read has changed. `tracking` records the reads of a body (`hooks`, `scanning`) and raises an error for
+random numbers and clocks; `guards` compares the values read with the present ones; `live` holds numbers that change.
 """
