@@ -21,6 +21,7 @@ from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
 from autobatch.trace.elements import Lengths
 from autobatch.trace.fold import fold
+from autobatch.trace.fold_edges import fold_edges
 from autobatch.trace.recursion import BoundRecursion, Recursion
 from autobatch.trace.scan import scan
 
@@ -47,7 +48,7 @@ class Loaded(Module):
     """
 
     _source: Source | None = None
-    _function: Any = None  # the fold or scan that was exported
+    _function: Any = None  # the recursion that was exported
     _placed: frozenset[str] = frozenset()
 
     def __reduce__(self) -> Any:
@@ -70,9 +71,9 @@ class Loaded(Module):
         self.train(self.training)
 
 
-FUNCTIONS = {"node", "leaf", "step", "each", "root", "last"}
-"""Arguments of folds and scans that name cells."""
-MAKERS: dict[str, Callable[..., Any]] = {"fold": fold, "scan": scan}
+FUNCTIONS = {"node", "leaf", "start", "message", "step", "each", "root", "last", "readout"}
+"""Arguments of recursions that name cells."""
+MAKERS: dict[str, Callable[..., Any]] = {"fold": fold, "scan": scan, "fold_edges": fold_edges}
 TAKEN = frozenset(dir(Loaded)) - {CALL}
 """Names that a cell of a file cannot have."""
 
@@ -84,8 +85,9 @@ def load(path: str | os.PathLike[str]) -> Any:
     Returns:
         A module in evaluation mode, with the parameters, submodules and cells of the exported one under their names:
         `model.merge(left, right)`, `model.blocks[0].step(x)`. Cells that were plain functions are its attributes as
-        well, and folds and scans over exported cells: `model.visit(tree)`. `model.options` holds the policy and the
-        precision, for `ab.batched(function, module=model, **model.options)`, and `model.about` the `about` of `export`.
+        well, and recursions as values over exported cells: `model.visit(tree)`. `model.options` holds the policy and
+        the precision, for `ab.batched(function, module=model, **model.options)`, and `model.about` the `about` of
+        `export`.
 
     Raises:
         CheckpointError: the file is missing, damaged, of another format or of a later version, or needs an op that is
@@ -162,10 +164,10 @@ def _cell(content: Mapping[str, Any], decoder: Decoder, names: Mapping[int, str]
 
 
 def _recursion(content: Mapping[str, Any], cells: Mapping[str, LoadedCell]) -> Recursion:
-    """Make a fold or a scan, whose functions are cells of the module."""
+    """Make a recursion as a value, whose functions are cells of the module."""
     given = {name: x for name, x in content.items() if name not in ("kind", "module", "name")}
-    texts = [x for name, x in given.items() if not (name == "children" and isinstance(x, list)) and name != "reverse"]
-    if not all(isinstance(text, str) for text in texts):
+    others = {"reverse", "rounds"} | ({"children"} if isinstance(given.get("children"), list) else set())
+    if not all(isinstance(x, str) for name, x in given.items() if name not in others):
         raise CheckpointError(f"the arguments of {content['name']!r} must be names, got {show(given)}.")
     for name in FUNCTIONS & given.keys():
         if given[name] not in cells:

@@ -42,9 +42,9 @@ def export(
     """Write the parameters and the called cells of a model to one file, for `autobatch.load`.
 
     The file holds all parameters, the programs of the cells that the function calls for the examples in evaluation
-    mode, the `autobatch.fold` and `autobatch.scan` attributes of modules that name such cells, and for a batched
-    function its policy and precision. Loading needs neither the model's classes nor code: the file is safetensors and
-    JSON. Other functions, such as a recursion in Python, are not in the file.
+    mode, the attributes of modules made by `autobatch.fold`, `autobatch.scan` and `autobatch.fold_edges` that name such
+    cells, and for a batched function its policy and precision. Loading needs neither the model's classes nor code: the
+    file is safetensors and JSON. Other functions, such as a recursion in Python, are not in the file.
 
     Args:
         function: a function of one instance, as for `autobatch.batched`, or a batched function.
@@ -57,7 +57,8 @@ def export(
 
     Raises:
         GraphError: there is no module or it is in training mode, the examples call no cell, or a cell depends on a
-            value that a file cannot hold. Or the function is a fold or scan of functions that are not exported cells.
+            value that a file cannot hold. Or the function is a fold, a scan or a `fold_edges` of functions that are not
+            exported cells.
         CheckpointError: `about` is not JSON, or the file cannot be written; `path` is unchanged.
 
     >>> import tempfile
@@ -132,7 +133,7 @@ def _called_cells(calls: Calls, names: dict[int, str]) -> dict[tuple[str, str], 
 
 
 def _recursions(module: Module, cells: Collection[tuple[str, str]]) -> list[dict[str, Any]]:
-    """Describe the folds and scans of all modules that a file can hold."""
+    """Describe the recursions of all modules that a file can hold."""
     names, found = [name for name, _ in module._named_parts()], []
     for path, part in module._named_parts():
         for name in dir(type(part)) if isinstance(part, Module) else ():
@@ -157,7 +158,7 @@ def _is_data(recursion: Recursion, path: str, cells: Collection[tuple[str, str]]
 def _exported_recursion(
     function: Any, module: Module, names: dict[int, str], cells: Collection[tuple[str, str]]
 ) -> list[str] | None:
-    """Return the path of the module and the name of the exported function if it is a fold or a scan.
+    """Return the path of the module and the name of the exported function if it is a recursion as a value.
 
     Raises:
         GraphError: the file cannot hold it.

@@ -24,6 +24,7 @@ class Net(ab.Module):
 
     scores = ab.fold("children", "node", root="output")
     words = ab.fold(parents="head", node="node", each="both")
+    graphs = ab.fold_edges("edges", "update", "leaf", rounds=2, each="both")
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.words_ = ab.Parameter(rng.standard_normal((9, 3)))
@@ -32,6 +33,14 @@ class Net(ab.Module):
     @ab.cell
     def node(self, children: list[Any], word: int = 0) -> Any:
         return ab.tanh(ab.lookup(self.words_, word) + ab.sum_n([self.inner(x) for x in children], shape=(3,)))
+
+    @ab.cell
+    def leaf(self, word: int) -> Any:
+        return ab.lookup(self.words_, word)
+
+    @ab.cell
+    def update(self, state: Any, messages: list[Any]) -> Any:
+        return ab.tanh(state + ab.sum_n([self.inner(x) for x in messages], shape=(3,)))
 
     @ab.cell
     def output(self, state: Any) -> Any:
@@ -48,6 +57,7 @@ TREES: list[dict[str, Any]] = [
     {"children": []},
 ]
 SENTENCES: list[dict[str, Any]] = [{"head": [1, -1, 1], "word": [2, 5, 7]}, {"head": [-1], "word": [1]}]
+GRAPHS: list[dict[str, Any]] = [{"edges": [[0, 1], [1, 0], [1, 1]], "word": [2, 5, 7]}, {"edges": [], "word": [1]}]
 
 
 def write(path: Path, instances: list[Any]) -> Path:
@@ -70,12 +80,13 @@ def test_predictions_are_those_of_the_fold(net: Net, command: Command, tmp_path:
     assert status == 0, said
     found = [json.loads(line)["result"] for line in out.read_text().splitlines()]
     assert np.allclose(found, [net.scores(tree) for tree in TREES], rtol=1e-5)
-    ab.export(net.words, file, examples=SENTENCES)
-    data = write(tmp_path / "sentences.jsonl", SENTENCES)
-    assert command("predict", "--model", file, "--data", data, "--out", out)[0] == 0
-    for line, sentence in zip(out.read_text().splitlines(), SENTENCES, strict=True):
-        expected = [[int(label), float(total)] for label, total in net.words(sentence)]
-        assert np.allclose(json.loads(line)["result"], expected, rtol=1e-5)
+    for function, instances in ((net.words, SENTENCES), (net.graphs, GRAPHS)):
+        ab.export(function, file, examples=instances)
+        data = write(tmp_path / "instances.jsonl", instances)
+        assert command("predict", "--model", file, "--data", data, "--out", out)[0] == 0
+        for line, instance in zip(out.read_text().splitlines(), instances, strict=True):
+            expected = [[int(label), float(total)] for label, total in function(instance)]
+            assert np.allclose(json.loads(line)["result"], expected, rtol=1e-5)
 
 
 def test_a_server_reads_json_and_writes_results(net: Net, tmp_path: Path) -> None:

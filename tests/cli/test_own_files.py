@@ -126,7 +126,7 @@ def test_a_model_without_a_fold_is_not_exported(module: str, command: Command) -
     assert command("train", *trained, "--data", "MADE", "--backend", "reference", "--epochs", 1)[0] == 0
     status, _, error = command("export", *trained, "--out", "graphs.ab")
     assert (status, Path("graphs.ab").exists()) == (2, False)
-    assert f"{module}:Graphs: the attribute predict of its class must be an ab.fold or an ab.scan" in error
+    assert f"{module}:Graphs: its attribute predict must be an ab.fold, ab.scan or ab.fold_edges" in error
 
 
 def test_a_folder_has_training_and_development_data(module: str, command: Command) -> None:

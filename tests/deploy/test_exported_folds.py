@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.deploy import writing
 
 DIM = 3
 
@@ -147,6 +148,86 @@ def test_folds_that_are_no_data_are_left_out(made: tuple[Net, list[dict[str, Any
     assert not hasattr(loaded, "from_zeros")
 
 
+class Graphs(ab.Module):
+    """Rounds of messages whose cells take fields of nodes, edges and the graph, and the number of the round."""
+
+    total = ab.fold_edges("edges", "node", "start", message="message", rounds=3, readout="read", where="known")
+    states = ab.fold_edges("edges", "node", "start", rounds=3, each="score")
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.words = ab.Parameter(rng.standard_normal((9, DIM)))
+        self.layers = [ab.Linear(DIM, DIM, rng=rng) for _ in range(3)]
+
+    @ab.cell
+    def start(self, word: int) -> Any:
+        return ab.lookup(self.words, word)
+
+    @ab.cell
+    def message(self, state: Any, weight: float, kind: str = "") -> Any:
+        return weight * (ab.tanh(state) if kind == "tanh" else state)
+
+    @ab.cell(static=("round",))
+    def node(self, state: Any, messages: list[Any], round: int) -> Any:
+        return ab.tanh(self.layers[round](state) + ab.sum_n(messages, shape=(DIM,)))
+
+    @ab.cell
+    def read(self, states: list[Any], offset: float = 0.5) -> Any:
+        return offset + ab.sum(ab.sum_n(states, shape=(DIM,)))
+
+    @ab.cell
+    def score(self, state: Any, word: int) -> Any:
+        return ab.sum(state) + word
+
+    def both(self, graph: Any) -> Any:
+        return self.total(graph), self.states(graph)
+
+
+def draw_graph(rng: np.random.Generator, n: int) -> dict[str, Any]:
+    """Draw a graph with cycles, as JSON."""
+    n_edges = 2 * n
+    found = {
+        "word": rng.integers(0, 9, n), "known": rng.integers(0, 2, n), "edges": rng.integers(0, n, (n_edges, 2)),
+        "weight": rng.random(n_edges), "kind": rng.choice(["tanh", "none"], n_edges), "offset": rng.random(),
+    }  # fmt: skip
+    return {name: x.tolist() if isinstance(x, np.ndarray) else x for name, x in found.items()}
+
+
+def test_rounds_of_messages_travel_with_the_file(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    model, path = Graphs(rng).astype("float64").eval(), tmp_path / "graphs.ab"
+    examples, graphs = ([draw_graph(rng, n) for n in (1, 2, 5, 9)] for _ in range(2))
+    graphs += [{"word": [3, 4], "known": [1, 1], "edges": []}, {"word": [], "edges": []}]
+    ab.export(model.total, path, examples=[*examples, {"word": [2], "known": [1], "edges": []}])
+    loaded = ab.load(path)
+    assert not hasattr(loaded, "states")  # the examples do not call score
+    assert np.allclose(ab.batched(loaded.total, backend="reference")(graphs), [*map(model.total, graphs)], rtol=1e-12)
+    assert np.allclose(loaded._function(graphs[2]), model.total(graphs[2]), rtol=1e-12)
+    ab.export(model.both, path, examples=examples)
+    found = ab.batched(ab.load(path).states, backend="reference")(graphs)
+    for scores, graph in zip(found, graphs, strict=True):
+        assert np.allclose(scores, model.states(graph), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"message": "nothing"}, "message of 'total' must be a cell, got 'nothing'"),
+        ({"rounds": 0}, "rounds of fold_edges must be an int of at least 1, got 0"),
+        ({"rounds": "3"}, "rounds of fold_edges must be an int"),
+        ({"edges": ["edges"]}, "must be names"),
+    ],
+)
+def test_malformed_rounds_are_refused(
+    change: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    found = writing._recursions
+    monkeypatch.setattr(writing, "_recursions", lambda *args: [one | change for one in found(*args)])
+    ab.export(Graphs(rng).eval().total, tmp_path / "graphs.ab", examples=[draw_graph(rng, 5)])
+    with pytest.raises(ab.AutobatchError, match=message):
+        ab.load(tmp_path / "graphs.ab")
+
+
 def test_the_file_needs_no_code(made: tuple[Net, list[dict[str, Any]], Path], tmp_path: Path) -> None:
     """A process without the model's code answers JSON requests."""
     model, trees, path = made
@@ -191,8 +272,6 @@ def test_malformed_folds_are_refused(
 ) -> None:
     model = Net(np.random.default_rng(0)).eval()
     path = tmp_path / "net.ab"
-    from autobatch.deploy import writing
-
     found = writing._recursions
     monkeypatch.setattr(
         writing, "_recursions", lambda *args: [one | change for one in found(*args) if one["name"] == "arrays"]
