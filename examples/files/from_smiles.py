@@ -10,41 +10,44 @@ import sys
 import numpy as np
 
 import autobatch as ab
-from autobatch.readers import read_smiles, unroll
+from autobatch.readers import Vocabulary, describe, encode, read_smiles, values
 
 
 class Molecules(ab.Module):
-    number = ab.fold(edges="edges", node="node", root="read")
+    number = ab.fold_edges("edges", "node", "start", message="send", rounds=2, readout="read")
 
-    def __init__(self, dim, rng):
-        self.atoms, self.near = ab.Embedding(119, dim, rng=rng), ab.Linear(dim, dim, rng=rng)
-        self.output = ab.Linear(dim, 1, rng=rng)
-
-    @ab.cell
-    def node(self, children, x):
-        atom = self.atoms(x)
-        return ab.relu(atom + self.near(ab.sum_n(children, shape=atom.shape)))
+    def __init__(self, n_bonds, dim, rng):
+        self.atoms, self.bonds = ab.Embedding(119, dim, rng=rng), ab.Embedding(n_bonds, dim, rng=rng)
+        self.near, self.output = ab.Linear(dim, dim, rng=rng), ab.Linear(dim, 1, rng=rng)
 
     @ab.cell
-    def read(self, state):
-        return self.output(state)[0]
+    def start(self, x):
+        return self.atoms(x)
 
     @ab.cell
-    def error(self, number, target):
-        return ab.squared_error(number, target)
+    def send(self, state, bond):
+        return self.near(state) + self.bonds(bond)
+
+    @ab.cell
+    def node(self, state, messages):
+        return ab.tanh(state + ab.sum_n(messages, shape=state.shape))
+
+    @ab.cell
+    def read(self, states):
+        return self.output(ab.sum_n(states))[0]
 
     def loss(self, molecule):
-        return self.error(self.number(molecule), molecule["target"])
+        return ab.squared_error(self.number(molecule), molecule["target"])
 
 
-path, out = sys.argv[1:]
-rng = np.random.default_rng(0)
-data = [unroll(molecule, 2, {"x": 0}) for molecule in read_smiles(path)]  # 2 rounds; 0 is no atom, but the root
-model = Molecules(16, rng)
+molecules, out, rng = read_smiles(sys.argv[1]), sys.argv[2], np.random.default_rng(0)
+vocabularies = {"bond": Vocabulary.count(values(molecules, "bond"))}
+data = [encode(molecule, vocabularies) for molecule in molecules]
+model = Molecules(len(vocabularies["bond"]), 16, rng)
 loss, optimizer = ab.batched(model.loss), ab.optim.Adam(model, lr=0.02)
 graphs = loss.record_all(data)
 for epoch in range(1, 11):
     for batch in ab.minibatches(graphs, 32, rng):
         optimizer.step(loss.value_and_grad(batch)[1])
     print(f"epoch {epoch}: loss {np.mean(loss(graphs)):.3f}")
-ab.export(model.eval().number, out, examples=data)
+ab.export(model.eval().number, out, examples=data, about=describe(vocabularies))

@@ -10,24 +10,27 @@ import sys
 import numpy as np
 
 import autobatch as ab
-from autobatch.readers import read_tu, unroll
+from autobatch.readers import read_tu
 
 
 class Graphs(ab.Module):
-    scores = ab.fold(edges="edges", node="node", root="score")
+    scores = ab.fold_edges("edges", "node", "start", rounds=3, readout="score")
 
     def __init__(self, n_kinds, n_labels, dim, rng):
         self.kinds, self.near = ab.Embedding(n_kinds, dim, rng=rng), ab.Linear(dim, dim, rng=rng)
         self.output = ab.Linear(dim, n_labels, rng=rng)
 
     @ab.cell
-    def node(self, children, x):
-        kind = self.kinds(x)
-        return ab.relu(kind + self.near(ab.sum_n(children, shape=kind.shape)))
+    def start(self, x):
+        return self.kinds(x)
 
     @ab.cell
-    def score(self, state):
-        return self.output(state)
+    def node(self, state, messages):
+        return ab.relu(state + self.near(ab.sum_n(messages, shape=state.shape)))
+
+    @ab.cell
+    def score(self, states):
+        return self.output(ab.mean_n(states))
 
     def loss(self, graph):
         return ab.cross_entropy(self.scores(graph), graph["label"])
@@ -37,8 +40,8 @@ path, out = sys.argv[1:]
 rng = np.random.default_rng(0)
 graphs = read_tu(path)
 n_kinds, labels = 1 + max(x for graph in graphs for x in graph["x"]), sorted({graph["label"] for graph in graphs})
-data = [unroll({**graph, "label": labels.index(graph["label"])}, 3, {"x": n_kinds}) for graph in graphs]
-model = Graphs(n_kinds + 1, len(labels), 16, rng)
+data = [{**graph, "label": labels.index(graph["label"])} for graph in graphs]
+model = Graphs(n_kinds, len(labels), 16, rng)
 loss, optimizer = ab.batched(model.loss), ab.optim.Adam(model, lr=0.02)
 graphs = loss.record_all(data)
 for epoch in range(1, 11):

@@ -31,8 +31,7 @@ READ: Mapping[str, Callable[[Path], list[Any]]] = {
     "brackets": readers.read_brackets, "conll": lambda path: readers.read_conll(path, {"word": 0, "tag": -1}),
     "conllu": readers.read_conllu, "csv": lambda path: readers.read_csv(path, {"text": str.split, "label": str}),
     "jsonl": readers.read_jsonl, "penman": readers.read_penman, "plf": readers.read_plf, "slf": readers.read_slf,
-    "smiles": lambda path: [readers.unroll(x, 2, {"x": 0}) for x in readers.read_smiles(path)],
-    "sst": readers.read_brackets, "tu": lambda path: [readers.unroll(x, 3, {"x": 4}) for x in readers.read_tu(path)],
+    "smiles": readers.read_smiles, "sst": readers.read_brackets, "tu": readers.read_tu,
 }  # fmt: skip
 
 
