@@ -1,9 +1,9 @@
 """Readers of standard file formats, and vocabularies that turn their words and labels into ints.
 
-Each reader returns a list of instances: dicts of lists of strings and numbers, which `autobatch.fold`, `autobatch.scan`
-and JSON take as they are. Files are UTF-8, with or without a byte order mark, with any line endings, plain or
-compressed with gzip. A malformed file raises a DataError that names the file, the line and, where there is one, the
-column.
+Each reader returns a list of instances: dicts of lists of strings and numbers, which `autobatch.fold`,
+`autobatch.scan`, `autobatch.fold_edges` and JSON take as they are. Files are UTF-8, with or without a byte order mark,
+with any line endings, plain or compressed with gzip. A malformed file raises a DataError that names the file, the line
+and, where there is one, the column.
 """
 
 from autobatch.readers.brackets import read_brackets
@@ -17,10 +17,9 @@ from autobatch.readers.slf import read_slf
 from autobatch.readers.smiles import read_smiles
 from autobatch.readers.table import read_csv
 from autobatch.readers.tu import read_tu
-from autobatch.readers.unrolling import unroll
 from autobatch.readers.vocabulary import Vocabulary, describe, restore
 
 __all__ = [
     "Files", "Vocabulary", "describe", "encode", "read_brackets", "read_conll", "read_conllu", "read_csv", "read_jsonl",
-    "read_penman", "read_plf", "read_slf", "read_smiles", "read_tu", "restore", "unroll", "values",
+    "read_penman", "read_plf", "read_slf", "read_smiles", "read_tu", "restore", "values",
 ]  # fmt: skip

@@ -30,9 +30,10 @@ class Net(ab.Module):
 
     up = ab.fold(parents="parent", node="node", each=lambda state: state)
     nested = ab.fold("children", "node")
+    states = ab.fold_edges("edges", "update", "embed", rounds=2)
 
     def __init__(self) -> None:
-        self.scale, self.n_rounds = ab.Parameter(np.float32(1.0)), 2
+        self.scale = ab.Parameter(np.float32(1.0))
 
     @ab.cell
     def node(self, children: list[Any], word: int = 0) -> Any:
@@ -45,11 +46,6 @@ class Net(ab.Module):
     @ab.cell
     def update(self, state: Any, messages: list[Any]) -> Any:
         return state + ab.sum_n(messages, shape=())
-
-    states = None
-
-
-Net.states = lambda self, graph: function("states")(self, graph)  # type: ignore[assignment]
 
 
 def run(way: str, instance: Any) -> Any:
