@@ -150,8 +150,8 @@ def export(model: str, checkpoint: Path, out: Path, examples: int) -> None:
     """Write a trained MODEL to one file, for `autobatch predict --model` and `ab.load`.
 
     MODEL is the name used in training. The file holds the parameters, the vocabularies, the policy and the programs of
-    the cells, but no code. For a class with the attribute files, it holds the fold or scan named predict, which reads
-    JSON.
+    the cells, but no code. For a class with the attribute files, it holds the fold, scan or fold_edges named
+    predict, which reads JSON.
 
     \b
     Examples:
