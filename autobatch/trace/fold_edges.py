@@ -6,6 +6,8 @@ children. The states are fields of these edges and nodes. So no Python function 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from autobatch._native import Forest
 from autobatch.arguments import check_int, refusal
 from autobatch.errors import DataError
 from autobatch.keywords import checked
-from autobatch.trace.recursion import NOTHING, Called, Function, Recursion, count_items, field_of, name_of
+from autobatch.trace.recursion import NOTHING, Called, Fields, Function, Recursion, count_items, field_of, name_of
 
 ROUND = "round"
 """The parameter of `node` and `message` that is the number of the round."""
@@ -139,9 +141,21 @@ def _call(
     are_required = *(True for _ in states), *called.fields.are_required
     n_all = n_own + len(last.fields.names)
     each = True if last.function is None else (last.function, (*range(n_own, n_all),), last.fields.are_required)
-    callee = called.function, (*range(n_own),), are_required
+    function = called.function if called.fields.takes_names else _taking_names(*called)
+    callee = function, (*range(n_own),), are_required
     found: list[Any] = forest.fold(callee, None, each, -1 if where is None else n_all, True)
     return found
+
+
+def _taking_names(function: Any, fields: Fields) -> Callable[..., Any]:
+    """Return a function that takes states by name, for one that takes some by position alone."""
+
+    @wraps(function)
+    def call(**given: Any) -> Any:
+        states = [given.pop(name) for name in fields.states]
+        return function(*states, **given)
+
+    return call
 
 
 def _fields_of_graph(instance: Any, readout: Called) -> dict[str, Any]:

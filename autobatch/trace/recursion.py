@@ -36,11 +36,13 @@ class Fields(NamedTuple):
         states: names of the states.
         names: names of the fields.
         are_required: whether each field lacks a default.
+        takes_names: whether the states may be passed by name.
     """
 
     states: tuple[str, ...]
     names: tuple[str, ...]
     are_required: tuple[bool, ...]
+    takes_names: bool = True
 
 
 class Called(NamedTuple):
@@ -309,6 +311,7 @@ def _read_fields(function: Callable[..., Any], n_states: int) -> Fields:
         tuple(p.name for p in parameters[:n_states]),
         tuple(p.name for p in fields),
         tuple(p.default is p.empty for p in fields),
+        inspect.Parameter.POSITIONAL_ONLY not in kinds[:n_states],
     )
 
 

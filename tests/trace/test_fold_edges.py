@@ -248,8 +248,14 @@ def test_results_are_of_all_nodes_some_or_the_graph() -> None:
 def test_functions_need_not_be_methods_or_return_values() -> None:
     spread = ab.fold_edges("edges", lambda own, got: own + sum(got), lambda x: x, rounds=2, message=lambda s: -s)
     assert spread({"x": [1, 2, 3], "edges": [(0, 1), (1, 2), (2, 0)]}) == [-3, 3, 0]
+    graph = {"x": [1, -2], "edges": [[1, 0], [0, 0]]}
+    assert ab.fold_edges("edges", pow_by_position, lambda x: x, rounds=1, message=abs)(graph) == [1**2 + 1, 0]
     reach = ab.fold_edges("edges", lambda own, got: own.union(*got), lambda name: {name}, rounds=2)
     assert reach({"name": ["a", "b", "c"], "edges": [[0, 1], [1, 2]]}) == [{"a"}, {"a", "b"}, {"a", "b", "c"}]
+
+
+def pow_by_position(own: int, got: list[int], /, x: int) -> int:
+    return sum(x**one for one in got)
 
 
 def test_calls_of_known_forms_call_no_python() -> None:
