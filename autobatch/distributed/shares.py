@@ -114,7 +114,7 @@ def spread(costs: Sequence[float] | NDArray[Any], n: int) -> list[list[int]]:
 def costs_of(instances: Sequence[Any], cost: Any = None) -> NDArray[np.float64]:
     """Return the predicted cost of each of B instances, float64 (B,); see `shares`."""
     if cost is None:
-        given = [float(work_of(x).sum()) if isinstance(x, Graph) else 1.0 for x in instances]
+        given = [float(work_of(x.type_id, x.types).sum()) if isinstance(x, Graph) else 1.0 for x in instances]
     else:
         given = [cost(x) for x in instances] if callable(cost) else cost
     costs = np.asarray(given, np.float64)

@@ -211,12 +211,10 @@ def _value_text(node: int, word: int) -> str:
     return f"{node}{f'.{output}' if output else ''}{f'[{row}]' if row else ''}"
 
 
-def work_of(graph: Graph) -> NDArray[np.float64]:
-    """Return the predicted work of each node in multiply-adds; the time of a batch is nearly proportional to it."""
-    return work_of_types(graph.type_id, graph.types)
+def work_of(type_id: IntArray, types: Types) -> NDArray[np.float64]:
+    """Return the predicted work of nodes of these types in multiply-adds.
 
-
-def work_of_types(type_id: IntArray, types: Types) -> NDArray[np.float64]:
-    """Return the predicted work of nodes of these types, as `work_of`."""
+    The time of a batch is nearly proportional to it.
+    """
     found: NDArray[np.float64] = PER_NODE + types.arrays().product_work[type_id].astype(np.float64)
     return found

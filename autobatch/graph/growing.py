@@ -30,7 +30,7 @@ from autobatch._native import (
     sketch_pending,
 )
 from autobatch.arrays import FloatArray, IntArray, LongArray
-from autobatch.graph.graph import Graph, work_of_types
+from autobatch.graph.graph import Graph, work_of
 from autobatch.graph.words import HEADER
 
 NONE = np.zeros(0, np.int32)
@@ -158,6 +158,10 @@ class GrowingGraph:
         return self._pending.size
 
     @property
+    def type_id(self) -> IntArray:
+        return self.nodes.table[TYPE_ID, : self.n_nodes]
+
+    @property
     def owner(self) -> IntArray:
         return self.nodes.table[OWNER, : self.n_nodes]
 
@@ -227,13 +231,9 @@ class GrowingGraph:
         nodes, words = sketch_pending(self.nodes, self.values, wanted, self._pending)
         return nodes, Graph(words, np.zeros(0), types, (None,))
 
-    def work_of(self, nodes: IntArray, types: Any) -> NDArray[np.float64]:
-        """Return the predicted work of nodes, see `autobatch.graph.graph.work_of`."""
-        return work_of_types(self.nodes.table[TYPE_ID, nodes], types)
-
     def pending_work(self, types: Any) -> float:
         """Return the predicted work of all pending nodes, including those that nobody needs."""
-        return float(self.work_of(self._pending, types).sum()) if self._pending.size else 0.0
+        return float(work_of(self.type_id[self._pending], types).sum()) if self._pending.size else 0.0
 
     def pick(self, picked: IntArray) -> None:
         """Choose these pending nodes, which depend on no others, for the next round."""

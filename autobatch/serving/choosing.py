@@ -30,7 +30,7 @@ class Pending:
 
     def __init__(self, nodes: IntArray, sketch: Graph, policy: Policy) -> None:
         self.nodes, self._sketch, self._policy, self._n_done = nodes, sketch, policy, 0
-        self._work = work_of(sketch)
+        self._work = work_of(sketch.type_id, sketch.types)
         self._is_left = np.ones(nodes.size, bool)
 
     def take(self, budget: float, whole: float) -> IntArray:

@@ -172,7 +172,7 @@ class Running:
         if self._waiting or len(recorded) != 1:
             return None
         graph, places = recorded[0]
-        work = work_of(graph)
+        work = work_of(graph.type_id, graph.types)
         return Whole(graph, places, work) if float(work.sum()) <= 2.0 * self._whole_budget.work else None
 
     def run(self) -> Round | None:
@@ -201,7 +201,7 @@ class Running:
         planned = perf_counter()
         run_and_keep(self._engine, kept, step, chosen.kept.values, (self._options.seed, 0), None)
         kernels, owner = perf_counter() - planned, phases.graph.owner[chosen.nodes]
-        self._learn(owner, phases.graph.work_of(chosen.nodes, types), kernels)
+        self._learn(owner, work_of(phases.graph.type_id[chosen.nodes], types), kernels)
         n_programs = int(np.count_nonzero(np.bincount(owner)))
         return Round(n_programs, _plans(step), perf_counter() - began, kernels)
 
