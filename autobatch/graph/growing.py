@@ -12,7 +12,7 @@ are wanted, that the program may still use, or that a pending node reads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,8 +54,8 @@ class Nodes(NamedTuple):
     """The nodes of a growing graph; arrays have spare room at their ends.
 
     Attributes:
-        table: [7, N+1] with the rows TYPE_ID, STATE, and OWNER, the instance; and EDGE_PTR, ATTR_PTR, FLOAT_PTR and
-            OUTPUT_PTR, where the edges, attributes and outputs of a node begin.
+        table: [7, N+1] with the rows TYPE_ID, STATE, and OWNER, the instance, or NOWHERE for dropped nodes; and
+            EDGE_PTR, ATTR_PTR, FLOAT_PTR and OUTPUT_PTR, where the edges, attributes and outputs of a node begin.
         first_value: [outputs+1] the number of an output's value, or of that of its first row.
         edges: [3, E] SOURCE, OUTPUT_WORD and PORT, as in graphs, of nodes of any phase.
         attr, floats: the attributes, in node order.
@@ -239,10 +239,21 @@ class GrowingGraph:
         """Choose these pending nodes, which depend on no others, for the next round."""
         self.nodes.table[STATE, picked] = CHOSEN
 
-    def drop(self, place: int) -> None:
-        """Drop the pending nodes of the instance at a place; its program no longer uses any value."""
-        self._pending = drop_pending(self.nodes, self.values, self._pending, place)
-        self.use(NONE, np.flatnonzero(self.owner == place).astype(np.int32))
+    def nodes_of(self, places: Collection[int]) -> IntArray:
+        """Return the nodes of the instances at some places."""
+        is_of = np.zeros(self.n_instances + 1, bool)  # the last is for nodes of nobody, whose owner is NOWHERE
+        is_of[[*places]] = True
+        return np.flatnonzero(is_of[self.owner]).astype(np.int32)
+
+    def drop(self, places: Collection[int]) -> None:
+        """Drop the pending nodes of the instances at some places, whose programs no longer use any value.
+
+        All nodes of these instances lose their owner, so that decoding refuses their values in later programs there.
+        """
+        dropped = self.nodes_of(places)
+        self.owner[dropped] = NOWHERE
+        self._pending = drop_pending(self.nodes, self.values, self._pending, NOWHERE)
+        self.use(NONE, dropped)
 
     def compact(self) -> tuple[IntArray, IntArray]:
         """Drop the nodes that are done and whose values nothing can read; renumber all others.

@@ -12,7 +12,7 @@ growing graph as long as none of them is long: those that have arrived run as a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from operator import attrgetter
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -163,8 +163,8 @@ class Running:
                     self._waiting.update(phases.take(graph, places))
         self._ready.clear()
         self._pending = None
-        for place in failed:
-            self._leave(place)
+        if failed:
+            self._free(failed)
         return failed
 
     def _as_whole(self, recorded: list[Recorded]) -> Whole | None:
@@ -249,8 +249,8 @@ class Running:
         if over:
             ended += map(self._ended, over, self._results(over))
         self._phases.graph.hold(np.concatenate([*map(VALUES, done.values())]), -1)
-        for place in over:
-            self._leave(place)
+        if over:
+            self._free(over)
         return ended
 
     def _ended(self, place: int, result: Any) -> Ended:
@@ -272,14 +272,14 @@ class Running:
         columns = self._kept.columns(values, slots, self._recorder.slots.shapes)
         return self._engine.results_of([self._phases.result(place)[2] for place in over], columns)
 
-    def leave(self, place: int) -> None:
-        """End the program at a place, which is then free."""
-        self._phases.end_at(place)
-        waiting = self._waiting.pop(place, None)
-        if waiting is not None:
-            self._phases.graph.hold(waiting.values, -1)
-        self._phases.graph.drop(place)
-        self._leave(place)
+    def leave(self, places: Collection[int]) -> None:
+        """End the programs at some places, which are then free."""
+        for place in places:
+            self._phases.end_at(place)
+            waiting = self._waiting.pop(place, None)
+            if waiting is not None:
+                self._phases.graph.hold(waiting.values, -1)
+        self._free(places)
         self._pending = None
 
     def compact(self) -> None:
@@ -301,10 +301,10 @@ class Running:
         self._kept.close()
         self._phases.close()
 
-    def _leave(self, place: int) -> None:
-        self._ready.discard(place)
-        if self._phases.graph.n_pending:
-            self._phases.graph.drop(place)
+    def _free(self, places: Collection[int]) -> None:
+        """Drop the nodes of programs that have ended."""
+        self._ready.difference_update(places)
+        self._phases.graph.drop(places)
 
     def _wanted(self) -> IntArray:
         """Return the values that programs wait for."""

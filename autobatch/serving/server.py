@@ -388,25 +388,21 @@ class Server:
         """Remove all requests that are over, from places and from the queue."""
         self._has_over = False
         with self._changed:
-            over = [(place, request) for place, request in self._at.items() if request.future.done()]
-            for place, request in over:
+            over = [place for place, request in self._at.items() if self._has_left(request)]
+            for place in over:
                 del self._at[place]
-                self._count_over(request)
-            alone, self._alone = self._alone, []
-            for request in alone:
-                if request.future.done():
-                    self._count_over(request)
-                else:
-                    self._alone.append(request)
-            waiting, self._queue = self._queue, []
-            for entry in waiting:
-                if entry[-1].future.done():
-                    self._count_over(entry[-1])
-                else:
-                    self._queue.append(entry)
+            self._alone = [request for request in self._alone if not self._has_left(request)]
+            self._queue = [entry for entry in self._queue if not self._has_left(entry[-1])]
             heapq.heapify(self._queue)
-        for place, _ in over:
-            running.leave(place)
+        if over:
+            running.leave(over)
+
+    def _has_left(self, request: Request) -> bool:
+        """Return whether a request was cancelled or is late; count it if so."""
+        is_over = request.future.done()
+        if is_over:
+            self._count_over(request)
+        return is_over
 
     def _count_over(self, request: Request) -> None:
         """Count a cancelled or late request."""

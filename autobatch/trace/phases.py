@@ -337,9 +337,7 @@ class Phases:
         if not self._calls.tapes:
             graph.use(*self._calls.log.sweep())
         if over:
-            is_over = np.zeros(graph.n_instances, bool)
-            is_over[over] = True
-            graph.use(NONE, np.flatnonzero(is_over[graph.owner]).astype(np.int32))
+            graph.use(NONE, graph.nodes_of(over))
 
     def _learn_sources(self, slots: Sequence[int]) -> None:
         """Store the types of the nodes that read from the tables of these slots; make missing ones."""

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from concurrent.futures import CancelledError
 from functools import partial
-from itertools import cycle
+from itertools import cycle, product
 from typing import Any
 
 import numpy as np
@@ -131,6 +131,46 @@ def test_what_cannot_be_recorded_with_others_is_found_alone() -> None:
         assert isinstance(futures[1].exception(WAIT), GraphError)
         for k, request in ((0, ("run", 2)), (2, ("wait", 3)), (3, ("run", 1))):
             assert futures[k].result(WAIT) == pytest.approx(ab.eager(model.run, request), abs=1e-10)
+
+
+@pytest.mark.parametrize("end", ["returns", "raises", "is cancelled"])
+@pytest.mark.parametrize("max_running", [1, 3])
+@pytest.mark.usefixtures("rounds")
+def test_values_of_ended_requests_are_refused(max_running: int, end: str) -> None:
+    """Programs keep computed and pending values; later ones, at the same places, pass them to cells or await them."""
+    model, kept, waits = Model(), list[Any](), threading.Event()
+
+    async def program(what: str) -> Any:
+        if what == "passes":
+            return model.total(kept.pop())
+        if what == "awaits":
+            return await ab.value(kept.pop())
+        x = model.turn(np.ones(DIM))
+        total = model.total(x)
+        if what == "runs":
+            return await ab.value(total)
+        kept.append(model.turn(x) if what == "keeps a pending one" else x)
+        await ab.value(total)
+        if end == "raises":
+            raise Boom
+        while end == "is cancelled":
+            waits.set()
+            await ab.value(model.total(x))
+
+    expected = ab.eager(program, "runs")
+    with serve(program, module=model, max_running=max_running) as server:
+        for keeps, reads in product(("keeps a pending one", "keeps a computed one"), ("passes", "awaits")):
+            waits.clear()
+            keeper = server.submit(keeps)
+            if end == "is cancelled":
+                assert waits.wait(WAIT)
+                assert keeper.cancel()
+            else:
+                assert isinstance(keeper.exception(WAIT), Boom if end == "raises" else type(None))
+            assert server.submit("runs").result(WAIT) == pytest.approx(expected, abs=1e-10)
+            with pytest.raises(GraphError, match="must be used within their own instance, got one from another"):
+                server.submit(reads).result(WAIT)
+            assert not kept
 
 
 def test_a_request_that_does_not_fit_fails_alone() -> None:

@@ -418,6 +418,31 @@ def test_values_of_other_recordings_are_refused() -> None:
     refuse(eagerly)
 
 
+def test_values_of_an_earlier_mini_batch_are_refused() -> None:
+    """Programs keep a computed and a pending value; those of the next mini-batch pass them to cells or await them."""
+    model, kept = Model(), list[Any]()
+
+    async def program(what: str) -> Any:
+        if what == "passes":
+            return model.total(kept.pop())
+        if what == "awaits":
+            return await ab.value(kept.pop())
+        x = model.turn(np.ones(DIM))
+        if what == "keeps":
+            kept.extend((x, model.turn(x)))
+        return await ab.value(model.total(x))
+
+    run = batched(program, module=model)
+    expected = run(["runs", "runs"])
+    for what in ("passes", "awaits"):
+        np.testing.assert_array_equal(run(["keeps", "runs"]), expected)
+        for _ in range(2):
+            with pytest.raises(ab.GraphError, match="must be used within their own instance, got one from another"):
+                run([what, "runs"])
+            np.testing.assert_array_equal(run(["runs", "runs"]), expected)
+        assert not kept
+
+
 def test_a_value_of_a_recording_that_failed_is_no_value_of_the_next() -> None:
     model = Model()
 

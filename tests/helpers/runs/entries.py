@@ -337,7 +337,7 @@ def grow(rng: Rng, phase: Graph) -> None:
         last = chosen.kept.values
         _native.find_kept(grown.values, last, run)
         grown.hold(values[:1], -1)
-    grown.drop(1)
+    grown.drop([1])
     results = Results(last[:1], slots.slot[:1].copy(), np.array([0, *[1] * phase.n_instances], np.int32))
     grown.emit_whole(last[:1], slots, results, phase.types, ())
 
