@@ -374,7 +374,7 @@ class Server:
                 new = [self._pop() for _ in range(min(running.room(len(self._at)), len(self._queue)))]
             if new:
                 free = (place for place in range(self._n_places) if place not in self._at)
-                places = dict(zip(free, new, strict=False))
+                places = dict(zip(free, (request for request in new if not self._has_left(request)), strict=False))
                 self._at.update(places)
         for place, request in places.items():
             request.begun = now

@@ -272,6 +272,32 @@ def test_requests_that_are_cancelled_leave() -> None:
     assert server.explain().cancelled == 1
 
 
+def test_a_request_cancelled_just_before_it_begins_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is cancelled after the server has removed the requests that are over, and before it takes the next ones."""
+    gate, begun, cancelled, room = Gate(), list[Any](), list[Any](), running.Running.room
+
+    def run(x: Any) -> Any:
+        begun.append(x)
+        return gate(x)
+
+    def cancel_first(self: Any, n_running: int) -> int:
+        assert all(future.cancel() for future in cancelled)
+        cancelled.clear()
+        return room(self, n_running)
+
+    monkeypatch.setattr(running.Running, "room", cancel_first)
+    with serve(run) as server:
+        first = server.submit(None)
+        assert gate.entered.wait(WAIT)
+        futures = [server.submit(x) for x in (1.0, 2.0, 3.0)]
+        cancelled.append(futures[1])
+        gate.opened.set()
+        assert [future.result(WAIT) for future in (first, futures[0], futures[2])] == [0.0, 2.0, 6.0]
+    assert futures[1].cancelled()
+    assert begun == [None, 1.0, 3.0]
+    assert (server.explain().done, server.explain().cancelled) == (3, 1)
+
+
 def test_a_program_that_waits_for_ever_is_cancelled_while_it_runs() -> None:
     model, ended = Model(), threading.Event()
 
