@@ -4,7 +4,7 @@
 "use strict";
 const fs = require("fs");
 
-const elements = {};
+const [, body, script] = fs.readFileSync(process.argv[2], "utf8").match(/^(.*)<script>(.*)<\/script>/s);
 function makeElement() {
   return {
     textContent: "", innerHTML: "", children: [], style: { setProperty() {} }, setAttribute() {},
@@ -15,10 +15,10 @@ function makeElement() {
 function contentOf(one) {
   return one.textContent + one.innerHTML + one.children.map(contentOf).join(" ");
 }
-globalThis.document = { createElement: makeElement, getElementById: id => (elements[id] ??= makeElement()) };
+const elements = new Map([...body.matchAll(/ id="([^"]*)"/g)].map(([, id]) => [id, makeElement()]));
+globalThis.document = { createElement: makeElement, getElementById: id => elements.get(id) ?? null };
 globalThis.fetch = async () => ({ json: async () => JSON.parse(fs.readFileSync(0, "utf8")) });
 globalThis.setTimeout = () => console.log(
-  JSON.stringify(Object.fromEntries(Object.entries(elements).map(([id, one]) => [id, contentOf(one)])))
+  JSON.stringify(Object.fromEntries([...elements].map(([id, one]) => [id, contentOf(one)])))
 );
-const [, script] = fs.readFileSync(process.argv[2], "utf8").match(/<script>(.*)<\/script>/s);
 new Function(script)();
