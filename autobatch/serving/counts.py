@@ -172,14 +172,17 @@ class Counts:
             f"requests: {self.done} done, {self.failed} failed, {self.cancelled} cancelled, {self.running} running, "
             f"{self.waiting} waiting"
         ]
-        if self.latencies:
-            left_out = f"; without {found['cold']} during compilation, up to {found['cold_ms']:.2f} ms"
+        cold = f"{found['cold']} answered during compilation, slowest {found['cold_ms']:.2f} ms"
+        if found["warm"]:
+            requests = "1 warm request" if found["warm"] == 1 else f"{found['warm']} warm requests"
             lines += [
-                f"latency of the last {len(self.latencies)}: p50 {found['p50_ms']:.2f}, p99 {found['p99_ms']:.2f} ms"
-                + (left_out if found["cold"] else ""),
+                f"latency of {requests}: p50 {found['p50_ms']:.2f}, p99 {found['p99_ms']:.2f} ms"
+                + (f"; {cold}" if found["cold"] else ""),
                 f"of that: {shares['queued']:.0%} until there was a place, {shares['own']:.0%} own nodes, "
                 f"{shares['others']:.0%} nodes of others, {shares['rest']:.0%} recording, planning and reading",
             ]
+        elif found["cold"]:
+            lines.append(f"latency: {cold}")
         if self.rounds:
             lines.append(
                 f"last {found['rounds']} rounds: {found['requests']:.1f} requests, {found['batches']:.1f} batches of "
@@ -197,9 +200,9 @@ def summarize(servers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     Returns:
         Counts, percentiles of latencies, the shares of the parts of latencies, and means of the last rounds, as JSON
-        values; 0 without data. Latencies are those of warm requests; `cold` counts the others, which were answered
-        while kernels were being compiled, and `cold_ms` is the longest of their latencies. `last` has, for the last
-        rounds of the first server, the mean rows of a batch and the number of requests.
+        values; 0 without data. Latencies are those of the last `warm` requests; `cold` counts the others, which were
+        answered while kernels were being compiled, and `cold_ms` is the longest of their latencies. `last` has, for the
+        last rounds of the first server, the mean rows of a batch and the number of requests.
     """
     all_latencies = [Latency(*one) for found in servers for one in found["latencies"]]
     latencies = [one for one in all_latencies if not one.is_cold]
@@ -214,7 +217,8 @@ def summarize(servers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }  # fmt: skip
     return {
         **{what: sum(found[what] for found in servers) for what in SUMS},
-        "p50_ms": cuts[49], "p99_ms": cuts[98], "cold": len(cold_ms), "cold_ms": max(cold_ms, default=0.0),
+        "p50_ms": cuts[49], "p99_ms": cuts[98], "warm": len(ms),
+        "cold": len(cold_ms), "cold_ms": max(cold_ms, default=0.0),
         "shares": {what: part / (total or 1.0) for what, part in parts.items()},
         "rounds": len(rounds), "requests": n_programs / n, "batches": n_batches / n,
         "rows": n_nodes / max(n_batches, 1), "round_ms": MILLI * seconds / n, "kernels_ms": MILLI * kernels / n,

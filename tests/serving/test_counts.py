@@ -19,7 +19,7 @@ from autobatch.graph.build import make_graph
 from autobatch.graph.graph import NamedTypes
 from autobatch.policies import get
 from autobatch.serving import running
-from autobatch.serving.counts import Counts, ready_types, summarize
+from autobatch.serving.counts import Counts, Latency, ready_types, summarize
 from autobatch.serving.running import Ended
 from autobatch.system import background
 from autobatch.system.background import Job
@@ -92,7 +92,22 @@ def test_requests_during_compilation_are_counted_apart() -> None:
     found = counts.summary()
     assert (found["done"], found["cold"], found["cold_ms"]) == (5, 2, pytest.approx(9000))
     assert found["p50_ms"] == pytest.approx(2)
-    assert "2 during compilation, up to 9000.00 ms" in str(counts)
+    assert (
+        "latency of 3 warm requests: p50 2.00, p99 2.98 ms; 2 answered during compilation, slowest 9000.00 ms\n"
+        in str(counts)
+    )
+
+
+def test_latencies_during_compilation_only_are_not_shown_as_zeros() -> None:
+    counts = Counts()
+    counts.latencies.append(Latency(0.4, 0.0, 0.1, 0.0, is_cold=True))
+    assert str(counts).splitlines()[1:] == ["latency: 1 answered during compilation, slowest 400.00 ms"]
+    figures = figures_of_page(counts)
+    assert figures["latency when warm, median"] == figures["latency when warm, 99th percentile"] == "none"
+    assert figures["answered during compilation"] == "1 request"
+    assert figures["slowest during compilation"] == "400.0 ms"
+    counts.latencies.append(Latency(0.002, 0.0, 0.001, 0.0, is_cold=False))
+    assert "latency of 1 warm request: p50 2.00, p99 2.00 ms; 1 answered during" in str(counts)
 
 
 def test_several_servers_are_summed_up() -> None:
@@ -109,22 +124,34 @@ def test_several_servers_are_summed_up() -> None:
     assert len(found["last"]) == len(one["rounds"])
 
 
-@each("n", (0, 12))
-def test_the_live_page_names_axes_and_units(n: int) -> None:
+def show_page(counts: Counts) -> dict[str, str]:
+    """Return the content of each element of the live page, by its id."""
     if shutil.which("node") is None:
         pytest.skip("Node.js is not installed")
-    counts = served(n)
     data = {**counts.summary(), "walk": [*counts.visits()], "servers": 1, "fault": "", "now": 0.0}
     command = ("node", ROOT / "tests" / "helpers" / "show_live.js", PAGE)
     ran = subprocess.run(command, input=json.dumps(data), capture_output=True, text=True, check=True)
-    content = json.loads(ran.stdout)
+    content: dict[str, str] = json.loads(ran.stdout)
     assert content["problem"] == ""
-    values = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", content["figures"]))
+    return content
+
+
+def figures_of_page(counts: Counts) -> dict[str, str]:
+    return dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", show_page(counts)["figures"]))
+
+
+@each("n", (0, 12))
+def test_the_live_page_names_axes_and_units(n: int) -> None:
+    counts = served(n)
+    data, content = counts.summary(), show_page(counts)
+    values = figures_of_page(counts)
     assert values["done"] == f"{n} requests"
-    assert values["latency, median"] == f"{data['p50_ms']:.1f} ms"
-    assert values["answered while compiling"] == f"{data['cold']} requests"
-    assert all(re.fullmatch(r"none|[\d.]+ (requests(/s)?|ms|rows|batches)", value) for value in values.values())
-    assert ran.stdout.count("<rect") == 2 * len(data["last"])
+    assert values["latency when warm, median"] == (f"{data['p50_ms']:.1f} ms" if data["warm"] else "none")
+    assert data["warm"] + data["cold"] == n
+    assert all(
+        re.fullmatch(r"none|1 request|[\d.]+ (requests(/s)?|ms|rows|batches)", value) for value in values.values()
+    )
+    assert "".join(content.values()).count("<rect") == 2 * len(data["last"])
     for chart, unit, place in (("rows", "rows", 0), ("shared", "requests", 1)):
         most = max([1.0, *(one[place] for one in data["last"])])
         assert float(content[f"{chart}-most"]) == pytest.approx(most, abs=0.5)
