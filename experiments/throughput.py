@@ -51,8 +51,8 @@ SINGLE, OWN = "PyTorch, one at a time", "autobatch cpu, recorded graphs"
 BY_HAND = [way for way in NAMES if way not in (SINGLE, OWN)]
 LINES = {"PyTorch, one at a time": EACH, "PyTorch, best by hand": THEIRS, "autobatch": OURS}
 SHOWN = 64
-SIZE = "mini-batch size (instances)"
 """The width at which mini-batch sizes are compared, and the size at which widths are."""
+SIZE = "mini-batch size (instances)"
 POLICIES = "policies"
 
 
