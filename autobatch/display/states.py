@@ -119,7 +119,7 @@ class Drawing:
         width, height = self.size
         axes.set(xlim=(0, width), ylim=(height, 0))
         axes.set_axis_off()
-        style: Any = {"family": "monospace", "fontsize": FONT, "verticalalignment": "baseline"}
+        style: Any = {"family": "monospace", "fontsize": FONT, "verticalalignment": "baseline", "parse_math": False}
         for a, b in self.moves:
             curve = Path(self._curve(a, b), [Path.MOVETO, *3 * [Path.CURVE4]])
             colour, thickness = self._stroke(a, b)

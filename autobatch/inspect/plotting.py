@@ -69,8 +69,8 @@ def plot_schedules(pictures: Sequence[Picture], path: str | os.PathLike[str]) ->
             batches = np.flatnonzero(picture.schedule.batch_type == type_id)
             heights = LANE * np.maximum(sizes[batches] / sizes[batches].max(), SMALLEST)
             axes.bar(batches, heights, width=1.0, bottom=place - LANE / 2, align="edge", color=f"C{type_id % 10}")
-        axes.set_yticks(range(len(lane)), [picture.names[type_id] for type_id in lane])
-        axes.set_title(picture.title, fontsize="medium", loc="left")
+        axes.set_yticks(range(len(lane)), [picture.names[type_id] for type_id in lane], parse_math=False)
+        axes.set_title(picture.title, fontsize="medium", loc="left", parse_math=False)
         axes.spines[["top", "right"]].set_visible(False)
     all_axes[-1, 0].set_xlabel("batch")
     try:

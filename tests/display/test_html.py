@@ -238,6 +238,25 @@ def test_texts_of_a_machine_in_a_file_do_not_overlap(n: int) -> None:
     assert all(box[0] >= 0 and box[1] >= 0 and box[2] <= width and box[3] <= height for box in boxes)
 
 
+def test_names_with_dollar_signs_are_drawn_as_they_are() -> None:
+    """Matplotlib would read a text between two dollar signs as a formula, and raise an error if it is none."""
+    figures = pytest.importorskip("matplotlib.figure", reason="draws with it")
+    canvas: Any = pytest.importorskip("matplotlib.backends.backend_agg").FigureCanvasAgg
+    drawing = Drawing("$ready^$", [DrawnState("$^$, a_$b", (0, "$run_$"), 1, True)], {})
+
+    def width_of(text: str) -> float:
+        axes = figures.Figure().subplots()
+        Drawing(text, [DrawnState("a", (0, "b"), 1, True)], {}).plot(axes)
+        return float(axes.texts[0].get_window_extent().width)
+
+    figure = figures.Figure()
+    axes = figure.subplots()
+    drawing.plot(axes)
+    canvas(figure).draw()
+    assert {"$ready^$", "$^$, a_$b", "$run_$"} <= {text.get_text() for text in axes.texts}
+    assert width_of("$ab$") == width_of("xabx") > width_of("ab")
+
+
 def test_a_long_description_is_cut_and_told_by_a_hint() -> None:
     drawing = Drawing("", [DrawnState("x" * 300, (0, SPECIAL), 1, True)], {})
     root = parse(drawing.svg())

@@ -12,7 +12,9 @@ import pytest
 import autobatch as ab
 from autobatch.cli.ending import run_to_the_end
 from autobatch.cli.main import dispatch
+from autobatch.inspect.plotting import Picture, plot_schedules
 from autobatch.schedule.make import make_schedule
+from helpers.programs.graphs import chain
 from helpers.programs.random_programs import draw_instances, draw_model
 from helpers.runs.ways import each
 
@@ -119,6 +121,9 @@ def test_a_report_draws_what_ran_when(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="draws with it")
     explain("chain", [2, 1]).plot(tmp_path / "schedule.png")
     assert (tmp_path / "schedule.png").read_bytes().startswith(PNG)
+    graph = chain("a", "b")
+    names = Picture("$title^$", make_schedule(graph, ab.policies.get("agenda")), ("$a^$", "$_$"))
+    plot_schedules([names], tmp_path / "names.png")  # Matplotlib must not read these as formulas
     for name, why in (("schedule.odd", "'odd' is not supported"), ("none/schedule.png", "No such file")):
         with pytest.raises(ab.AutobatchError, match=rf"cannot draw a schedule to .*{name}': .*{why}"):
             explain("chain", [2, 1]).plot(tmp_path / name)

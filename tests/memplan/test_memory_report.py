@@ -12,7 +12,7 @@ import autobatch as ab
 from autobatch.cli.ending import run_to_the_end
 from autobatch.cli.main import dispatch
 from autobatch.cli.workload import load_workload
-from autobatch.memplan.report.memory import MemoryReport, report_memory
+from autobatch.memplan.report.memory import CellMemory, MemoryReport, report_memory
 from autobatch.memplan.report.movement import movements
 from helpers.runs.planned import Placed, place_batch
 
@@ -113,5 +113,7 @@ def test_explain_shows_memory_when_asked(tmp_path: Path, capsys: pytest.CaptureF
     assert run_to_the_end(lambda: dispatch(["explain", "tree-lstm", *options.split(), str(picture)])) == 0
     assert "merge left.0 -> leaf output 0" in capsys.readouterr().out
     assert picture.read_bytes()[1:4] == b"PNG"
+    cell = CellMemory("$cell^$", None, (("a block", 2, "$a^$[0:2]"),), (1, 1))
+    MemoryReport((cell,), (), (), 0).plot(tmp_path / "names.png")  # Matplotlib must not read these as formulas
     with pytest.raises(ab.AutobatchError, match="cannot draw a memory plan"):
         report.memory.plot(tmp_path / "none" / "memory.png")

@@ -217,7 +217,7 @@ def test_names_are_quoted_for_graphviz() -> None:
 @pytest.mark.parametrize("suffix", [".png", ".svg"])
 def test_a_picture_is_drawn(tmp_path: Path, suffix: str) -> None:
     pytest.importorskip("matplotlib", reason="draws with it")
-    tree = PQTree("abcdefgh")
+    tree = PQTree([*"abcdefg", "$h^$"])
     assert tree.reduce_all(["abc", "cd", "efg"])
     tree.plot(tmp_path / f"tree{suffix}")
     assert (tmp_path / f"tree{suffix}").stat().st_size > 1_000

@@ -91,5 +91,5 @@ def plot(root: Node, path: Path) -> None:
     for drawn, at in x.items():
         box = "circle" if isinstance(drawn, PNode) else "square"
         frame = {"boxstyle": box, "facecolor": "white", "edgecolor": "white" if isinstance(drawn, Leaf) else "black"}
-        axes.text(at, level[drawn], name(drawn), ha="center", va="center", bbox=frame, zorder=2)
+        axes.text(at, level[drawn], name(drawn), ha="center", va="center", bbox=frame, zorder=2, parse_math=False)
     figure.savefig(path)

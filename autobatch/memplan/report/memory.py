@@ -105,7 +105,7 @@ class MemoryReport:
         widest = max((columns for cell in self.cells for _, columns, _ in cell.rows), default=1)
         for at, (_, names) in enumerate(rows):
             _draw_row(upper, at, names, widest * NARROW)
-        upper.set_yticks(range(len(rows)), [label for label, _ in rows])
+        upper.set_yticks(range(len(rows)), [label for label, _ in rows], parse_math=False)
         upper.invert_yaxis()
         upper.set_xlabel("column")
         totals = self.totals()
@@ -127,7 +127,7 @@ def _draw_row(axes: Any, at: int, names: str, narrow: float) -> None:
         start, width = int(first), int(end) - int(first)
         axes.barh(at, width, left=start, height=0.8, color=f"C{number % 10}", alpha=0.6)
         if width > narrow:
-            axes.text(start + width / 2, at, name, ha="center", va="center", fontsize="x-small")
+            axes.text(start + width / 2, at, name, ha="center", va="center", fontsize="x-small", parse_math=False)
 
 
 def report_memory(plan: Plan, cells: PlannedTypes) -> MemoryReport:
