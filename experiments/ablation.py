@@ -145,9 +145,9 @@ def draw(records: Records, figure: Figure) -> None:
         use_log(ax, "x")
         ax.set_title(model, loc="left")
         ax.invert_yaxis()
-        ax.set_xlabel("training time (multiple of all on;\nmedian, range of rounds)")
+        ax.set_xlabel("training time\n(relative to all on;\nmedian, range of rounds)")
         if ax is axes[0]:
-            ax.set_ylabel("what is changed")
+            ax.set_ylabel("change")
         else:
             ax.set_yticklabels([])
     worth = ", ".join(f"{way} (×{typical_time(records, way):.1f})" for way in ways[:3])

@@ -145,7 +145,7 @@ def draw(records: Records, figure: Figure) -> None:
     for ax in axes[len(records) :]:
         ax.set_visible(False)
     for ax in axes:
-        ax.set(xlabel="time of learning (episodes)", ylabel="batches (multiple of\nthe better bound)")
+        ax.set(xlabel="episode", ylabel="fewest batches so far\n(multiple of better bound;\nmedian, range of seeds)")
     legend_below(figure, axes[0])
     entitle(figure, message_of(records))
 

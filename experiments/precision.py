@@ -231,7 +231,7 @@ def draw(curves: Mapping[str, Any], path: Path) -> None:
     left.set_ylabel(f"loss of a tree (nats; mean of {SMOOTH} mini-batches)")
     right.set_ylabel("loss above that of autobatch in float32 (%)")
     for axes in (left, right):
-        axes.set_xlabel("time of training (mini-batches)")
+        axes.set_xlabel("mini-batch")
         axes.spines[["top", "right"]].set_visible(False)
     left.legend(frameon=False)
     figure.savefig(path, dpi=100)

@@ -282,7 +282,7 @@ def draw(records: Records, figure: Figure) -> None:
                 label = {"torch": "PyTorch, one instance at a time", "autobatch": "autobatch"}[who]
                 ax.plot(range(1, len(values) + 1), values, mark, color=color, lw=width, label=label)
             ax.set_ylabel("training loss (nats)" if what == LOSS else f"{in_words(what)} (%)", fontsize=7.5)
-            ax.set_xlabel("time of training (epochs)", fontsize=7.5)
+            ax.set_xlabel("epoch", fontsize=7.5)
             ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
         axes[first].set_title(name_of_task(part, figures), loc="left")
     legend_below(figure, axes[0])

@@ -25,8 +25,8 @@ from helpers.runs.ways import each
 from records import RESULTS, Findings, Record, Settings, read_records
 
 PNG = b"\x89PNG\r\n"
-CATEGORIES = ("what is changed", "workload", "cell", "change to the planner", "model", "")
-"""Names of axes without units; panels beside the first one do not repeat them."""
+CATEGORIES = ("change", "workload", "cell", "change to the planner", "model", "epoch", "episode")
+"""Names of axes without units."""
 
 
 class Page(HTMLParser):
@@ -132,9 +132,27 @@ def test_axes_of_figures_have_names_and_units(name: str) -> None:
     claim.draw(claim.records(RESULTS), figure)
     shown = [axes for axes in figure.axes if axes.get_visible()]
     assert shown
-    assert shown[0].get_ylabel()
-    for label in [axes.get_xlabel() for axes in shown] + [axes.get_ylabel() for axes in shown]:
-        assert label in CATEGORIES or re.search(r"\w\s\([^()]+\)$", label), label
+    for axes in shown:
+        for label in labels_of(axes, shown):
+            assert label in CATEGORIES or re.search(r"\w\s\([^()]+\)$", label), label
+
+
+def labels_of(axes: Any, shown: list[Any]) -> tuple[str, str]:
+    """Return the labels of x and y; those without one share that of the panel below, or to the left."""
+    row, column = (axes.get_subplotspec().rowspan, axes.get_subplotspec().colspan)
+    places = [(one.get_subplotspec().rowspan, one.get_subplotspec().colspan, one) for one in shown]
+    below = [one.get_xlabel() for y, x, one in places if x == column and y.start > row.start]
+    left = [one.get_ylabel() for y, x, one in places if y == row and x.start < column.start]
+    return axes.get_xlabel() or next(filter(None, below), ""), axes.get_ylabel() or next(filter(None, left), "")
+
+
+def test_labels_of_panels_are_shared_below_and_to_the_left_only() -> None:
+    figures = pytest.importorskip("matplotlib.figure", reason="draws with it")
+    (a, b), (c, d) = panels = figures.Figure().subplots(2, 2)
+    a.set(xlabel="x a", ylabel="y a")
+    d.set(xlabel="x d", ylabel="y d")
+    found = [labels_of(axes, [*panels.flat]) for axes in (a, b, c, d)]
+    assert found == [("x a", "y a"), ("x d", "y a"), ("", ""), ("x d", "y d")]
 
 
 @pytest.mark.slow
