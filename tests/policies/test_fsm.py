@@ -44,7 +44,7 @@ def test_describing_states() -> None:
     """Two a and one critical b."""
     names = ("a", "b", "c")
     assert describe_state([1, 2, 0, 0, 1, 0], names, "sort") == "a > b (critical)"
-    assert describe_state([2, 1, 0], names, "max") == "a (most), b"
+    assert describe_state([2, 1, 0], names, "max") == "a (most nodes), b"
     assert describe_state([1, 0, 1], names, "base") == "a, c"
 
 

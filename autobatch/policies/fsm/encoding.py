@@ -24,18 +24,18 @@ State: TypeAlias = NDArray[np.int16]
 Encoding: TypeAlias = Literal["base", "max", "sort"]
 ENCODINGS: tuple[Encoding, ...] = ("base", "max", "sort")
 LISTED: Mapping[Encoding, str] = MappingProxyType(
-    {"base": "ready types", "max": "ready types and the largest", "sort": "ready types, most nodes first"}
+    {"base": "ready types", "max": "ready types and the one with most nodes", "sort": "ready types, most nodes first"}
 )
 """The content of a state's description, which heads its column in tables and drawings."""
 
 
 def describe_state(state: Sequence[int], names: Sequence[str], encoding: Encoding) -> str:
-    """Describe a state by the names of its types: "leaf > inner (critical)" by rank, "leaf (most), inner", or a set."""
+    """Describe a state by the names of its types: "leaf > inner (critical)", "leaf (most nodes), inner", or a set."""
     n = len(names)
     critical = state[n:] if len(state) > n else [0] * n
     shown = {}
     for a in (a for a in range(n) if state[a]):
-        marks = ["most"] * (encoding == "max" and state[a] == 2) + ["critical"] * bool(critical[a])
+        marks = ["most nodes"] * (encoding == "max" and state[a] == 2) + ["critical"] * bool(critical[a])
         shown[a] = f"{names[a]} ({', '.join(marks)})" if marks else names[a]
     if encoding == "sort":
         return " > ".join(shown[a] for a in sorted(shown, key=lambda a: state[a]))
