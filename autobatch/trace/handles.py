@@ -227,7 +227,7 @@ class Handles:
         return self._classes[key]
 
     def own_all(self, handles: Sequence[Any]) -> bool:
-        """Return whether all of these are values of this recording, which their classes tell."""
+        """Return whether all of these are values of this recording."""
         return all(issubclass(x, Value) and x.refer() is self._recording for x in {*map(type, handles)})
 
     def check(self, handle: Value) -> None:

@@ -88,7 +88,7 @@ ALGORITHMS = {
 @options.dim_option
 @options.batch_size_option
 @minibatches_option
-@options.count_option("--held-out", 0, "Number of further mini-batches, on which the best policy is selected.", least=0)
+@options.count_option("--held-out", 0, "Number of further mini-batches used to select the best policy.", least=0)
 @options.choice_option(
     "--algorithm",
     [*ALGORITHMS],

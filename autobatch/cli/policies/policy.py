@@ -76,9 +76,9 @@ def show(
     """Print the policy in FILE: the type that it runs in each state.
 
     FILE is a file from `autobatch policy learn`, or the name of a policy with weights, such as score. A state lists the
-    types that have ready nodes; "a > b" means that a has at least as many as b. A type is critical if running
-    it now lowers the bound on the remaining batches. MODEL, --data, --dim, --batch-size, --minibatches and --seed
-    select the mini-batches of --plot, and are ignored without it.
+    types that have ready nodes; "a > b" means that a has at least as many as b. A type is critical if running it now
+    lowers the bound on the remaining batches. MODEL, --data, --dim, --batch-size, --minibatches and --seed select the
+    mini-batches of --plot, and are ignored without it.
 
     \b
     Examples:
