@@ -29,7 +29,7 @@ from autobatch.trace.driving import Branch, Program
 from autobatch.trace.inputs import Inputs
 from autobatch.trace.kept import Kept
 from autobatch.trace.record import Recorder, note_instance, refuse_inside
-from autobatch.trace.results import INT, REF, Slot, read_result
+from autobatch.trace.results import INT, REF, Known, Slot, read_result
 
 NO_PROGRAM: Any = None
 AWAITED = "value[]"  # the path of the slots of kept values, one for each shape
@@ -112,7 +112,7 @@ class Phases:
         self._asked = dict[int, list[Any]]()
         self._wanted: list[IntArray] = []
         self._slot_of: dict[type, Slot] = {}
-        self._slots_of_tuple: dict[tuple[type, ...], list[int]] = {}
+        self._slots_of_tuple = Known()  # by the classes of their values
         self._switch_mode = None if recorder.module is None else recorder.module._switch_mode
         self.programs: list[Program] = [NO_PROGRAM] * n_places
         self._active = list(range(n_places))
@@ -328,7 +328,8 @@ class Phases:
         if type(structure) is Slot:
             self._slot_of[type(values)] = structure
         elif type(values) is tuple and all(type(child) is Slot for child in structure.children):
-            self._slots_of_tuple[tuple(map(type, values))] = [slot.number for slot in structure.children]
+            numbers_of = [slot.number for slot in structure.children]
+            self._slots_of_tuple.keep(tuple(map(type, values)), numbers_of, len(numbers_of))
         return structure
 
     def _sweep(self, over: list[int]) -> None:

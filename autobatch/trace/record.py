@@ -19,7 +19,6 @@ from autobatch.arrays import IntArray, LongArray
 from autobatch.errors import DataError, GraphError
 from autobatch.graph.build import check_ranges, merge_graphs
 from autobatch.graph.graph import Graph
-from autobatch.ir.arguments import Key
 from autobatch.ops.operators import STAGE, Operators, stage
 from autobatch.ops.taped import EagerTape
 from autobatch.params.known import NO_PARAMETERS, KnownModule, ParameterState
@@ -33,7 +32,7 @@ from autobatch.trace.kept import Kept
 from autobatch.trace.live import Live
 from autobatch.trace.owning import list_owned
 from autobatch.trace.portable import PortableTypes, TypeTranslator
-from autobatch.trace.results import REF, Slot, SlotTable, read_result
+from autobatch.trace.results import REF, Known, Slot, SlotTable, read_result
 
 ONE_INSTANCE = "for one instance pass [instance], and for the rows of an array list(array)"
 ONE = (str, bytes, Mapping, Module, Graph, np.ndarray, Operators)
@@ -89,7 +88,7 @@ class Recorder:
         self.turn = RenewedLock() if module is None or module._patch is None else OF_TORCH
         self.slots = SlotTable()
         self._known_slots: dict[type[Value], tuple[int, Slot]] = {}
-        self._known_tuples: dict[tuple[type, ...], tuple[Key, list[int]]] = {}  # of values, by their classes
+        self._known_tuples = Known()  # the structure and slots of tuples of values, by their classes
         methods, adopts = ((), None) if module is None else (module._value_methods(), module._adopt)
         patch = None if module is None else module._patch
         self.calls = Calls(methods, adopts, lambda: self._translator.write(), self.is_async, patch)
@@ -425,7 +424,7 @@ class Recorder:
         if type(structure) is Slot:
             self._known_slots[type(wrapped)] = structure.number, structure
         elif wrapped is result and kinds and {*map(type, structure.children)} == {Slot}:
-            self._known_tuples[kinds] = structure, [slot.number for slot in structure.children]
+            self._known_tuples.keep(kinds, (structure, [slot.number for slot in structure.children]), len(kinds))
         return structure
 
     def decode(

@@ -24,6 +24,24 @@ from autobatch.trace.handles import Rows, Value
 NUMBERS = (int, float, bool)
 REF = operator.attrgetter("ref")
 INT = "int64"
+MOST_PARTS = 1 << 16
+"""Maximum number of parts of the structures that a cache keeps, which take about 1 MB."""
+
+
+class Known(dict[Any, Any]):
+    """A cache of what is known of structures; it is emptied when the structures have too many parts in total."""
+
+    n_parts = 0
+
+    def keep(self, key: Any, found: Any, n_parts: int) -> bool:
+        """Keep what was found of a structure with this many parts; return whether others were forgotten."""
+        self.n_parts += 1 + n_parts
+        is_full = self.n_parts > MOST_PARTS
+        if is_full:
+            self.clear()
+            self.n_parts = 1 + n_parts
+        self[key] = found
+        return is_full
 
 
 @dataclass(frozen=True)
@@ -58,8 +76,7 @@ class SlotTable:
     of_class: dict[tuple[str, type[Value]], Slot] = field(default_factory=dict)
     dtypes: list[str] = field(default_factory=list)
     _slots: dict[tuple[str, Shape, str], Slot] = field(default_factory=dict)
-    _structures: dict[tuple[Any, ...], Key] = field(default_factory=dict)
-    _lists: dict[tuple[int, int], Key] = field(default_factory=dict)
+    _structures: Known = field(default_factory=Known)
     _shared: set[int] = field(default_factory=set)
 
     def slot(self, path: str, shape: Shape, dtype: str) -> Slot:
@@ -89,9 +106,10 @@ class SlotTable:
 
     def list_of(self, slot: Slot, n: int) -> Key:
         """Return the structure of a list of n values of one slot."""
-        found = self._lists.get((slot.number, n))
+        found: Key | None = self._structures.get((slot.number, n))
         if found is None:
-            found = self._lists[slot.number, n] = self.share(Key("list", None, (slot,) * n))  # type: ignore[arg-type]
+            found = self.share(Key("list", None, (slot,) * n))  # type: ignore[arg-type]
+            self._structures[slot.number, n] = found
         return found
 
     def share(self, structure: Key) -> Key:
@@ -99,8 +117,13 @@ class SlotTable:
         children = tuple(map(id, structure.children))
         if not self._shared.issuperset(children):
             return structure
-        found = self._structures.setdefault((structure.kind, structure.detail, children), structure)
-        self._shared.add(id(found))
+        key = (structure.kind, structure.detail, children)
+        found: Key | None = self._structures.get(key)
+        if found is None:
+            found = structure
+            if self._structures.keep(key, structure, len(children)):
+                self._shared = {*map(id, self._slots.values())}
+            self._shared.add(id(structure))
         return found
 
 

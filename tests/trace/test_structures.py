@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.trace import results
 from helpers.runs.ways import each
 
 DIM = 3
@@ -86,7 +87,10 @@ def draw_form(rng: np.random.Generator, depth: int = 3) -> Form:
 
 
 def compare(found: Any, expected: Any) -> None:
-    """Assert that two structures have the same containers and, up to rounding, the same numbers."""
+    """Assert that two structures have the same containers, types and, up to rounding, numbers.
+
+    Found arrays must be plain ones; `expected` may also have those of eager execution.
+    """
     if isinstance(expected, (list, tuple)):
         assert type(found) is type(expected)
         assert len(found) == len(expected)
@@ -99,7 +103,9 @@ def compare(found: Any, expected: Any) -> None:
         assert type(found) is Pair
         compare((found.left, found.right), (expected.left, expected.right))
     else:
+        assert type(found) is (np.ndarray if isinstance(expected, np.ndarray) else type(expected))
         assert np.shape(found) == np.shape(expected)
+        assert np.asarray(found).dtype == np.asarray(expected).dtype
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -131,6 +137,47 @@ def test_awaited_structures_equal_eager_ones(seed: int) -> None:
     ab.batched(program, module=model, backend="reference")([*enumerate(instances)])
     for number, x in enumerate(instances):
         compare(seen[number], [form(model, x)] * 3)
+
+
+def mix(model: Model, number: int, x: Any) -> tuple[Any, ...]:
+    """Return a tuple of vectors and scalars, drawn by the bits of a number."""
+    return tuple(model.vector(x) if number >> k & 1 else model.scalar(x) for k in range(6))
+
+
+def test_caches_of_structures_do_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tuples of many kinds and lists of many lengths, awaited and as results."""
+    most = 60
+    monkeypatch.setattr(results, "MOST_PARTS", most)
+    model, xs = Model(), draw_instances(0)
+    given = [(number, xs[number % N_INSTANCES]) for number in [*range(64)] * 2]
+    seen = list[Any]()
+
+    def plain(given: tuple[int, Any]) -> list[Any]:
+        number, x = given
+        return [mix(model, number, x), [model.vector(x)] * number, ([model.scalar(x)] * 3, model.vector(x))]
+
+    async def program(given: tuple[int, Any]) -> tuple[Any, ...]:
+        seen.append((given, await ab.value(mix(model, *given))))
+        return mix(model, *given)
+
+    run = ab.batched(plain, module=model, backend="reference")
+    for _ in range(2):
+        for found, one in zip(run(given), given, strict=True):
+            compare(found, plain(one))
+    for found, one in zip(run(run.record_all(given[:9]) + run.record_all(given)), given[:9] + given, strict=True):
+        compare(found, plain(one))
+    with ab.serve(program, module=model, backend="reference", max_running=3) as server:
+        for future, one in zip([server.submit(one) for one in given], given, strict=True):
+            compare(future.result(60), mix(model, *one))
+        assert len(seen) == len(given)
+        for one, found in seen:
+            compare(found, mix(model, *one))
+        served, running = server._engine.recorder, server._running
+        assert running is not None
+        awaited = running._phases._slots_of_tuple
+        for known in (run.recorder.slots._structures, served.slots._structures, served._known_tuples, awaited):
+            assert 0 < known.n_parts <= most + 64  # one structure may be larger
+            assert 0 < len(known) <= most
 
 
 def test_values_of_another_recording_are_refused_in_tuples_and_lists() -> None:
