@@ -33,7 +33,7 @@ class Live(Parameter):
         holder: the object with the attribute; kept alive, because it is identified by its `id`.
 
     Attributes:
-        n_taken: number of changes so far; changes of arrays are not counted.
+        n_taken: number of changes so far; arrays that change in place are not counted.
     """
 
     def __init__(self, value: Any, dtype: np.dtype[Any], holder: object) -> None:
@@ -45,7 +45,9 @@ class Live(Parameter):
         """Take the current value of the attribute; return False if its shape differs, or it is not a number."""
         if not can_be_live(value) or np.shape(value) != self.shape:
             return False
-        if not isinstance(value, np.ndarray) and value != self._value:
+        if isinstance(value, np.ndarray):
+            self.n_taken += value is not self._value and not np.array_equal(value, self._value, equal_nan=True)
+        elif value != self._value:
             self.n_taken += 1
         self._value = value
         return True

@@ -374,22 +374,30 @@ def test_a_body_that_fails_now() -> None:
 
 
 class Depth(Base):
-    """A function that sets what the cell reads."""
+    """A function that sets what the cell reads: a number, or a new array."""
+
+    def __init__(self, read: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.read = read
 
     def loss(self, x: Any) -> Any:
-        self.beta = float(x[0])
+        self.beta = self.read(x)
         return self.cell(x)
 
     def body(self, x: Any) -> Any:
         return x * self.beta
 
 
-def test_what_changes_while_instances_are_recorded() -> None:
-    model = Depth().astype("float64")
+@each("read", [lambda x: float(x[0]), lambda x: x[0] * np.ones(3)])
+def test_what_changes_while_instances_are_recorded(read: Callable[[Any], Any]) -> None:
+    model = Depth(read).astype("float64")
     loss = ab.batched(model.loss, backend="reference")
-    for _ in range(3):
+    for _ in range(4):
         with refused(ab.GraphError, "while instances were recorded, ", "pass it to the cell as an argument"):
             loss(XS)
+    for x in XS[:3]:
+        model.beta = read(x)  # the function sets an equal number, or a new array of equal ones
+        np.testing.assert_allclose(loss([x, x]), [ab.eager(model.loss, x)] * 2)
 
 
 def test_an_array_that_changes_between_two_cells_that_read_it() -> None:
