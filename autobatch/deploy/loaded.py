@@ -141,9 +141,24 @@ class LoadedCell(Cell):
             raise NeedsData(f"cell {self.name!r} needs numbers of its data.", values.data)
         if values.lists and "list" in known:
             raise NeedsLength(values.lists[0].group, "was exported for separate elements")
-        raise self._refuse(", ".join(f"{name}: {key}" for name, key in values.keys.items()))
+        raise self._refuse(values.keys, json.loads(text), [json.loads(text) for text in self._variants])
 
-    def _refuse(self, arguments: str) -> GraphError:
+    def _refuse(self, keys: Mapping[str, Key], given: Mapping[str, Any], known: list[Any]) -> GraphError:
+        """Make the error for arguments of unknown kinds; name data of an unknown kind, such as a field of a request.
+
+        Args:
+            keys: the arguments; given: the same, as JSON.
+            known: the arguments of each variant, as JSON.
+        """
+        for name, key in keys.items():
+            kinds = [of_one[name] for of_one in known]
+            if given[name] not in kinds and all(kind in ("int", "float") for kind, *_ in kinds):
+                expected = " or ".join(dict.fromkeys(f"{kind}{shape or ''}" for kind, shape, *_ in kinds))
+                return GraphError(
+                    f"field or argument {name!r} of the loaded cell {self.name!r} must be {expected}, as in the "
+                    f"examples of its export, got {key}."
+                )
+        arguments = ", ".join(f"{name}: {key}" for name, key in keys.items())
         return GraphError(
             f"the loaded cell {self.name!r} must be called with arguments for which it was exported, got {arguments}; "
             f"export the model with an example that calls the cell with them."

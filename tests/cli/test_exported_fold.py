@@ -101,6 +101,17 @@ def test_a_server_reads_json_and_writes_results(net: Net, tmp_path: Path) -> Non
         assert np.allclose(written["result"], net.scores(TREES[0]), rtol=1e-5)
     with pytest.raises(ab.DataError, match="line 1, column"):
         predictor.read("{'word': 1}")
+    with ab.serve(run) as server:
+        for word, got in (
+            (1.5, "float"),
+            ("film", "'film'"),
+            ([1, 2], r"list\(int, int\)"),
+            (True, "True"),
+            (None, "None"),
+        ):
+            future = server.submit(predictor.read({"word": word}))
+            with pytest.raises(ab.GraphError, match=f"field or argument 'word' of .* must be int, as in .*, got {got}"):
+                future.result(60)
 
 
 def test_vocabularies_in_the_file_encode_words(net: Net, command: Command, tmp_path: Path) -> None:
