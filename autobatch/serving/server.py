@@ -294,8 +294,9 @@ class Server:
         self._thread.join(within)
         if not self._thread.is_alive():
             return True
-        self._give_up(ServingError(f"the server was closed, and the request was not done within {within:g} seconds."))
-        return False
+        return not self._give_up(
+            ServingError(f"the server was closed, and the request was not done within {within:g} seconds.")
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -331,13 +332,14 @@ class Server:
         if self._running is not None:
             self._running.close()
 
-    def _give_up(self, error: BaseException) -> None:
-        """Fail all requests."""
+    def _give_up(self, error: BaseException) -> int:
+        """Fail all unfinished requests; return their number."""
         with self._changed:
-            left = self._all()
+            left = [request for request in self._all() if not request.future.done()]
         for request in left:
             request.fail(error)
         self._has_over = True
+        return len(left)
 
     def _all(self) -> list[Request]:
         """Return all accepted requests that are not answered yet. The caller holds the lock."""

@@ -367,6 +367,16 @@ def test_close_waits_as_long_as_it_is_told() -> None:
         assert "closed, and the request was not done within 0.1 seconds" in str(future.exception(WAIT))
     gate.opened.set()
     assert server.close(within=WAIT)
+    idle = serve(gate)
+    assert idle.submit(1.0).result(WAIT) == 2.0
+    assert idle.close(within=0)
+    gate.opened.clear()
+    with_cancelled = serve(gate, max_running=1)
+    running_one, waiting_one = with_cancelled.submit(None), with_cancelled.submit(1.0)
+    assert running_one.cancel()
+    assert waiting_one.cancel()
+    assert with_cancelled.close(within=0)
+    gate.opened.set()
     for within in (-1, "soon", True):
         with pytest.raises(DataError, match="must be a number of seconds"):
             server.close(within)
