@@ -263,9 +263,9 @@ def test_values_and_gradients_are_those_of_torch(name: str, function: Function, 
     instances = [[torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in one] for one in given]
     try:
         found = batched(instances)
-    except GraphError:
-        if runs == "autobatch":  # the error says what is missing
-            return
+    except GraphError as error:
+        if runs == "autobatch":
+            pytest.skip(f"autobatch cannot run it: {error}")
         raise
     leaves = [x for one in instances for x in one]
     gradients: Any = [None] * len(leaves)
