@@ -19,10 +19,10 @@ from helpers.counters.counting import count_calls, files_entered, files_in_order
 from helpers.twins.cases import CASES
 
 MOST_FILES, MOST_CALLS, MOST_MOVES = 23, 89, 64
-N_STEPS, MOST_CALLS_OF_A_WAIT = 10, 11
+N_STEPS, MOST_CALLS_OF_A_WAIT = 10, 10
 SMALL_CALLS = {
-    ("instances", "inference"): 288, ("recorded", "inference"): 207, ("plan found", "inference"): 140,
-    ("instances", "training"): 342, ("recorded", "training"): 263, ("plan found", "training"): 186,
+    ("instances", "inference"): 248, ("recorded", "inference"): 193, ("plan found", "inference"): 138,
+    ("instances", "training"): 299, ("recorded", "training"): 246, ("plan found", "training"): 182,
 }  # fmt: skip
 """The maximum number of calls of Python and C functions for one instance; see `experiments/latency.py`."""
 LIBRARY_CALLS = 22
