@@ -27,7 +27,7 @@ Moves: TypeAlias = tuple[IntArray, IntArray, IntArray]
 """See `Moved` in `autobatch.graph.growing`."""
 Graphs: TypeAlias = list[Any]
 """Of `autobatch.graph.graph.Graph`."""
-Dag: TypeAlias = tuple[IntArray, IntArray, IntArray, int]
+Dag: TypeAlias = tuple[IntArray, IntArray, IntArray, int, FloatArray | None]
 Suffixes: TypeAlias = tuple[IntArray, IntArray, IntArray, IntArray, NDArray[np.uint64], int]
 Weights: TypeAlias = tuple[float, float, float, float]
 CoreRule: TypeAlias = tuple[int, int, bool, Weights]
@@ -704,13 +704,13 @@ def batches_at(dag: Dag, sequence: IntArray, position: IntArray) -> Batches | in
     """Make the schedule of nodes at these positions, or return a node whose position is not of its type."""
 
 def local_search(dag: Dag, sequence: IntArray, seed: int, n_steps: int, enough: float) -> IntArray:
-    """Search for a shorter sequence around one that finishes a DAG."""
+    """Search for a cheaper sequence around one that finishes a DAG."""
 
 def find_suffixes(dag: Dag, kept: NDArray[np.bool_], compares: bool) -> tuple[Suffixes, IntArray]:
     """Find the parts of `Suffixes`, and the suffix of each node."""
 
-def suffixes_to_dag(suffixes: Suffixes) -> tuple[Dag, IntArray]:
-    """Make the DAG of the suffixes that can be reached; also find the node of each, or -1."""
+def suffixes_to_dag(suffixes: Suffixes) -> tuple[tuple[IntArray, IntArray, IntArray, int], IntArray]:
+    """Make the DAG of the suffixes that can be reached, without costs; also find the node of each, or -1."""
 
 def search_layers(
     suffixes: Suffixes, cost: FloatArray, limit: float, width: int, max_states: int

@@ -3,6 +3,9 @@
 Decisions about batches depend on types and edges alone, so schedules, bounds and searches work on a `Dag`: of a
 mini-batch, of its reverse, or of a smaller equivalent graph. In the reverse every edge points the other way, and a
 schedule of it, read from its end, is a schedule of the original. Nodes are in topological order.
+
+The best schedule is the one whose batches cost the least in total. A batch costs 1, unless its type has another cost;
+by default, the best schedule thus has the fewest batches.
 """
 
 from __future__ import annotations
@@ -16,9 +19,9 @@ from numpy.typing import NDArray
 
 from autobatch._native import count_chains, reverse_dag
 from autobatch.arguments import show
-from autobatch.arrays import IntArray
+from autobatch.arrays import FloatArray, IntArray
 from autobatch.errors import GraphError
-from autobatch.graph.graph import Graph, refuse_graph
+from autobatch.graph.graph import Graph, NamedTypes, refuse_graph
 from autobatch.graph.graph_check import refuse_backward_edges
 from autobatch.keywords import checked, refuse_arguments
 
@@ -31,6 +34,7 @@ class Dag(NamedTuple):
         edge_ptr: int32[N+1]; node n reads the nodes edge_src[edge_ptr[n]:edge_ptr[n+1]].
         edge_src: int32[E].
         n_types: T.
+        costs: float64[T], the cost of a batch of each type, whatever its number of nodes; or None: 1 each.
 
     >>> dag = Dag.from_edges([0, 0, 1], [(0, 2), (1, 2)])
     >>> dag.edge_ptr.tolist(), dag.edge_src.tolist(), dag.n_types
@@ -41,20 +45,28 @@ class Dag(NamedTuple):
     edge_ptr: IntArray
     edge_src: IntArray
     n_types: int
+    costs: FloatArray | None = None
 
     @classmethod
-    @checked()
-    def from_edges(cls, types: npt.ArrayLike, edges: npt.ArrayLike, n_types: int | None = None) -> Dag:
+    @checked(costs=None)
+    def from_edges(
+        cls,
+        types: npt.ArrayLike,
+        edges: npt.ArrayLike,
+        n_types: int | None = None,
+        costs: npt.ArrayLike | None = None,
+    ) -> Dag:
         """Make a dag of types and edges.
 
         Args:
             types: ints of shape (N,), the type of each node.
             edges: ints of shape (E, 2), for each edge a node and a later one that reads it; or nothing.
             n_types: T; by default one more than the greatest type.
+            costs: floats of shape (T,), the cost of a batch of each type; by default 1.
 
         Raises:
-            GraphError: an array is malformed, a type or a node does not exist, an edge points backwards, or there is a
-                cycle.
+            GraphError: an array is malformed, a type or a node does not exist, an edge points backwards, there is a
+                cycle, or the costs are not a positive number for each type.
 
         Cost: O(N + E log E).
         """
@@ -72,11 +84,14 @@ class Dag(NamedTuple):
             refuse_backward_edges([str(x) for x in type_id.tolist()], [(a, b) for a, b in pairs.tolist()])
         edge_ptr = np.zeros(type_id.size + 1, np.int32)
         np.cumsum(np.bincount(reader, minlength=type_id.size), out=edge_ptr[1:])
-        return cls(type_id.astype(np.int32), edge_ptr, source[np.argsort(reader, kind="stable")].astype(np.int32), n)
+        edge_src = source[np.argsort(reader, kind="stable")].astype(np.int32)
+        return cls(type_id.astype(np.int32), edge_ptr, edge_src, n, _read_costs(costs, n))
 
     @classmethod
-    @checked()
-    def from_networkx(cls, graph: Any, type: str = "type", n_types: int | None = None) -> Dag:
+    @checked(costs=None)
+    def from_networkx(
+        cls, graph: Any, type: str = "type", n_types: int | None = None, costs: npt.ArrayLike | None = None
+    ) -> Dag:
         """Make a dag of a `networkx.DiGraph`, whose edges lead from a node to one that reads it.
 
         Node n of the dag is the n-th of `networkx.topological_sort(graph)`.
@@ -85,9 +100,11 @@ class Dag(NamedTuple):
             graph: the graph.
             type: the attribute of its nodes with the type, an int from 0.
             n_types: T; by default one more than the greatest type.
+            costs: floats of shape (T,), the cost of a batch of each type; by default 1.
 
         Raises:
-            GraphError: the graph is not directed, has a cycle, or a node lacks the attribute.
+            GraphError: the graph is not directed, has a cycle, a node lacks the attribute, or the costs are not a
+                positive number for each type.
 
         Cost: O(N + E log E), in Python.
         """
@@ -105,7 +122,7 @@ class Dag(NamedTuple):
             if not isinstance(found, int | np.integer):
                 raise GraphError(f"making a dag: {type!r} of node {node!r} must be an int, got {found!r}.")
         edges = [(number[a], number[b]) for a, b in graph.edges()]
-        return cls.from_edges(np.array(types, np.int64), np.array(edges, np.int64), n_types)
+        return cls.from_edges(np.array(types, np.int64), np.array(edges, np.int64), n_types, costs)
 
 
 def _read_ints(what: str, values: npt.ArrayLike, ndim: int) -> NDArray[np.int64]:
@@ -121,12 +138,40 @@ def _read_ints(what: str, values: npt.ArrayLike, ndim: int) -> NDArray[np.int64]
     return array.astype(np.int64)
 
 
+def _read_costs(costs: npt.ArrayLike | None, n_types: int) -> FloatArray | None:
+    """Read a positive number for each type; None stays None."""
+    if costs is None:
+        return None
+    try:
+        array = np.asarray(costs)
+    except ValueError:  # lists that differ in length
+        array = np.empty(0, object)
+    if array.shape != (n_types,) or array.dtype.kind not in "iuf" or not ((array > 0) & (array < np.inf)).all():
+        got = show(costs.tolist() if isinstance(costs, np.ndarray) else costs)
+        raise GraphError(f"making a dag: costs must be {n_types} positive numbers, one for each type, got {got}.")
+    return array.astype(np.float64)
+
+
+def type_costs(dag: Dag) -> FloatArray:
+    """Return the cost of a batch of each type, float64[T]."""
+    costs = np.ones(dag.n_types)
+    if dag.costs is not None:
+        costs[: dag.costs.size] = dag.costs  # `dag` may have got more types since, without nodes
+    return costs
+
+
+def cost_of(dag: Dag, sequence: IntArray) -> float:
+    """Add up the costs of batches of these types, int32[K]: K, if `dag` has no costs."""
+    return float(sequence.size if dag.costs is None else type_costs(dag)[sequence].sum())
+
+
 def to_dag(graph: Graph) -> Dag:
-    """Return the types and edges of `graph`, without a copy."""
+    """Return the types and edges of `graph`, without a copy, and the costs of types that `to_graph` kept."""
     if type(graph) is not Graph:
         refuse_arguments(to_dag, (graph,), {})
     parts = graph.sections
-    return Dag(parts.type_id, parts.edge_ptr, parts.edge_src, graph.n_types)
+    costs = graph.types.costs if isinstance(graph.types, NamedTypes) else None
+    return Dag(parts.type_id, parts.edge_ptr, parts.edge_src, graph.n_types, None if costs is None else np.array(costs))
 
 
 def reverse(dag: Dag) -> Dag:
@@ -139,7 +184,7 @@ def reverse(dag: Dag) -> Dag:
     """
     if isinstance(dag, Graph):
         refuse_graph()
-    return Dag(*reverse_dag(dag.type_id, dag.edge_ptr, dag.edge_src), dag.n_types)
+    return Dag(*reverse_dag(dag.type_id, dag.edge_ptr, dag.edge_src), dag.n_types, dag.costs)
 
 
 def chains_ahead(dag: Dag) -> IntArray:

@@ -57,6 +57,7 @@ class NamedTypes:
     """Types with a name, one output and no attributes: enough to study schedules on hand-made graphs."""
 
     names: tuple[str, ...]
+    costs: tuple[float, ...] | None = None  # of a batch of each type, see `autobatch.graph.dag`
 
     @property
     def outlines(self) -> tuple[str, ...]:

@@ -69,6 +69,8 @@ class Sketch:
 def to_graph(dag: Dag, names: Iterable[str] | None = None) -> Graph:
     """Make a graph of one instance from a Dag: every node has one output and one port, and nothing is returned.
 
+    It keeps the costs of the types.
+
     Args:
         dag: N nodes of T types.
         names: of the T types; by default "0", "1" and so on.
@@ -87,7 +89,8 @@ def to_graph(dag: Dag, names: Iterable[str] | None = None) -> Graph:
       0 = cell()
       1 = cell(0)
     """
-    types = NamedTypes(tuple(map(str, range(dag.n_types)) if names is None else names))
+    costs = None if dag.costs is None else tuple(dag.costs.tolist())
+    types = NamedTypes(tuple(map(str, range(dag.n_types)) if names is None else names), costs)
     if len(types.names) != dag.n_types:
         raise GraphError(
             f"naming the types of a graph: there must be a name for each of its {dag.n_types} types, got "

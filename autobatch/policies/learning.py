@@ -2,7 +2,7 @@
 
 `learn(..., **PUBLISHED)` learns the machine of ED-Batch: its states do not include criticality, and it plans from the
 inputs only. Our machine is better on most graphs, but not on all. By default the published machine is therefore learned
-as well, as a *rival*: both plan, and the shorter plan is kept. No mini-batch then gets more batches than from the
+as well, as a *rival*: both plan, and the cheaper plan is kept. No mini-batch then gets more batches than from the
 published machine, at twice the time of learning and planning.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, to_dag
-from autobatch.graph.graph import Graph
+from autobatch.graph.graph import Graph, NamedTypes, Types
 from autobatch.keywords import checked, nearest
 from autobatch.policies.fsm.machine import Fsm, Machine, TypeNames
 from autobatch.policies.fsm.qlearning import (
@@ -66,11 +66,13 @@ def learn(
 ) -> Fsm:
     """Learn a state machine, and a rival, by Q-learning on graphs; `Batched.learn_policy` does so for mini-batches.
 
+    It minimizes the number of batches or, for graphs of a `Dag` with costs, the total cost of the batches.
+
     Args:
         graphs: at least one, all with one table of types: mini-batches from `Batched.merged`, or your own graphs from
             `to_graph`.
         held_out: mini-batches that select the best of the machines met during learning; by default `graphs`.
-        rival: also learn the published machine, with this encoding and these settings, and keep the shorter of the two
+        rival: also learn the published machine, with this encoding and these settings, and keep the cheaper of the two
             plans.
         each: runs the lessons, one for each table; the results do not depend on their order or process.
         options: direction ("both" by default), compact (True), seed, device ("cpu") and on_progress, see `learn_fsm`;
@@ -128,21 +130,23 @@ def read_lesson(graphs: Sequence[Graph], held_out: Sequence[Graph]) -> tuple[lis
     first = graphs[0].types
     for number, graph in enumerate([*graphs, *held_out]):
         if graph.types is not first and graph.types != first:
-            raise PolicyError(f"learning a policy: {_describe_difference(first.names, graph.types.names, number)}.")
+            raise PolicyError(f"learning a policy: {_describe_difference(first, graph.types, number)}.")
     types = TypeNames.of(first)
     dags, held = ([to_dag(g)._replace(n_types=len(types.names)) for g in some] for some in (graphs, held_out))
     return dags, held, types
 
 
-def _describe_difference(first: Sequence[str], names: Sequence[str], number: int) -> str:
+def _describe_difference(first: Types, types: Types, number: int) -> str:
     """Describe how the types of graph `number`, held-out ones counted last, differ from those of graph 0."""
-    for type_id, (one, other) in enumerate(zip_longest(first, names)):
+    for type_id, (one, other) in enumerate(zip_longest(first.names, types.names)):
         if one != other:
             here, there = ("missing" if name is None else repr(name) for name in (one, other))
             return (
                 f"all graphs must have the same types, but type {type_id} is {here} in graph 0 and {there} in graph "
                 f"{number}; give to_graph the same names each time, or record mini-batches with one ab.batched"
             )
+    if isinstance(first, NamedTypes) and isinstance(types, NamedTypes):
+        return f"all graphs must have the same costs, but they are {types.costs} in graph {number}, not {first.costs}"
     return f"all mini-batches must be of one model, but graph {number} is not; record them with one ab.batched"
 
 

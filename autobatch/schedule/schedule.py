@@ -20,7 +20,7 @@ from autobatch._native import Simulation, longest_chains
 from autobatch.arguments import show
 from autobatch.arrays import IntArray
 from autobatch.errors import PolicyError
-from autobatch.graph.dag import to_dag
+from autobatch.graph.dag import cost_of, to_dag, type_costs
 from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import naming_cycles
 from autobatch.keywords import checked
@@ -52,6 +52,11 @@ class Schedule:
     def n_nodes(self) -> int:
         """Return N, the number of nodes."""
         return self.order.size
+
+    @checked()
+    def cost(self, graph: Graph) -> float:
+        """Add up the costs of the batches, by the costs of types in `graph`; K, if it has none."""
+        return cost_of(to_dag(graph), self.batch_type)
 
     def __len__(self) -> int:
         return self.n_batches
@@ -237,6 +242,21 @@ def min_batches(graph: Graph) -> int:
     3
     """
     return int(chain_lengths(graph).sum())
+
+
+@checked()
+def min_cost(graph: Graph) -> float:
+    """Bound the cost of every schedule of `graph` from below: `min_batches`, with the batches of each type at its cost.
+
+    Raises:
+        GraphError: an edge points backwards; the message names it.
+
+    >>> from autobatch.graph.dag import Dag
+    >>> from autobatch.graph.sketch import to_graph
+    >>> min_cost(to_graph(Dag.from_edges([0, 1, 0], [(0, 1), (1, 2)], costs=[1, 5])))
+    7.0
+    """
+    return float(chain_lengths(graph) @ type_costs(to_dag(graph)))
 
 
 @checked()

@@ -2,6 +2,8 @@
 
 #include "graph/dag.h"
 
+#include <float.h>
+
 #include "graph/graph.h"
 #include "graph/words.h"
 
@@ -53,7 +55,7 @@ bool read_typed_edges(PyObject* const* arguments, Dag& dag) {
 }
 
 bool read_dag(PyObject* tuple, Dag& dag) {
-  if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 4) {
+  if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 5) {
     Ref refused(PyObject_GetAttrString(tuple, "_dag_"));  // a Graph raises a GraphError here
     if (!refused && !PyErr_ExceptionMatches(PyExc_AttributeError)) return false;
     PyErr_Format(PyExc_TypeError, "dag must be a Dag, got %.80s", Py_TYPE(tuple)->tp_name);
@@ -61,9 +63,23 @@ bool read_dag(PyObject* tuple, Dag& dag) {
   }
   PyObject** parts = &PyTuple_GET_ITEM(tuple, 0);
   if (!read_int(parts[3], "n_types", dag.n_types) || !read_typed_edges(parts, dag)) return false;
-  if (dag.n_types >= 0 && dag.n_types < INT32_MAX && within(dag.type_id, 0, dag.n_types)) return true;
-  PyErr_Format(PyExc_ValueError, "type_id must lie in 0..n_types - 1, got others than those of %d types", dag.n_types);
-  return false;
+  if (dag.n_types < 0 || dag.n_types == INT32_MAX || !within(dag.type_id, 0, dag.n_types))
+    return PyErr_Format(PyExc_ValueError, "type_id must lie in 0..n_types - 1, got others than those of %d types",
+                        dag.n_types),
+           false;
+  if (parts[4] == Py_None) return true;
+  if (!read<double>(parts[4], "costs", dag.costs)) return false;
+  bool fits = dag.costs.size <= dag.n_types;
+  for (double cost : dag.costs) fits &= cost > 0 && cost <= DBL_MAX;
+  if (!fits) PyErr_SetString(PyExc_ValueError, "costs must be positive numbers, at most one for each type, got others");
+  return fits;
+}
+
+double Dag::cost_of(Span<const int32_t> sequence) const {
+  if (!costs.size) return (double)sequence.size;
+  double total = 0;
+  for (int32_t type : sequence) total += cost_of(type);
+  return total;
 }
 
 bool points_forward(const Dag& dag) {
@@ -82,14 +98,17 @@ void fill_depths(const Dag& dag, Span<int32_t> depth) {
 
 bool OwnedDag::copy(const Dag& dag) {
   n_types = dag.n_types;
-  return type_id.copy(dag.type_id) && edge_ptr.copy(dag.edge_ptr) && edge_src.copy(dag.edge_src);
+  return type_id.copy(dag.type_id) && edge_ptr.copy(dag.edge_ptr) && edge_src.copy(dag.edge_src) &&
+         costs.copy(dag.costs);
 }
 
 bool OwnedDag::reverse(const Dag& dag) {
   Vec<int32_t> ends;
   ptrdiff_t n = dag.n_nodes();
   n_types = dag.n_types;
-  if (!type_id.resize(n) || !edge_ptr.resize(n + 1) || !edge_src.resize(dag.n_edges()) || !ends.resize(n)) return false;
+  if (!type_id.resize(n) || !edge_ptr.resize(n + 1) || !edge_src.resize(dag.n_edges()) || !ends.resize(n) ||
+      !costs.copy(dag.costs))
+    return false;
   for (ptrdiff_t node = 0; node < n; node++) type_id[node] = dag.type_id[n - 1 - node];
   write_reverse(dag, edge_ptr, edge_src, ends);
   return true;

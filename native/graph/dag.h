@@ -9,10 +9,14 @@ namespace autobatch {
 struct Dag {
   Span<const int32_t> type_id, edge_ptr, edge_src;  // node n reads edge_src[edge_ptr[n]:edge_ptr[n+1]]
   int32_t n_types = 0;
+  Span<const double> costs;  // of a batch, by type; 1 for types beyond its end
 
   int32_t n_nodes() const { return (int32_t)edge_ptr.size - 1; }
   ptrdiff_t n_edges() const { return edge_src.size; }
   Span<const int32_t> sources(int32_t node) const { return edge_src.part(edge_ptr[node], edge_ptr[node + 1]); }
+  double cost_of(int32_t type) const { return type >= 0 && type < costs.size ? costs[type] : 1.0; }
+  // Returns the cost of a sequence of types: its length, if the DAG has no costs.
+  double cost_of(Span<const int32_t> sequence) const;
 };
 
 // Reads the edges of a DAG; sets an error if offsets or sources are out of range.
@@ -34,8 +38,9 @@ void fill_depths(const Dag& dag, Span<int32_t> depth);
 struct OwnedDag {
   Vec<int32_t> type_id, edge_ptr, edge_src;
   int32_t n_types = 0;
+  Vec<double> costs;
 
-  Dag view() const { return {type_id, edge_ptr, edge_src, n_types}; }
+  Dag view() const { return {type_id, edge_ptr, edge_src, n_types, costs}; }
   // Copies a DAG; returns false if memory runs out.
   bool copy(const Dag& dag);
   // Copies a DAG with all edges reversed, where node n becomes N - 1 - n; returns false if memory runs out.

@@ -34,7 +34,7 @@ bool plan_best(const Dag& dag, const DirectedRule& by, Batches& best) {
     Batches batches;
     if (!plan_in(dag, by, direction == BACKWARD, batches) || (by.compacts && !compact_batches(dag, batches)))
       return false;
-    if (is_first || batches.batch_type.size() < best.batch_type.size()) {
+    if (is_first || dag.cost_of(batches.batch_type) < dag.cost_of(best.batch_type)) {
       best.batch_type = static_cast<Vec<int32_t>&&>(batches.batch_type);
       best.batch_ptr = static_cast<Vec<int32_t>&&>(batches.batch_ptr);
       best.order = static_cast<Vec<int32_t>&&>(batches.order);

@@ -94,7 +94,8 @@ bool Course::run(ValueTable& table, const Machine& machine, const LearningRules&
     episode_.visited[t] = number;
     episode_.chosen[t] = type;
     episode_.rewards[t] =
-        reward_of(rules.reward, sim_.n_ready(type), restricted_.frontier[type], chains_.is_critical(type));
+        reward_of(rules.reward, sim_.n_ready(type), restricted_.frontier[type], chains_.is_critical(type)) *
+        sim_.dag.cost_of(type);
     Span<const int32_t> batch = sim_.step(type);
     chains_.follow(sim_, type);
     restricted_.unblock(sim_, type, batch);

@@ -27,8 +27,8 @@ struct Episode {
   Vec<double> rewards;
 };
 
-// Returns the reward of a batch. PUBLISHED depends on the ready nodes and the frontier of the restricted DAG, CRITICAL
-// only on `is_critical`.
+// Returns the reward of a batch that costs 1. PUBLISHED depends on the ready nodes and the frontier of the restricted
+// DAG, CRITICAL only on `is_critical`.
 double reward_of(Reward reward, int32_t n_ready, int32_t frontier, bool is_critical);
 
 // A step of an episode that was played on a device.

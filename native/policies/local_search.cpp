@@ -16,7 +16,7 @@ bool LocalSearch::start(const Dag& dag, Span<const int32_t> sequence, int64_t se
 
 bool LocalSearch::run(int64_t n_steps, double enough, Unlocked& unlocked) {
   int64_t work = 4 * (dag_.n_nodes() + dag_.n_edges());  // approximately that of a step
-  for (int64_t i = 0; i < n_steps && current.size() && (double)current.size() > enough; i++) {
+  for (int64_t i = 0; i < n_steps && current.size() && dag_.cost_of(current) > enough; i++) {
     if (unlocked.is_interrupted(work + current.size()) || !disturb()) return false;
     bool is_from_left = draws_.next(2) == 0;
     if (!is_from_left) turn<int32_t>(other_);
@@ -25,8 +25,8 @@ bool LocalSearch::run(int64_t n_steps, double enough, Unlocked& unlocked) {
   return true;
 }
 
-// Compacts `other_` from the left, and keeps the result if it is not longer. To compact from the right, the caller has
-// reversed the sequence, and the DAG is reversed here.
+// Compacts `other_` from the left, and keeps the result if it does not cost more. To compact from the right, the caller
+// has reversed the sequence, and the DAG is reversed here.
 bool LocalSearch::compact_once(bool is_from_left) {
   Dag dag = is_from_left ? dag_ : backward_.view();
   Stops stops;
@@ -35,7 +35,7 @@ bool LocalSearch::compact_once(bool is_from_left) {
   for (int32_t& place : Span<int32_t>(position_)) place = (int32_t)other_.size() - 1 - place;
   if (!stops.index(other_, false, dag.n_types, dag.n_nodes()) || !keep_from_left(dag, stops, position_, kept_))
     return false;
-  if (kept_.size() > current.size()) return true;
+  if (dag_.cost_of(kept_) > dag_.cost_of(current)) return true;
   if (!is_from_left) turn<int32_t>(kept_);
   return current.copy(kept_);
 }

@@ -1,8 +1,8 @@
-// Improves a sequence of types by local search: perturbs it, compacts it, and keeps the result unless it is longer.
+// Improves a sequence of types by local search: perturbs it, compacts it, and keeps the result unless it costs more.
 //
 // A step inserts up to eight types within about twenty positions, or moves one entry, or swaps two; the perturbed
 // sequence is compacted from the left or from the right, at random. An inserted type makes others superfluous, so most
-// steps that improve are insertions. Results of equal length are also kept, so that the search can cross plateaus.
+// steps that improve are insertions. Results of equal cost are also kept, so that the search can cross plateaus.
 
 #pragma once
 
@@ -29,7 +29,7 @@ class LocalSearch {
  public:
   // Prepares a search around a sequence that finishes the DAG; false if memory runs out.
   bool start(const Dag& dag, Span<const int32_t> sequence, int64_t seed);
-  // Takes `n_steps` steps, or fewer if the length reaches `enough`; false if memory runs out, or with an error if
+  // Takes `n_steps` steps, or fewer if the cost reaches `enough`; false if memory runs out, or with an error if
   // interrupted.
   bool run(int64_t n_steps, double enough, Unlocked& unlocked);
 

@@ -180,7 +180,7 @@ PyObject* score(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return score_types(network, rows, overall, scores) ? made.release() : PyErr_NoMemory();
 }
 
-// local_search(dag, sequence, seed, n_steps, enough): returns a sequence that is not longer than the given one.
+// local_search(dag, sequence, seed, n_steps, enough): returns a sequence that does not cost more than the given one.
 PyObject* search_locally(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Dag dag;
   Span<const int32_t> sequence;

@@ -161,7 +161,7 @@ Compacted compact(const Dag& dag, Span<const int32_t> sequence, Vec<int32_t>& sh
   for (int32_t& position : Span<int32_t>(late)) position = last - position;
   if (!keep_from_left(dag, forward, late, shorter) || !keep_from_right(dag, turned, early, right))
     return Compacted::NO_MEMORY;
-  return shorter.size() <= right.size() || shorter.copy(right) ? Compacted::DONE : Compacted::NO_MEMORY;
+  return dag.cost_of(shorter) <= dag.cost_of(right) || shorter.copy(right) ? Compacted::DONE : Compacted::NO_MEMORY;
 }
 
 int32_t gather_batches(const Dag& dag, Span<const int32_t> sequence, Span<const int32_t> position, Batches& batches) {

@@ -41,8 +41,8 @@ bool keep_from_left(const Dag& dag, const Stops& stops, Span<int32_t> position, 
 
 enum class Compacted { NO_MEMORY, UNFINISHED, DONE };
 
-// Drops positions until none can be dropped, once from the left and once from the right, and writes the shorter result,
-// or the left one if they are equally long. UNFINISHED if the sequence does not run all nodes.
+// Drops positions until none can be dropped, once from the left and once from the right, and writes the cheaper result,
+// or the left one if they cost the same. UNFINISHED if the sequence does not run all nodes.
 Compacted compact(const Dag& dag, Span<const int32_t> sequence, Vec<int32_t>& shorter);
 
 // Makes the schedule in which each node runs at its position; positions without nodes are dropped. Returns a node whose

@@ -14,7 +14,7 @@ from helpers.programs.small_cells import draw_ops
 
 
 def sources_of(steps: Steps) -> list[set[int]]:
-    _, ptr, src, _ = steps.dag
+    _, ptr, src, *_ = steps.dag
     return [set(src[ptr[n] : ptr[n + 1]].tolist()) for n in range(len(steps.values))]
 
 

@@ -23,7 +23,6 @@ from autobatch.policies.fsm.qlearning import QLearning, learn_fsm
 from autobatch.policies.fsm.table import Table, make_table
 from autobatch.policies.rules.network import Deep, learned_network
 from autobatch.policies.rules.rules import LEARNED, Score, Weights
-from autobatch.policies.search.exact import find_shortest
 from autobatch.policies.search.reduction import find_suffixes
 from helpers.programs.graphs import random_batch, random_dag, random_toys
 from helpers.runs.ways import each
@@ -108,7 +107,7 @@ class Spoils:
     "call",
     [
         lambda dag, n: _native.count_chains(dag.type_id, dag.edge_ptr, dag.edge_src, n),
-        lambda dag, n: _native.longest_chains((*dag[:3], n)),
+        lambda dag, n: _native.longest_chains(dag._replace(n_types=n)),
         lambda dag, n: _native.plan_by_rule(dag, (n, 1, False, LEARNED)),
         lambda dag, n: _native.plan_by_rule(dag, (4, 1, False, (n, 0.0, 0.0, 0.0))),
         lambda dag, n: _native.embed(dag, dag.type_id, n),
@@ -179,12 +178,6 @@ def test_networks_of_other_shapes_are_refused() -> None:
     network = learned_network()
     with pytest.raises(ValueError, match="weights must have shapes that fit each other"):
         Deep(network._replace(w1=network.w1.T.copy())).plan(chain())
-
-
-def test_costs_may_be_of_any_layout() -> None:
-    dag = to_dag(random_toys(3))
-    whole = find_shortest(dag).sequence
-    assert find_shortest(dag, cost=np.broadcast_to(1.0, dag.n_types)).sequence.tolist() == whole.tolist()
 
 
 def test_returns_over_more_steps_than_there_are_batches() -> None:

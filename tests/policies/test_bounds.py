@@ -34,20 +34,20 @@ def test_bounds_are_in_order(weighted: bool) -> None:
     for seed in range(40):
         graph = random_batch(seed) if seed % 2 else random_dag(seed, 30)
         dag = to_dag(graph)
-        cost = np.random.default_rng(seed).lognormal(size=dag.n_types) if weighted else None
-        prices = np.ones(dag.n_types) if cost is None else cost
-        exact = find_shortest(dag, cost=cost)
+        prices = np.random.default_rng(seed).lognormal(size=dag.n_types) if weighted else np.ones(dag.n_types)
+        dag = dag._replace(costs=prices if weighted else None)
+        exact = find_shortest(dag)
         assert exact.proven
         worst = np.tile(np.arange(dag.n_types), dag.type_id.size).astype(np.int32)  # so that every search is done
-        pairs, all_types = (pair_bound(dag, cost=cost, known=worst, max_types=n) for n in (2, dag.n_types))
-        bounds = [chain_bound(dag, cost), pairs.value, all_types.value, exact.cost]
+        pairs, all_types = (pair_bound(dag, known=worst, max_types=n) for n in (2, dag.n_types))
+        bounds = [chain_bound(dag), pairs.value, all_types.value, exact.cost]
         assert np.all(np.diff(bounds) >= -1e-6), f"seed {seed}: {bounds}"
-        assert pair_bound(dag, cost=cost).value <= exact.cost + 1e-6
-        assert pairs.chain == chain_bound(dag, cost) == pytest.approx(prices @ longest_chains(dag))
+        assert pair_bound(dag).value <= exact.cost + 1e-6
+        assert pairs.chain == chain_bound(dag) == pytest.approx(prices @ longest_chains(dag))
         if not weighted:
             assert bounds[0] == min_batches(graph)
         for types, part in all_types.parts.items():
-            assert part == pytest.approx(find_shortest(project(dag, types), cost=cost).cost)
+            assert part == pytest.approx(find_shortest(project(dag, types)).cost)
         totals += bounds
     assert totals[0] < totals[1] < totals[3]
     np.testing.assert_allclose(totals[2], totals[3])
@@ -81,12 +81,12 @@ def test_no_nodes_need_no_batches() -> None:
 def test_certificates() -> None:
     dag = to_dag(chain("a", "b", "a"))
     best, longer = np.array([0, 1, 0], np.int32), np.array([0, 1, 0, 1], np.int32)
-    cost = np.array([2.0, 0.5])
+    costly = dag._replace(costs=np.array([2.0, 0.5]))
     assert certify(dag, best, 3) == Certificate(3, 3, 3)
     assert str(certify(dag, best, 3)) == "3 batches, bound 3, proven optimal"
     assert str(certify(dag, longer, 3)) == "4 batches, bound 3, at most 33.3% above the optimum"
-    assert str(certify(dag, longer, 4.5, cost)) == "4 batches that cost 5, bound 4.5, at most 11.1% above the optimum"
-    assert certify(dag, best, chain_bound(dag, cost), cost).optimal
+    assert str(certify(costly, longer, 4.5)) == "4 batches that cost 5, bound 4.5, at most 11.1% above the optimum"
+    assert certify(costly, best, chain_bound(costly)).optimal
 
 
 def test_certificates_that_are_refused() -> None:

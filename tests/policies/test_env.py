@@ -136,8 +136,8 @@ def test_a_seed_decides_which_graphs_come() -> None:
             r"dags\[0\] is malformed: type_id must be an array",
         ),
         ({"dags": [MADE._replace(n_types=1)]}, r"dags\[0\] is malformed: type_id must lie in"),
-        ({"dags": [to_dag(random_dag(0))], "costs": [1.0]}, "costs must be 4 positive numbers"),
-        ({"dags": [to_dag(random_dag(0))], "costs": [1.0, 2.0, 0.0, 1.0]}, "costs must be 4 positive numbers"),
+        ({"dags": [MADE._replace(costs=np.array([1.0, np.nan]))]}, r"dags\[0\] is malformed: costs must be positive"),
+        ({"dags": [MADE._replace(costs=np.ones(3))]}, r"dags\[0\] is malformed: costs must be .* one for each type"),
         ({"dags": [to_dag(random_dag(0))], "max_types": 3}, "max_types must be at least 4, .* got 3"),
         (
             {"dags": [to_dag(random_dag(0))], "reward": "kudos"},
@@ -180,7 +180,8 @@ def test_what_is_no_int_is_refused(action: Any) -> None:
 @pytest.mark.parametrize("reward", REWARDS)
 def test_costs_multiply_rewards(reward: Any) -> None:
     costs = [0.5, 3.0, 1.0, 2.0]
-    plain, costly = Batching(some_dags(), reward=reward), Batching(some_dags(), reward=reward, costs=costs)
+    dags = [dag._replace(costs=np.array(costs)[: dag.n_types]) for dag in some_dags()]
+    plain, costly = Batching(some_dags(), reward=reward), Batching(dags, reward=reward)
     actions, rewards, _ = play(plain, 3)
     found, weighted, cost = play(costly, 3)
     assert found == actions
@@ -192,7 +193,7 @@ def test_costs_multiply_rewards(reward: Any) -> None:
 def test_the_return_is_the_cost_above_the_bound() -> None:
     costs = np.array([0.5, 3.0, 1.0, 2.0])
     for number, dag in enumerate(some_dags()):
-        env = Batching([dag], max_types=4, costs=costs.tolist())
+        env = Batching([dag._replace(n_types=4, costs=costs)], max_types=4)
         _, rewards, cost = play(env, number)
         bound = np.zeros(4)
         bound[: dag.n_types] = chains_ahead(dag).max(axis=0)

@@ -3,7 +3,7 @@
 The machine is a table of values, learned by `autobatch.policies.fsm.qlearning`. In a state it runs the type with the
 highest value among those tried there. In an unknown state, or one where no type that may run has been tried, the rule
 of `Score` decides, and the batch counts as unseen; a learner (`autobatch.policies.fsm.online`) then adds the state. A
-policy may hold several machines: each plans, and the schedule with the fewest batches is kept. Source: ED-Batch
+policy may hold several machines: each plans, and the schedule of the least cost is kept. Source: ED-Batch
 (arXiv:2302.03851); the critical set, the mask, the fallback and rivals are ours.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 from autobatch._native import plan_by_machine
 from autobatch.arrays import IntArray
 from autobatch.errors import PolicyError
-from autobatch.graph.dag import Dag, reverse, to_dag
+from autobatch.graph.dag import Dag, reverse, to_dag, type_costs
 from autobatch.graph.graph import Graph, Types
 from autobatch.graph.graph_check import naming_cycles
 from autobatch.policies.fsm.encoding import ENCODINGS, LISTED, Encoding
@@ -128,7 +128,7 @@ class Fsm(Directed):
         compact: delete superfluous batches, see `Directed`.
         about: how it was learned; saved with it.
         weights: the weights of the rule that decides in unknown states.
-        rivals: other machines for the same types. All plan, so the kept schedule never has more batches than that of
+        rivals: other machines for the same types. All plan, so the kept schedule never costs more than that of
             any one machine; planning time grows with their number.
         example: a mini-batch for the drawing in notebooks, until the policy plans another one; not saved.
 
@@ -295,8 +295,11 @@ class Fsm(Directed):
         n_types = max(len(self.types.names), int(place.max(initial=-1)) + 1)
         if self.learner is not None and n_types > len(self.types.names):
             self._take_in(TypeNames.of(graph.types), place)
-        dag = to_dag(graph)
-        return dag._replace(type_id=place[dag.type_id], n_types=n_types)
+        dag, costs = to_dag(graph), None
+        if dag.costs is not None:
+            costs = np.ones(n_types)
+            costs[place] = type_costs(dag)
+        return dag._replace(type_id=place[dag.type_id], n_types=n_types, costs=costs)
 
     def plan(self, dag: Dag) -> Batches:
         """Simulate batch by batch, from the inputs, with the first machine."""

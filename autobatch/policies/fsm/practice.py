@@ -15,7 +15,7 @@ import numpy as np
 from autobatch._native import Course, learn_from_all, plan_by_machine
 from autobatch.arrays import FloatArray
 from autobatch.devices.device import Device
-from autobatch.graph.dag import Dag
+from autobatch.graph.dag import Dag, cost_of
 from autobatch.policies.fsm.device_simulator import (
     CHANCES,
     DeviceSimulator,
@@ -81,8 +81,8 @@ class Practice(Protocol):
     def learn(self, table: Table, n_episodes: int) -> Table:
         """Play `n_episodes` more episodes; return the table after learning from them."""
 
-    def measure(self, table: Table) -> list[int]:
-        """Count the batches of each measured mini-batch, without exploration."""
+    def measure(self, table: Table) -> list[float]:
+        """Add up the costs of the batches of each measured mini-batch, without exploration."""
 
 
 class OnProcessor:
@@ -103,9 +103,9 @@ class OnProcessor:
             self._n_played += 1
         return table
 
-    def measure(self, table: Table) -> list[int]:
-        task = self._task
-        return [plan_by_machine(dag, table, task.machine.rules(), LEARNED)[0][0].size for dag in task.measured]
+    def measure(self, table: Table) -> list[float]:
+        machine = self._task.machine.rules()
+        return [cost_of(dag, plan_by_machine(dag, table, machine, LEARNED)[0][0]) for dag in self._task.measured]
 
 
 class OnDevice:
@@ -131,8 +131,8 @@ class OnDevice:
         self._n_played += n_episodes
         return copy_table(table)  # without the room reserved for repeated states
 
-    def measure(self, table: Table) -> list[int]:
+    def measure(self, table: Table) -> list[float]:
         if self._measured is None:
             return []
-        n_batches: list[int] = self._measured.run([rank_tried(self._task.machine, table)]).n_batches.tolist()
+        n_batches: list[float] = self._measured.run([rank_tried(self._task.machine, table)]).n_batches.tolist()
         return n_batches

@@ -22,7 +22,7 @@ import numpy as np
 from autobatch.arguments import check_arguments, check_int
 from autobatch.devices.finding import find_device
 from autobatch.errors import PolicyError
-from autobatch.graph.dag import Dag, chains_ahead, reverse
+from autobatch.graph.dag import Dag, chains_ahead, reverse, type_costs
 from autobatch.policies.fsm.episodes import LearningRules
 from autobatch.policies.fsm.machine import WAYS, Fsm, Machine, TypeNames, Way
 from autobatch.policies.fsm.practice import Exploration, OnDevice, OnProcessor, Practice, Task
@@ -47,7 +47,7 @@ class QLearning:
             minimum; on a GPU, episodes played at once have probabilities from `epsilon` to `epsilon_min`.
         n_steps: the number of rewards in a return.
         evaluate_every: episodes between rollouts without exploration; a GPU plays them at once.
-        tolerance: learning stops when the batches are within this fraction of the chain bound.
+        tolerance: learning stops when the cost of the batches is within this fraction of the chain bound.
         reward: see `autobatch.policies.fsm.rewards`.
         bootstrap: add to a return the highest value of the state reached after `n_steps`. The learned machines were
             worse, with 12% to 15% more batches on lattices.
@@ -103,8 +103,9 @@ class Progress:
 
     Attributes:
         episodes: played so far.
-        batches: the mean over the measured mini-batches, which are the held-out ones if there are any.
-        bound: the mean of their chain bounds.
+        batches: the mean over the measured mini-batches, which are the held-out ones if there are any; the mean cost of
+            the batches, if types have costs.
+        bound: the mean of their chain bounds, likewise.
         states: met by the machine so far.
     """
 
@@ -174,7 +175,7 @@ def learn_fsm(
         settings: the settings of learning.
         direction: of planning; "both" learns a table for each direction.
         compact: see `Directed`.
-        held_out: mini-batches that select the table with the fewest batches; by default `dags`.
+        held_out: mini-batches that select the table whose batches cost the least; by default `dags`.
         seed: determines the table.
         device: "cpu" plays one episode after the other; "cuda" plays `evaluate_every` at once on a GPU.
         on_progress: called after every rollout.
@@ -206,6 +207,8 @@ def make_lessons(
         raise PolicyError("learning a policy: there must be at least one mini-batch, got none.")
     if check_device(device) == "cuda" and settings.bootstrap:
         raise PolicyError('learning a policy: device="cuda" does not support bootstrap=True; leave one of them out.')
+    if device == "cuda" and any(dag.costs is not None for dag in dags):
+        raise PolicyError('learning a policy: device="cuda" does not support costs of types; leave one of them out.')
     seed = check_int("seed of learn_policy", seed, at_least=0, error=PolicyError, below=2**128)
     lessons = []
     for way in WAYS if direction == "both" else (direction,):
@@ -227,7 +230,7 @@ def learn_table(lesson: Lesson, on_progress: Report) -> Learned:
     practice: Practice = practise(task, [lesson.seed, lesson.way == "backward"])
     n_types = task.dags[0].n_types
     table = make_table(n_types, task.machine.width(n_types))
-    bound = _mean([float(chains_ahead(dag).max(axis=0).sum()) for dag in measured])
+    bound = _mean([float(chains_ahead(dag).max(axis=0) @ type_costs(dag)) for dag in measured])
     best, fewest, curve, n_played = table, np.inf, [], 0
     while n_played < settings.episodes:
         n_more = min(settings.evaluate_every, settings.episodes - n_played)

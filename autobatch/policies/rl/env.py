@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch._native import Simulation
-from autobatch.arguments import show
 from autobatch.errors import PolicyError
-from autobatch.graph.dag import Dag
+from autobatch.graph.dag import Dag, type_costs
 from autobatch.keywords import checked
 from autobatch.policies.fsm.rewards import REWARDS, Reward
 from autobatch.policies.rules.directed import Batches
@@ -46,15 +45,14 @@ class Batching(gymnasium.Env[Observation, Any]):
 
     Args:
         dags: the graphs, for example from `Dag.from_edges` or `episodes`; each episode draws one uniformly.
-        reward: the reward for a batch. "critical" is 0 if the batch lowers the chain bound of the remaining nodes, else
-            -1, so the return of an episode is the bound minus the number of batches; "published" is that of ED-Batch,
-            see `autobatch.policies.fsm.rewards`.
+        reward: the reward for a batch, times the cost of its type, see `Dag`. "critical" is 0 if the batch lowers the
+            chain bound of the remaining nodes, else -1, so the return of an episode is the bound minus the number of
+            batches; "published" is that of ED-Batch, see `autobatch.policies.fsm.rewards`.
         max_types: the rows of an observation; by default the most types of any graph.
-        costs: the cost of a batch of each type, which multiplies its reward; 1 by default.
 
     Raises:
         PolicyError: `dags` is empty, or contains a graph that is malformed, lacks nodes or has more types than
-            `max_types`; the reward is unknown; or the costs are not a positive number for each type.
+            `max_types`; or the reward is unknown.
 
     Cost: some 30 us per step, mostly overhead of calls from Python.
 
@@ -73,14 +71,8 @@ class Batching(gymnasium.Env[Observation, Any]):
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012, as Gymnasium declares it
 
-    @checked(dags=PolicyError, reward=PolicyError, costs=PolicyError)
-    def __init__(
-        self,
-        dags: Sequence[Dag],
-        reward: Reward = "critical",
-        max_types: int | None = None,
-        costs: Sequence[float] | None = None,
-    ) -> None:
+    @checked(dags=PolicyError, reward=PolicyError)
+    def __init__(self, dags: Sequence[Dag], reward: Reward = "critical", max_types: int | None = None) -> None:
         dags = _check_dags(dags)
         most = max(dag.n_types for dag in dags)
         n_types = most if max_types is None else max_types
@@ -90,7 +82,6 @@ class Batching(gymnasium.Env[Observation, Any]):
             )
         self._dags = [dag._replace(n_types=n_types) for dag in dags]
         self._reward = REWARDS.index(reward)
-        self._costs = _check_costs(costs, n_types)
         self._begin(self._dags[0])
         self.action_space = spaces.Discrete(n_types)
         seen = {
@@ -101,7 +92,7 @@ class Batching(gymnasium.Env[Observation, Any]):
         self.observation_space = spaces.Dict(seen)  # type: ignore[assignment]
 
     def _begin(self, dag: Dag) -> None:
-        self._dag, self._sim = dag, Simulation(dag)
+        self._dag, self._sim, self._costs = dag, Simulation(dag), type_costs(dag).tolist()
         self._n_batches = self._n_wasted = 0
         self._cost = 0.0
 
@@ -197,22 +188,6 @@ def _check_dags(dags: Sequence[Dag]) -> list[Dag]:
         except (TypeError, ValueError) as error:
             raise PolicyError(f"making an environment: dags[{number}] is malformed: {error}.") from error
     return [*dags]
-
-
-def _check_costs(costs: Sequence[float] | None, n_types: int) -> list[float]:
-    """Return the cost of a batch of each type.
-
-    Raises:
-        PolicyError: there are not as many as types, or one is not a positive number.
-    """
-    if costs is None:
-        return [1.0] * n_types
-    found = [float(cost) for cost in costs]
-    if len(found) != n_types or not all(0 < cost < np.inf for cost in found):
-        raise PolicyError(
-            f"making an environment: costs must be {n_types} positive numbers, one for each type, got {show(costs)}."
-        )
-    return found
 
 
 def register(name: str) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Iterator
-from operator import attrgetter
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy as np
 from autobatch._native import plan_by_rule
 from autobatch.arrays import IntArray
 from autobatch.errors import PolicyError
-from autobatch.graph.dag import Dag, reverse, to_dag
+from autobatch.graph.dag import Dag, cost_of, reverse, to_dag
 from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import naming_cycles
 from autobatch.keywords import checked
@@ -28,8 +27,6 @@ from autobatch.schedule.schedule import BasePolicy, CoreRule, Schedule
 
 Direction: TypeAlias = Literal["forward", "backward", "both"]
 Batches: TypeAlias = tuple[IntArray, IntArray, IntArray]  # batch_type[K], batch_ptr[K+1], order[N]
-N_BATCHES = attrgetter("batch_type.size")
-
 
 WAYS_OF: dict[Direction, int] = {"forward": 1, "backward": 2, "both": 3}  # as in `native/policies/directed.h`
 
@@ -39,7 +36,7 @@ class Directed(BasePolicy):
 
     Args:
         direction: "forward" plans from the inputs, "backward" from the outputs; "both" does both and keeps the plan
-            with fewer batches, the forward one if equal.
+            of the least cost, the forward one if equal: by default, the one with fewer batches.
         compact: delete superfluous batches, before the two directions are compared.
 
     Attributes:
@@ -100,12 +97,12 @@ class Directed(BasePolicy):
             return self.plan_best(to_dag(graph))
 
     def plan_best(self, dag: Dag) -> Schedule:
-        """Plan in the requested directions, compact if requested, and keep the schedule with the fewest batches."""
+        """Plan in the requested directions, compact if requested, and keep the schedule of the least cost."""
         plans = [Schedule(*plan) for plan in self.plans(dag)]
         if not self.compact:
-            return min(plans, key=N_BATCHES)
+            return min(plans, key=lambda plan: cost_of(dag, plan.batch_type))
         compacted = [compact_sequence(dag, plan.batch_type) for plan in plans]
-        plan, shortest = min(zip(plans, compacted, strict=True), key=lambda pair: pair[1].size)
+        plan, shortest = min(zip(plans, compacted, strict=True), key=lambda pair: cost_of(dag, pair[1]))
         if shortest.size == plan.n_batches:
             return plan
         return to_schedule_at(dag, shortest, embed_early(dag, shortest))

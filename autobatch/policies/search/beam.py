@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from autobatch.arrays import FloatArray, IntArray
+from autobatch.arrays import IntArray
 from autobatch.errors import PolicyError
-from autobatch.graph.dag import Dag, reverse
-from autobatch.policies.search.exact import ANY_COUNT, check_cost
+from autobatch.graph.dag import Dag, reverse, type_costs
+from autobatch.policies.search.exact import ANY_COUNT
 from autobatch.policies.search.layered import search_layers
 from autobatch.policies.search.reduction import find_suffixes, reduce_graph
 from autobatch.policies.sequences.compaction import compact
@@ -20,20 +20,18 @@ from autobatch.policies.sequences.compaction import compact
 WIDTH = 16
 
 
-def beam_search(dag: Dag, width: int = WIDTH, cost: FloatArray | None = None) -> IntArray:
-    """Find a short sequence of types that finishes a graph.
+def beam_search(dag: Dag, width: int = WIDTH) -> IntArray:
+    """Find a cheap sequence of types that finishes a graph.
 
     Args:
         dag: N nodes, E edges, T types.
         width: the most states extended per layer, at least 1.
-        cost: float64[T], the positive cost of a batch of each type; by default 1, which seeks few batches.
 
     Returns:
         int32[K], compacted and deterministic; the result of the forward search if both cost the same.
 
     Raises:
-        PolicyError: `width` is not positive, `cost` is not one positive number per type, or the reduced graph is too
-            large.
+        PolicyError: `width` is not positive, or the reduced graph is too large.
 
     Cost: that of the reduced graph, and about `width` * T states per layer and direction, at about 1 µs each.
 
@@ -43,8 +41,7 @@ def beam_search(dag: Dag, width: int = WIDTH, cost: FloatArray | None = None) ->
     """
     if width < 1:
         raise PolicyError(f"searching with a beam: width must be at least 1, got {width}.")
-    cost = check_cost(cost, dag.n_types)
-    reduced = reduce_graph(dag).dag
+    reduced, cost = reduce_graph(dag).dag, type_costs(dag)
     forward = search_layers(find_suffixes(reduced), cost, np.inf, width, ANY_COUNT)
     backward = search_layers(find_suffixes(reverse(reduced)), cost, np.inf, width, ANY_COUNT)
     return compact(reduced, backward.sequence[::-1].copy() if backward.cost < forward.cost else forward.sequence)

@@ -1,4 +1,4 @@
-"""Prove lower bounds on the number of batches of a graph, and measure the gap of a schedule.
+"""Prove lower bounds on the cost of the batches of a graph, and measure the gap of a schedule.
 
 The *chain bound* adds up, over types, the most nodes of a type on a path. It ignores how types alternate. The *better
 bound* takes this into account for a few types at a time: a sequence that finishes a graph, restricted to these types,
@@ -18,9 +18,9 @@ import numpy as np
 
 from autobatch.arrays import FloatArray, IntArray
 from autobatch.errors import PolicyError
-from autobatch.graph.dag import Dag, chains_ahead, reverse
+from autobatch.graph.dag import Dag, chains_ahead, cost_of, reverse, type_costs
 from autobatch.policies.search.beam import beam_search
-from autobatch.policies.search.exact import check_cost, search_both
+from autobatch.policies.search.exact import search_both
 from autobatch.policies.search.layered import TOLERANCE
 from autobatch.policies.search.reduction import find_suffixes, project, reduce_graph
 from autobatch.policies.sequences.embedding import finishes
@@ -77,21 +77,17 @@ class Certificate:
         return f"{self.n_batches} batches{price}, bound {self.bound:g}, {verdict}"
 
 
-def chain_bound(dag: Dag, cost: FloatArray | None = None) -> float:
-    """Add up, over types, the cost of the most nodes of the type on a path; batches, if `cost` is not given.
+def chain_bound(dag: Dag) -> float:
+    """Add up, over types, the cost of a batch for each of the most nodes of the type on a path.
 
     Nodes on one path never share a batch. Cost: O(T * (N + E)).
-
-    Raises:
-        PolicyError: `cost` is not one positive number per type.
     """
-    return float(_longest_chains(dag) @ check_cost(cost, dag.n_types))
+    return float(_longest_chains(dag) @ type_costs(dag))
 
 
 def pair_bound(
     dag: Dag,
     max_states: int = MAX_STATES,
-    cost: FloatArray | None = None,
     *,
     max_types: int = 3,
     known: IntArray | None = None,
@@ -103,14 +99,12 @@ def pair_bound(
     Args:
         dag: N nodes, E edges, T types.
         max_states: the most states created by all searches together; each may create at most half of them.
-        cost: float64[T], the positive cost of a batch of each type; by default 1.
         max_types: the most types examined together.
         known: int32[K], a sequence that finishes the graph, as short as possible; by default that of a beam search.
             The search ends when the bound reaches its cost, which proves it optimal.
 
     Raises:
-        PolicyError: `cost` is not one positive number per type, the reduced graph is too large to be compared, or SciPy
-            is missing.
+        PolicyError: the reduced graph is too large to be compared, or SciPy is missing.
 
     Cost: that of the reduced graph, of each set of types the reduced graph of a projection, 1 to 5 µs per state, and
     milliseconds for each integer program.
@@ -119,9 +113,8 @@ def pair_bound(
     >>> chain_bound(dag), pair_bound(dag).value
     (2.0, 3.0)
     """
-    cost = check_cost(cost, dag.n_types)
-    reduced = reduce_graph(dag).dag
-    known = beam_search(reduced, cost=cost) if known is None else known
+    reduced, cost = reduce_graph(dag).dag, type_costs(dag)
+    known = beam_search(reduced) if known is None else known
     counts = np.bincount(known, minlength=dag.n_types).astype(np.int32)
     target = float(counts @ cost) * (1 - TOLERANCE)
     search = _Search(reduced, cost, counts)
@@ -135,30 +128,27 @@ def pair_bound(
     return Bound(value, float(search.longest @ cost), search.parts, search.n_states)
 
 
-def certify(dag: Dag, sequence: IntArray, bound: float, cost: FloatArray | None = None) -> Certificate:
+def certify(dag: Dag, sequence: IntArray, bound: float) -> Certificate:
     """State how far a sequence is from a lower bound.
 
     Args:
         dag: the graph.
         sequence: int32[K] type ids.
         bound: a lower bound on the cost of sequences that finish the graph.
-        cost: float64[T]; by default 1.
 
     Raises:
-        PolicyError: the sequence does not finish the graph, or costs less than the bound, which is then invalid; or
-            `cost` is not one positive number per type.
+        PolicyError: the sequence does not finish the graph, or costs less than the bound, which is then invalid.
 
     >>> dag = Dag(*(np.array(a, np.int32) for a in ([0, 1, 1, 0], [0, 0, 1, 1, 2], [0, 2])), 2)
     >>> print(certify(dag, np.array([0, 1, 0], np.int32), 2))
     3 batches, bound 2, at most 50.0% above the optimum
     """
-    cost = check_cost(cost, dag.n_types)
     if not finishes(dag, sequence):
         raise PolicyError(
             f"certifying a sequence of {sequence.size} types: it must finish the graph of {dag.type_id.size} "
             f"nodes, but does not."
         )
-    certificate = Certificate(sequence.size, float(cost[sequence].sum()), float(bound))
+    certificate = Certificate(sequence.size, cost_of(dag, sequence), float(bound))
     if certificate.cost < bound - TOLERANCE * (1 + bound):
         raise PolicyError(
             f"certifying a sequence: its cost must be at least the bound, {bound:g}, got {certificate.cost:g}; one of "

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autobatch.arrays import FloatArray, IntArray
-from autobatch.errors import PolicyError
-from autobatch.graph.dag import Dag, reverse
+from autobatch.graph.dag import Dag, reverse, type_costs
 from autobatch.policies.search.layered import TOLERANCE, Outcome, search_layers
 from autobatch.policies.search.reduction import find_suffixes, reduce_graph
 from autobatch.policies.search.suffix import Suffixes
@@ -49,19 +48,16 @@ class Exact:
         return self.lower_bound >= self.cost - TOLERANCE * (1 + self.cost)
 
 
-def find_shortest(
-    dag: Dag, max_states: int = MAX_STATES, cost: FloatArray | None = None, *, least: float = 0.0
-) -> Exact:
+def find_shortest(dag: Dag, max_states: int = MAX_STATES, *, least: float = 0.0) -> Exact:
     """Search for a cheapest sequence of types that finishes a graph, and for a proof of optimality.
 
     Args:
         dag: N nodes, E edges, T types.
         max_states: the total number of states that may be created; a beam of 16 always runs.
-        cost: float64[T], the positive cost of a batch of each type; by default 1, which seeks the fewest batches.
         least: a known lower bound, from which the search starts.
 
     Raises:
-        PolicyError: `cost` is not one positive number per type, or the reduced graph is too large to be compared.
+        PolicyError: the reduced graph is too large to be compared.
 
     Cost: 2 to 10 µs a state, more the more states a layer has; their number can grow exponentially. 256 two-type trees
     take 1,500 to 12,000 states, 32 lattices with variadic sums 120,000.
@@ -72,26 +68,9 @@ def find_shortest(
     >>> exact.sequence.tolist(), exact.proven
     ([0, 1, 0], True)
     """
-    cost = check_cost(cost, dag.n_types)
     reduced = reduce_graph(dag).dag
     both = (find_suffixes(reduced), find_suffixes(reverse(reduced)))
-    return search_both(both, cost, max_states, least=least)
-
-
-def check_cost(cost: FloatArray | None, n_types: int) -> FloatArray:
-    """Return the cost of each type, float64[T]; ones if `cost` is None.
-
-    Raises:
-        PolicyError: `cost` is not one positive, finite number per type.
-    """
-    if cost is None:
-        return np.ones(n_types)
-    values = np.asarray(cost, np.float64)
-    if values.shape != (n_types,) or not np.all((values > 0) & (values < np.inf)):
-        raise PolicyError(
-            f"cost must be one finite number above 0 for each of the {n_types} types, got {values.tolist()}."
-        )
-    return np.ascontiguousarray(values)
+    return search_both(both, type_costs(dag), max_states, least=least)
 
 
 def search_both(

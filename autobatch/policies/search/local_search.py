@@ -1,8 +1,8 @@
-"""Improve a sequence of types by local search: perturb it, compact it, and keep the result unless it is longer.
+"""Improve a sequence of types by local search: perturb it, compact it, and keep the result unless it costs more.
 
 A step inserts up to eight types within about twenty positions, or moves one entry, or swaps two; the perturbed sequence
 is compacted from the left or from the right, at random (`autobatch.policies.sequences.compaction`). An inserted type
-makes others superfluous, so most improvements are insertions. Results of equal length are also kept, so that the
+makes others superfluous, so most improvements are insertions. Results of equal cost are also kept, so that the
 search can cross plateaus. The budget counts steps, so the same seed gives the same sequence.
 """
 
@@ -21,7 +21,7 @@ MOST_SEED = 2**31 - 1  # as in `native/policies/local_search.h`
 def local_search(
     dag: Dag, sequence: IntArray, rng: np.random.Generator, max_steps: int = 5000, enough: float = 0.0
 ) -> IntArray:
-    """Search for a shorter sequence around one that finishes a graph.
+    """Search for a cheaper sequence around one that finishes a graph.
 
     Args:
         dag: N nodes, T types: the graph or, for faster steps, the reduced one (`reduce_graph`), which the same
@@ -29,10 +29,10 @@ def local_search(
         sequence: int32[K] type ids; finishes `dag`.
         rng: the source of the seed, one number.
         max_steps: number of perturbed sequences to examine.
-        enough: stop when the length reaches this, such as a lower bound.
+        enough: stop when the cost reaches this, such as a lower bound.
 
     Returns:
-        int32[K'] that finishes `dag`, with K' <= K.
+        int32[K'] that finishes `dag`, and does not cost more.
 
     Raises:
         ScheduleError: the sequence does not finish the graph.

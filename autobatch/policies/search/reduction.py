@@ -80,7 +80,7 @@ def project(dag: Dag, types: Collection[int]) -> Dag:
     A sequence finishes it exactly when its entries of these types are those of a sequence that finishes `dag`.
     Raises as `find_suffixes`. Cost: as `reduce_graph`; apply it to a reduced graph.
     """
-    return reduce_graph(Dag(*suffixes_to_dag(find_suffixes(dag, types))[0])).dag
+    return reduce_graph(Dag(*suffixes_to_dag(find_suffixes(dag, types))[0], dag.costs)).dag
 
 
 def _reduce(reduced: ReducedGraph, compare: bool) -> ReducedGraph:
@@ -88,7 +88,7 @@ def _reduce(reduced: ReducedGraph, compare: bool) -> ReducedGraph:
     suffixes, suffix = to_suffixes(reduced.dag, np.ones(reduced.dag.n_types, np.bool_), compare)
     smaller, place = suffixes_to_dag(suffixes)
     mapped = np.append(place[suffix], np.int32(-1))  # so that a node without a representative stays without
-    return _turn_round(ReducedGraph(Dag(*smaller), mapped[reduced.node]))
+    return _turn_round(ReducedGraph(Dag(*smaller, reduced.dag.costs), mapped[reduced.node]))
 
 
 def _turn_round(reduced: ReducedGraph) -> ReducedGraph:

@@ -1,6 +1,6 @@
-"""Search for a schedule with few batches, for mini-batches that run many times.
+"""Search for a cheap schedule, for mini-batches that run many times; one with few batches, if all types cost the same.
 
-A rule comes first: if its sequence has as few batches as the chain bound, that is proven optimal, and most graphs need
+A rule comes first: if its sequence costs no more than the chain bound, that is proven optimal, and most graphs need
 no more. Otherwise the search works on the reduced graph, a smaller graph that the same sequences of types finish. Rules
 in both directions and a beam search find starting sequences. Local search spends half of the steps on these, in equal
 shares, and the rest on the best result; it stops at the bound.
@@ -14,7 +14,7 @@ import numpy as np
 
 from autobatch.arrays import IntArray
 from autobatch.errors import PolicyError
-from autobatch.graph.dag import Dag, to_dag
+from autobatch.graph.dag import Dag, cost_of, to_dag
 from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_order
 from autobatch.keywords import checked
@@ -22,6 +22,7 @@ from autobatch.policies.rules.heuristics import Agenda
 from autobatch.policies.rules.rules import Score
 from autobatch.policies.search.beam import WIDTH, beam_search
 from autobatch.policies.search.bounds import chain_bound
+from autobatch.policies.search.layered import TOLERANCE
 from autobatch.policies.search.local_search import local_search
 from autobatch.policies.search.reduction import reduce_graph
 from autobatch.policies.sequences.embedding import embed_early, to_schedule_at
@@ -73,14 +74,15 @@ class Search(BasePolicy):
         return to_schedule_at(dag, sequence, embed_early(dag, sequence))
 
     def sequence(self, dag: Dag) -> IntArray:
-        """Search for a sequence of types that finishes a dag."""
-        enough, rng = chain_bound(dag), np.random.default_rng(self.seed)
+        """Search for a cheap sequence of types that finishes a dag."""
+        enough, rng = chain_bound(dag) * (1 + TOLERANCE), np.random.default_rng(self.seed)
         first, _, _ = Score().plan(dag)
-        if first.size <= enough:
+        if cost_of(dag, first) <= enough:
             return first
         reduced = reduce_graph(dag).dag
         starts = [rule("both", compact=True).plan_best(reduced).batch_type for rule in (Score, Agenda)]
         starts.append(beam_search(reduced, self.width))
         share = self.steps // (2 * len(starts))
         found = [local_search(reduced, start, rng, share, enough=enough) for start in starts]
-        return local_search(reduced, min(found, key=len), rng, self.steps - share * len(starts), enough=enough)
+        best = min(found, key=lambda sequence: cost_of(dag, sequence))
+        return local_search(reduced, best, rng, self.steps - share * len(starts), enough=enough)

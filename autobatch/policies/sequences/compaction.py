@@ -9,7 +9,7 @@ after it. Conversely, a node with L = R = k has no other position.
 One pass from the left drops positions until none can be dropped. Dropping a position does not change R of the nodes
 beyond it, so the late embedding is computed once. Position k is kept only if a node with R = k has not run at an
 earlier kept position, which means that L = R = k for it by now. A kept position stays needed, because drops only raise
-L and lower R. The mirrored pass goes from the right. The two passes find different sequences; the shorter one is used.
+L and lower R. The mirrored pass goes from the right. The two passes find different sequences; the cheaper one is used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from autobatch.policies.sequences.embedding import embed_late, refused_place
 
 
 def compact(dag: Dag, sequence: IntArray) -> IntArray:
-    """Drop positions, from the left and from the right, until none can be dropped; return the shorter result.
+    """Drop positions, from the left and from the right, until none can be dropped; return the cheaper result.
 
     Alternating early and late embeddings that drop unused positions, and then dropping single positions while one
     exists, takes more passes and ends at about the same lengths (0.3% shorter over 16 sequences for lattices).
@@ -34,7 +34,7 @@ def compact(dag: Dag, sequence: IntArray) -> IntArray:
 
     Returns:
         int32[K'], a subsequence that finishes `dag` and of which no position can be dropped; the left pass's, if
-        equally long.
+        both cost the same.
 
     Raises:
         ScheduleError: the sequence does not finish the graph; names a node without a position.
