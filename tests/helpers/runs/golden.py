@@ -106,7 +106,7 @@ def digests_of(drawn: Drawn) -> dict[str, str]:
         "digest": digest(merged.digest, *[graph.digest for graph in graphs]),
         "starts": digest(*data_starts(merged.type_id, merged.attr, arrays)),
         "ranges": digest(*[f"{i}: {error}" for i, error in find_out_of_range(_spoilt(merged)).items()]),
-        "reverse": digest(*reverse(dag)),
+        "reverse": digest(*reverse(dag)[:4]),
         "readers": digest(*Simulation(dag).tables()[:2]),
         "depths": digest(find_depths(dag.edge_ptr, dag.edge_src)),
         "chains": digest(chains_ahead(dag)),
