@@ -289,7 +289,7 @@ bool Search::run(double limit, int64_t width, int64_t max_states, Outcome& outco
   Vec<int32_t> parents, type_ids;  // of all states that were kept
   if (!count_chains() || !result_.resize(suffixes_.size() + 1) || !may_run_.resize(cost_.size) || !begin(layer))
     return false;
-  slack_ = TOLERANCE * (1.0 + rest(suffixes_.first));
+  slack_ = TOLERANCE * rest(suffixes_.first);
   if (!parents.push(-1) || !type_ids.push(-1)) return false;
   outcome.cost = outcome.unseen = INFINITE;
   int64_t offset = 0, best_at = -1;

@@ -11,8 +11,9 @@ import pytest
 from autobatch._native import Course, add_states
 from autobatch.errors import PolicyError
 from autobatch.graph.build import merge_graphs
-from autobatch.graph.dag import Dag, chains_ahead, to_dag
+from autobatch.graph.dag import Dag, chains_ahead, cost_of, to_dag
 from autobatch.graph.graph import Graph, NamedTypes
+from autobatch.graph.sketch import to_graph
 from autobatch.models.data.listops import draw_trees
 from autobatch.models.shapes import make_tree_graph
 from autobatch.policies.fsm.encoding import ENCODINGS
@@ -23,7 +24,7 @@ from autobatch.policies.fsm.rewards import REWARDS, Reward
 from autobatch.policies.fsm.table import Table, copy_table, make_table, with_room
 from autobatch.policies.learning import PUBLISHED, learn
 from autobatch.policies.rules.directed import Direction
-from autobatch.schedule.schedule import min_batches
+from autobatch.schedule.schedule import min_batches, min_cost
 from autobatch.schedule.schedule_check import check_schedule
 from helpers.checkers.machine_tables import rows_of, states_by_hand
 from helpers.programs.graphs import LETTERS, TREE, chain, random_dag, random_tree
@@ -78,14 +79,15 @@ def learn_by_hand(states: list[list[int]], sequence: list[int], rewards: list[fl
 @each("n_steps", [1, 3, 100])
 @each("seed", range(5))
 def test_an_episode_is_the_one_defined(reward: Reward, n_steps: int, seed: int) -> None:
-    graph = random_dag(seed, n_nodes=30)
+    costs = np.array([0.5, 1.0, 3.0, 10.0]) if seed % 2 else np.ones(4)
+    graph = to_graph(to_dag(random_dag(seed, n_nodes=30))._replace(costs=costs if seed % 2 else None))
     dag, machine = to_dag(graph), Machine(ENCODINGS[seed % 3], critical=seed % 2 == 0)
     settings = QLearning(reward=reward, n_steps=n_steps, learning_rate=0.3, discount=0.9)
     course, table = play(graph, machine, settings, epsilon=1.0, seed=seed)
     _, chosen, gained = course.episode()
     sequence = chosen.tolist()
     states = states_by_hand(dag, sequence, machine.encoding, machine.critical)
-    rewards = rewards_by_hand(dag, sequence, reward)
+    rewards = [costs[kind] * x for kind, x in zip(sequence, rewards_by_hand(dag, sequence, reward), strict=True)]
     np.testing.assert_allclose(gained, rewards, atol=1e-12)
     wanted, found = learn_by_hand(states, sequence, rewards, settings), rows_of(table)
     assert found.keys() == wanted.keys()
@@ -97,9 +99,11 @@ def test_an_episode_is_the_one_defined(reward: Reward, n_steps: int, seed: int) 
 @each("seed", range(20))
 def test_the_critical_rewards_are_the_bound_less_the_batches(seed: int) -> None:
     graph = random_dag(seed, n_nodes=60)
-    course, _ = play(graph, Machine(), QLearning(reward="critical"), epsilon=1.0, seed=seed)
-    *_, rewards = course.episode()
-    assert rewards.sum() == min_batches(graph) - rewards.size
+    costly = to_graph(to_dag(graph)._replace(costs=np.array([0.5, 1.0, 3.0, 10.0])))
+    for one in (graph, costly):
+        course, _ = play(one, Machine(), QLearning(reward="critical"), epsilon=1.0, seed=seed)
+        _, sequence, rewards = course.episode()
+        assert rewards.sum() == min_cost(one) - cost_of(to_dag(one), sequence)
 
 
 @each("seed", range(5))
