@@ -90,6 +90,9 @@ class LoadedCell(Cell):
         body.__signature__ = signature.replace(parameters=[first, *signature.parameters.values()])  # type: ignore[attr-defined]
         super().__init__(body, static, ragged)
         self._variants, self._name_of = variants, name_of
+        keys = [json.loads(text) for text in variants]
+        self._kinds = {name: set[str]().union(*(_kinds(key[name]) for key in keys)) for name in signature.parameters}
+        self.as_floats = frozenset(x for x, kinds in self._kinds.items() if "float" in kinds and "int" not in kinds)
         self._engines: dict[int, Any] = {}
 
     def run_eagerly(self, owner: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -140,7 +143,9 @@ class LoadedCell(Cell):
         if FIXED in known - kinds_of(values.keys.values()):
             raise NeedsData(f"cell {self.name!r} needs numbers of its data.", values.data)
         if values.lists and "list" in known:
-            raise NeedsLength(values.lists[0].group, "was exported for separate elements")
+            own = zip(values.in_argument, values.lists, strict=True)
+            found = next((one for name, one in own if "list" in self._kinds[name]), values.lists[0])
+            raise NeedsLength(found.group, "was exported for separate elements")
         raise self._refuse(values.keys, json.loads(text), [json.loads(text) for text in self._variants])
 
     def _refuse(self, keys: Mapping[str, Key], given: Mapping[str, Any], known: list[Any]) -> GraphError:
@@ -171,7 +176,8 @@ class _Values:
     Attributes:
         keys: keys of the arguments, by name.
         builder: builder of the trace.
-        lists: arguments that are lists of any length, in order.
+        lists: arguments that are lists of any length, or parts of arguments, in order.
+        in_argument: name of the argument that contains each list.
         data: leaves that are ints.
         of_leaf: leaf to its value in the trace.
         group_of: variadic group of the call to that of the trace.
@@ -180,12 +186,13 @@ class _Values:
     def __init__(self, arguments: Mapping[str, Any], static: Collection[str]) -> None:
         self.builder: Any = STAGE.current
         assert isinstance(self.builder, ListBuilder)
-        self.lists = list[Any]()
+        self.lists, self.in_argument = list[Any](), list[str]()
         self.data, self.of_leaf, self.group_of = set[int](), dict[int, int](), {NODE: NODE, SHARED: SHARED}
         self._next: dict[int, int] = {}
-        self.keys = {
-            name: Key("static", Static(x)) if name in static else self._read(x, NODE) for name, x in arguments.items()
-        }
+        self.keys: dict[str, Key] = {}
+        for name, x in arguments.items():
+            self.keys[name] = Key("static", Static(x)) if name in static else self._read(x, NODE)
+            self.in_argument += [name] * (len(self.lists) - len(self.in_argument))
 
     def _read(self, x: Any, domain: int) -> Key:
         """Read an argument, or a part of one, in a group; return its key."""
@@ -241,6 +248,12 @@ def _differs_in_elements(given: Any, known: Any, elements: list[Any]) -> bool:
     if isinstance(given, list | tuple) and isinstance(known, list | tuple):
         return len(given) == len(known) and all(map(_differs_in_elements, given, known, repeat(elements)))
     return bool(given == known)
+
+
+def _kinds(key: Any) -> set[str]:
+    """Return the kinds of a key, as JSON, and of its parts."""
+    kind, _, *rest = key
+    return {kind}.union(*map(_kinds, rest[0])) if rest else {kind}
 
 
 def _shapes(key: Any) -> Any:

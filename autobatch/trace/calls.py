@@ -36,7 +36,7 @@ from autobatch.trace.handles import Handles, Rows
 from autobatch.trace.inputs import FloatInput
 from autobatch.trace.kept import Kept
 from autobatch.trace.traces import Family, Traces
-from autobatch.trace.wrapping import Wrapping, never, to_values, treatment_of
+from autobatch.trace.wrapping import Wrapping, never, to_floats, to_values, treatment_of
 
 if TYPE_CHECKING:
     from autobatch.trace.tape import Pattern
@@ -187,6 +187,7 @@ class Calls:
                 is_static=cell.is_static,
                 origin=("cell", cell, owner),
                 ragged=cell.ragged,
+                as_floats=cell.as_floats,
                 plain=cell if owner is None else cell.__get__(owner),
             ),
         )
@@ -471,9 +472,11 @@ class Calls:
         return self._refuse_lengths(entry, family.node_type.program, args) if made is None else made
 
     def _wrapped(self, entry: Entry, args: Sequence[Any]) -> list[Any]:
-        """Return the arguments with values in place of arrays and parameters."""
+        """Return the arguments with values in place of arrays and parameters, and floats in place of some ints."""
         wrapped = [*args]
         for place, (name, x) in enumerate(zip(entry.names, args, strict=True)):
+            if name in entry.as_floats:
+                x = to_floats(x)
             if entry.lists and isinstance(x, (tuple, list)) and first_symbol(x) is not None:
                 x = to_values(x)
             if not entry.is_static(name, x):

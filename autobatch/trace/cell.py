@@ -54,12 +54,14 @@ class Cell(CellBase):
         is_single_op: whether it wraps a library function that a program calls outside cells.
         may_change: whether its body may change Python state that it reads; it does so once, not at each call.
         is_direct: whether the core may record its calls, once their native function is known.
+        as_floats: names of arguments in which ints become floats.
     """
 
     reads: ClassVar[Mapping[str, Any]] = {}
     is_single_op: ClassVar[bool] = False
     may_change: ClassVar[bool] = True
     is_direct: ClassVar[bool] = True
+    as_floats: frozenset[str] = frozenset()
 
     def __init_subclass__(cls) -> None:
         seal_cells(cls)

@@ -40,6 +40,7 @@ class Entry:
         wraps: whether arrays among the arguments become sources; else they are data.
         lists: whether sequences that hold values become lists of values only.
         ragged: the arguments whose arrays have any number of rows.
+        as_floats: the arguments in which ints become floats.
         known: the forms met so far.
         former: the forms of former types, which the cell may have again, by the types' numbers.
         fixed: by the keys of the arguments and the lengths of the lists, the arguments or parts of them (by
@@ -56,6 +57,7 @@ class Entry:
     wraps: bool = True
     lists: bool = False
     ragged: tuple[str, ...] = ()
+    as_floats: frozenset[str] = frozenset()
     known: Known = field(default_factory=dict)
     function: Any = None
     former: dict[Hashable, Known] = field(default_factory=dict)

@@ -106,6 +106,28 @@ class Wrapping:
         return value
 
 
+def to_floats(x: Any) -> Any:
+    """Convert ints, also in lists, tuples and dicts, to floats; return `x` itself if nothing changes.
+
+    Ints that no float equals are left, and so are bools.
+    """
+    if type(x) is int:
+        return float(x) if _is_exact(x) else x
+    if type(x) not in (list, tuple, dict):
+        return x
+    own = parts_of(x)
+    parts = list(map(to_floats, own))
+    return x if all(map(operator.is_, parts, own)) else Key.of_structure(x, ()).build(parts)
+
+
+def _is_exact(x: int) -> bool:
+    """Return whether a float equals an int."""
+    try:
+        return float(x) == x
+    except OverflowError:
+        return False
+
+
 def to_values(values: Sequence[Any]) -> list[Any]:
     """Convert a sequence that holds values to a list, with numbers as arrays, which are wrapped to values later."""
     parts = list(map(_as_values, values))

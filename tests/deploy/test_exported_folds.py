@@ -279,3 +279,55 @@ def test_malformed_folds_are_refused(
     ab.export(model.arrays, path, examples=[{"parent": [-1], "word": [1]}])
     with pytest.raises(ab.AutobatchError, match=message):
         ab.load(path)
+
+
+class Sized(ab.Module):
+    """A fold and rounds of messages over nodes with floats, a list of floats, and a number of either type."""
+
+    total = ab.fold("children", "node")
+    rounds = ab.fold_edges("edges", "update", "start", message="send", rounds=2, readout="add")
+
+    def __init__(self) -> None:
+        self.weight = ab.Parameter(np.linspace(0.5, 1.0, DIM))
+
+    @ab.cell
+    def node(self, children: list[Any], size: float = 0.0, box: Any = (0.0, 0.0), either: Any = 0) -> Any:
+        return ab.tanh(size * self.weight + box[0] * box[1] + either + ab.sum_n(children, shape=(DIM,)))
+
+    @ab.cell
+    def start(self, size: float) -> Any:
+        return size * self.weight
+
+    @ab.cell
+    def send(self, state: Any, length: float) -> Any:
+        return length * state
+
+    @ab.cell
+    def update(self, state: Any, messages: list[Any]) -> Any:
+        return ab.tanh(state + ab.sum_n(messages, shape=(DIM,)))
+
+    @ab.cell
+    def add(self, states: list[Any]) -> Any:
+        return ab.sum(ab.sum_n(states, shape=(DIM,)))
+
+
+def test_ints_in_fields_of_floats_become_floats(tmp_path: Path) -> None:
+    """JavaScript writes 3.0 as 3."""
+    model, path = Sized().astype("float64").eval(), tmp_path / "sized.ab"
+    examples: list[Any] = [{"size": 1.5, "box": [0.5, 2.0], "children": [{}, {"either": 0.5}]}]
+    ab.export(model.total, path, examples=examples)
+    ints: dict[str, Any] = {"size": 3, "box": [2, 0.5], "children": [{"size": 2**52}, {"size": -1, "either": 2}]}
+    floats = {"size": 3.0, "box": [2.0, 0.5], "children": [{"size": 2.0**52}, {"size": -1.0, "either": 2}]}
+    loaded = ab.load(path)
+    total = ab.batched(loaded.total, backend="reference")
+    expected = model.total(floats)
+    assert np.allclose(total([ints])[0], expected, rtol=1e-12)
+    assert np.allclose(loaded.total(ints), expected, rtol=1e-12)
+    assert len(total.explain([ints, floats]).types) == len(total.explain([floats, floats]).types)
+    for wrong in (True, 2**53 + 1, 10**400, "3"):
+        with pytest.raises(ab.GraphError, match="'size' of the loaded cell 'node' must be float"):
+            total([{"size": wrong}])
+    ab.export(model.rounds, path, examples=[{"edges": [[0, 1]], "size": [0.5, 1.5], "length": [0.5]}])
+    graph = {"edges": [[0, 1], [1, 0]], "size": [1, 0.5], "length": [2, 0.5]}
+    found = ab.batched(ab.load(path)._function, backend="reference")([graph])
+    assert np.allclose(found, model.rounds({**graph, "size": [1.0, 0.5], "length": [2.0, 0.5]}), rtol=1e-12)
