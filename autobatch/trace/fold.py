@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from autobatch._native import Forest
-from autobatch.arguments import refusal
-from autobatch.errors import GraphError
+from autobatch.arguments import is_int, refusal, show
+from autobatch.errors import DataError, GraphError
 from autobatch.keywords import checked
-from autobatch.trace.recursion import ForestRecursion, Function, count_items, field_of
+from autobatch.trace.recursion import ForestRecursion, Function, count_items, field_of, naming
+
+NOT_NODES = (list, tuple, str, int, float, bool)
 
 
 class Fold(ForestRecursion):
@@ -59,20 +61,46 @@ class Fold(ForestRecursion):
     def read(self, instance: Any, names: tuple[str, ...]) -> Forest:
         """Read nested data or arrays."""
         if self.children is not None:
+            if type(instance) in NOT_NODES and not callable(self.children):
+                raise DataError(f"an instance of {self!r} must be a dict or an object, got {show(instance)}.")
             return Forest.from_nested(instance, self.children, names)
-        pairs = self.find_field(instance, str(self.parents or self.edges))
+        given = str(self.parents or self.edges)
+        pairs = self.find_field(instance, given)
         values = tuple(field_of(instance, name) for name in names)
         if self.parents is not None:
-            edges = Forest.edges_of(pairs)
+            edges = _read_parents(given, pairs, count_items(names, values))
             return Forest.from_arrays(len(pairs), edges, names, values)
         n = count_items(names, values)
-        if n is None:
-            n = Forest.count_nodes(pairs)
-        return Forest.from_arrays(n, pairs, names, values)
+        with naming("edges", given):
+            return Forest.from_arrays(Forest.count_nodes(pairs) if n is None else n, pairs, names, values)
 
     def __repr__(self) -> str:
         name, given = next((name, x) for name, x in self.describe().items() if name in ("children", "parents", "edges"))
         return f"<fold {self.name + ' ' if self.name else ''}of {name}={given!r}>"
+
+
+def _read_parents(name: str, parents: Any, n: int | None) -> Any:
+    """Return the child and the parent of each edge.
+
+    Args:
+        name: of the field.
+        n: number of items in another field; None if there is none.
+
+    Raises:
+        DataError: the field is not an array of nodes and -1; the message names the first wrong item.
+    """
+    try:
+        with naming("parents", name):
+            return Forest.edges_of(parents)
+    except DataError:
+        n_parents = count_items((name,), (parents,))
+        if n not in (None, n_parents):
+            raise DataError(f"field {name!r} must have an item for each of the {n} nodes, got {n_parents}.") from None
+        for i, parent in enumerate(parents):
+            if is_int(parent) and not -1 <= parent < len(parents):
+                limits = f"a node from 0 to {len(parents) - 1}, or -1 for a root"
+                raise refusal(f"item {i} of field {name!r}", limits, int(parent)) from None
+        raise
 
 
 @checked()

@@ -16,7 +16,17 @@ from autobatch._native import Forest
 from autobatch.arguments import check_int, refusal
 from autobatch.errors import DataError
 from autobatch.keywords import checked
-from autobatch.trace.recursion import NOTHING, Called, Fields, Function, Recursion, count_items, field_of, name_of
+from autobatch.trace.recursion import (
+    NOTHING,
+    Called,
+    Fields,
+    Function,
+    Recursion,
+    count_items,
+    field_of,
+    name_of,
+    naming,
+)
 
 ROUND = "round"
 """The parameter of `node` and `message` that is the number of the round."""
@@ -65,7 +75,7 @@ class FoldEdges(Recursion):
         where = self.where if where is None else where
         names = [*start.fields.names, *node.fields.names, *last.fields.names, *filter(None, (where,))]
         n = count_items(names, [None if name == ROUND else field_of(instance, name) for name in names])
-        n, sources, targets = _read_edges(self.find_field(instance, self.edges), n)
+        n, sources, targets = _read_edges(self.edges, self.find_field(instance, self.edges), n)
         _check_edges(instance, len(sources), message)
         states = _call(instance, n, start)
         for number in range(self.rounds):
@@ -83,20 +93,25 @@ class FoldEdges(Recursion):
         return f"<fold_edges {self.name + ' ' if self.name else ''}of {self.edges!r}>"
 
 
-def _read_edges(pairs: Any, n: int | None) -> tuple[int, list[int], list[int]]:
+def _read_edges(name: str, pairs: Any, n: int | None) -> tuple[int, list[int], list[int]]:
     """Return the number of nodes, and the source and the target of each edge.
 
     Args:
+        name: of the field.
         n: number of nodes; None for as many as the edges need.
     """
-    needed = Forest.count_nodes(pairs)  # refuses anything but ints in two dimensions
+    with naming("edges", name):
+        needed = Forest.count_nodes(pairs)  # refuses anything but ints in two dimensions
     n = needed if n is None else n
     edges = np.asarray(pairs, np.int64)
     if edges.size and edges.shape[1] != 2:
-        raise refusal("edges", "of the shape (edges, 2)", edges)
-    wrong = edges[(edges < 0) | (edges >= n)]
+        raise refusal(f"field {name!r}", "of the shape (edges, 2)", edges)
+    wrong = np.argwhere((edges < 0) | (edges >= n))
     if wrong.size:
-        raise DataError(f"edges must join the {n} nodes, numbered from 0, got node {wrong[0]}.")
+        edge, end = wrong[0]
+        raise DataError(
+            f"field {name!r} must join the {n} nodes, numbered from 0, got node {edges[edge, end]} in edge {edge}."
+        )
     sources, targets = edges.reshape(-1, 2).T.tolist()
     return n, sources, targets
 

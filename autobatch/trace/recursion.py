@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple, Self, TypeAlias, overload
 from weakref import ref
 
 from autobatch._native import BoundCell, Forest
-from autobatch.arguments import refusal, show
+from autobatch.arguments import show
 from autobatch.errors import DataError, GraphError
 from autobatch.trace.cell import Cell
 
@@ -142,7 +143,7 @@ class Recursion(ABC):
         """
         found = field_of(instance, name)
         if found is None:
-            raise DataError(f"an instance must have a field {name!r} for {self!r}, got {show(instance)}.")
+            raise DataError(f"an instance must have a field {name!r} for {self!r}, got {show_fields(instance)}.")
         return found
 
     def refuse(self, owner: object, name: str, kind: str, found: Any) -> GraphError:
@@ -329,19 +330,35 @@ def field_of(instance: Any, name: str) -> Any:
     return instance.get(name) if isinstance(instance, dict) else getattr(instance, name, None)
 
 
+def show_fields(instance: Any) -> str:
+    """Format an instance for messages: a dict by its keys."""
+    return f"the fields {', '.join(map(str, instance))}" if isinstance(instance, dict) and instance else show(instance)
+
+
+@contextmanager
+def naming(what: str, name: str) -> Iterator[None]:
+    """Give the name of a field, in place of `what`, in a DataError of the block."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(str(error).replace(f"{what} must", f"field {name!r} must")) from None
+
+
 def count_items(names: Sequence[str], values: Sequence[Any]) -> int | None:
     """Return the number of items of the first field that is given, or None if none is.
 
     Raises:
-        DataError: it has no length.
+        DataError: a field has no length.
     """
+    found = None
     for name, value in zip(names, values, strict=True):
         if value is not None:
             try:
-                return len(value)
-            except TypeError:
-                raise refusal(f"field {name!r}", "an array or a list", value) from None
-    return None
+                n = len(value)
+            except TypeError:  # the value may be the id of a word that the user gave, so do not show it
+                raise DataError(f"field {name!r} must be an array or a list of items, got a single one.") from None
+            found = n if found is None else found
+    return found
 
 
 def _values(forest: Forest, callee: Callee, names: Sequence[str], function: Any) -> dict[str, Any]:

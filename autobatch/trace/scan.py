@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 
 from autobatch._native import Forest
-from autobatch.arguments import show
 from autobatch.errors import DataError
 from autobatch.keywords import checked
 from autobatch.trace.handles import Value
-from autobatch.trace.recursion import GIVEN, ForestRecursion, Function, count_items, field_of
+from autobatch.trace.recursion import GIVEN, ForestRecursion, Function, count_items, field_of, show_fields
 
 
 class Scan(ForestRecursion):
@@ -64,8 +63,8 @@ class Scan(ForestRecursion):
         if isinstance(instance, (list, tuple, np.ndarray, Value)):
             if len(names) != 1:
                 raise DataError(
-                    f"an instance of {self!r} must have the fields {', '.join(names) or 'of its items'}, got "
-                    f"{show(instance)}."
+                    f"an instance of {self!r} must have the fields {', '.join(names) or 'of its items'}, got a single "
+                    f"sequence."
                 )
             items = [*instance] if isinstance(instance, Value) else instance
             return Forest.from_sequence(len(items), self.reverse, names, (items,))
@@ -74,7 +73,7 @@ class Scan(ForestRecursion):
         if n is None:
             raise DataError(
                 f"an instance of {self!r} must be a sequence, or have one of the fields {', '.join(names)}, got "
-                f"{show(instance)}."
+                f"{show_fields(instance)}."
             )
         return Forest.from_sequence(n, self.reverse, names, values)
 

@@ -287,16 +287,16 @@ def test_calls_of_known_forms_call_no_python() -> None:
     ("graph", "message"),
     [
         ({"x": [1.0, 2.0]}, r"must have a field 'edges'"),
-        ({"x": [1.0, 2.0], "edges": [[0, 2]], "length": [1.0]}, r"the 2 nodes, numbered from 0, got node 2"),
+        ({"x": [1.0, 2.0], "edges": [[0, 2]], "length": [1.0]}, r"the 2 nodes, numbered from 0, got node 2 in edge 0"),
         ({"x": [1.0, 2.0], "edges": [[-1, 0]], "length": [1.0]}, r"the 2 nodes, numbered from 0, got node -1"),
         ({"x": [], "edges": [[0, 0]], "length": [1.0]}, r"the 0 nodes, numbered from 0, got node 0"),
         (
             {"x": [1.0], "edges": np.full((1, 2), 2**64 - 1, np.uint64), "length": [1.0]},
             r"numbered from 0, got node -1",
         ),
-        ({"x": [1.0], "edges": [[0, 0, 0]], "length": [1.0]}, r"edges must be of the shape \(edges, 2\)"),
+        ({"x": [1.0], "edges": [[0, 0, 0]], "length": [1.0]}, r"'edges' must be of the shape \(edges, 2\)"),
         *[
-            ({"x": [1.0, 2.0], "edges": edges, "length": [1.0]}, "edges must be an array of ints with 2 dimensions")
+            ({"x": [1.0, 2.0], "edges": edges, "length": [1.0]}, "'edges' must be an array of ints with 2 dimensions")
             for edges in ([[0, 1.0]], [[True, False]], [["a", "b"]], [0, 1], "ab", 0.5, [[0, 1], [1]])
         ],
         ({"x": 3, "edges": []}, r"field 'x' must be an array or a list"),
@@ -306,7 +306,10 @@ def test_calls_of_known_forms_call_no_python() -> None:
             {"x": [1.0], "edges": [[0, 0]], "length": [1.0, 2.0]},
             r"'length' must have an item for each of the 1 edges, got 2",
         ),
-        ({"x": [1.0], "edges": [[0, 0]], "length": 1.0}, r"field 'length' must be an array or a list, got 1.0"),
+        (
+            {"x": [1.0], "edges": [[0, 0]], "length": 1.0},
+            r"field 'length' must be an array or a list of items, got a single",
+        ),
     ],
 )
 def test_malformed_graphs_are_refused(graph: Any, message: str) -> None:

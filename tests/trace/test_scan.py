@@ -171,8 +171,9 @@ def test_rows_of_a_value_are_a_sequence() -> None:
     ("instance", "message"),
     [
         ({}, "one of the fields x"),
+        ({"y": "house"}, "one of the fields x, got the fields y"),
         (3, "one of the fields x, got 3"),
-        ({"x": 5}, "field 'x' must be an array or a list, got 5"),
+        ({"x": 5}, "field 'x' must be an array or a list of items, got a single"),
         ({"x": "abc"}, "field 'x' must be an array or a list, got str"),
     ],
 )
@@ -185,7 +186,7 @@ def test_fields_must_be_of_one_length() -> None:
     model = Tagger(np.random.default_rng(0))
     with pytest.raises(ab.DataError, match="'scale' must have an item for each of the 2 nodes, got 1"):
         model.forward({"word": [1, 2], "scale": [1.0]})
-    with pytest.raises(ab.DataError, match=r"fields word, scale, got \[1, 2\]"):
+    with pytest.raises(ab.DataError, match=r"fields word, scale, got a single sequence"):
         model.forward([1, 2])
     with pytest.raises(ab.DataError, match="node 0 must have a field 'word'"):
         model.forward({"scale": [1.0, 2.0]})
