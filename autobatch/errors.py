@@ -7,6 +7,8 @@ A message names the operation, the two values that disagree, and a remedy.
 class AutobatchError(Exception):
     """Base class of all errors that autobatch raises deliberately."""
 
+    _line = ""  # the part of the message that quotes a line of the user's code, which servers leave out
+
 
 class ShapeError(AutobatchError):
     """Shapes that an operation cannot combine."""

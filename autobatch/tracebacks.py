@@ -10,7 +10,7 @@ from __future__ import annotations
 import linecache
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import CodeType, FrameType, TracebackType
 
 from autobatch.errors import AutobatchError
@@ -20,7 +20,11 @@ OWN = os.path.dirname(__file__) + os.sep
 GENERATED = ("<generated kernel>", "<kernel ")
 BETWEEN = ("contextlib.py", "functools.py", "dataclasses.py")
 """Standard library files whose frames occur between those of autobatch."""
-LIBRARIES = tuple(f"{os.sep}site-packages{os.sep}{name}{os.sep}" for name in ("torch", "numpy"))
+COMMANDS = os.path.join(OWN, "cli") + os.sep
+STANDARD = os.path.dirname(os.__file__) + os.sep
+INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+LIBRARIES = tuple(f"{folder}{name}{os.sep}" for folder in INSTALLED for name in ("torch", "numpy"))
+"""Libraries that users' functions call; other installed packages may be users' own."""
 IN_CELL = "in cell "
 MOST_SHOWN = 100  # characters of a source line
 
@@ -67,22 +71,26 @@ def _is_hidden(code: CodeType) -> bool:
     return _is_own(code) or os.path.basename(code.co_filename) in BETWEEN
 
 
-def _is_library(code: CodeType) -> bool:
-    return any(folder in code.co_filename for folder in LIBRARIES)
+def _is_library(code: CodeType, installed: Sequence[str] = LIBRARIES) -> bool:
+    """Return whether code is of the standard library or in one of the folders `installed`."""
+    file = code.co_filename
+    is_standard = file.startswith((STANDARD, "<frozen ")) and not any(folder in file for folder in INSTALLED)
+    return is_standard or any(folder in file for folder in installed)
 
 
 def users_line(error: BaseException) -> str:
     """Return the user's line that raised an error, as "/home/me/model.py:12, `return x + y`"; "" if unknown.
 
-    This is the innermost user line of the traceback so far, or else the nearest caller's.
+    This is the innermost user line of the traceback so far, or else that of the nearest caller which is not an
+    installed package; there is none above a command of autobatch.
     """
     at = _innermost(error)
     cause = error.__cause__
     while at is None and cause is not None:
         at, cause = _innermost(cause), cause.__cause__
     frame: FrameType | None = sys._getframe(1)
-    while at is None and frame is not None:
-        if not _is_hidden(frame.f_code) and not _is_library(frame.f_code):
+    while at is None and frame is not None and not frame.f_code.co_filename.startswith(COMMANDS):
+        if not _is_hidden(frame.f_code) and not _is_library(frame.f_code, INSTALLED):
             at = frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back
     if at is None:
@@ -113,6 +121,7 @@ def in_cell(error: AutobatchError, cell: str, arguments: str) -> AutobatchError:
         error.add_note(f"{IN_CELL}{cell!r}: the call was {cell}({arguments}){at}.")
         return error
     found = _public_class(type(error))(f"{IN_CELL}{cell!r}: {error} The call was {cell}({arguments}){at}.")
+    found._line = at
     found.__notes__ = getattr(error, "__notes__", [])
     return found.with_traceback(error.__traceback__)
 

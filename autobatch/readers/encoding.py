@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from autobatch.arguments import refusal
+from autobatch.errors import DataError
 from autobatch.keywords import checked
 from autobatch.readers.vocabulary import Vocabulary, check_vocabularies
 
@@ -66,13 +67,20 @@ def encode(instance: Any, vocabularies: Mapping[str, Vocabulary]) -> Any:
             holder[key] = copy = dict(value)
             for name, x in value.items():
                 if name in vocabularies:
-                    copy[name] = vocabularies[name].encode(x)
+                    copy[name] = _encode(vocabularies[name], x, name)
                 else:
                     waiting.append((copy, name))
         elif _is_nested(value):
             holder[key] = items = list(value)
             waiting += [(items, i) for i in range(len(items))]
     return whole[0]
+
+
+def _encode(vocabulary: Vocabulary, value: Any, field: str) -> Any:
+    try:
+        return vocabulary.encode(value)
+    except DataError as error:
+        raise DataError(f"field {field!r}: {error}") from None
 
 
 def _is_nested(value: Any) -> bool:

@@ -10,7 +10,7 @@ from autobatch.keywords import checked
 from autobatch.readers.lines import Line, parse_lines
 from autobatch.system.nested_json import parse_json
 
-EXAMPLE = 'JSON, an instance per line, such as {"word": 1, "children": [{"word": 2}]}'
+EXPECTED = "JSON, an instance per line"
 
 
 @checked()
@@ -23,11 +23,11 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[Any]:
     Raises:
         DataError: the file cannot be read, holds no instance, or a line is not JSON.
     """
-    return parse_lines(Path(path), "instances", _parse, EXAMPLE)
+    return parse_lines(Path(path), "instances", _parse, EXPECTED)
 
 
 def _parse(line: Line) -> Any:
     try:
         return parse_json(line.text)
     except ValueError as error:
-        raise line.fault("an instance", getattr(error, "pos", 0), EXAMPLE) from error
+        raise line.fault("an instance", getattr(error, "pos", 0), EXPECTED) from error

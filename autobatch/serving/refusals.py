@@ -30,7 +30,10 @@ class Refusal(Exception):
 
 
 def refusal_of(error: BaseException) -> Refusal:
-    """Convert an error of an instance to a refusal; log errors from outside autobatch instead of showing them."""
+    """Convert an error of an instance to a refusal, without lines of code.
+
+    Errors from outside autobatch are logged instead of shown.
+    """
     if isinstance(error, Refusal):
         return error
     if isinstance(error, DeadlineError):
@@ -38,7 +41,7 @@ def refusal_of(error: BaseException) -> Refusal:
     if isinstance(error, ServingError) and error.__cause__ is None:
         return Refusal(503, str(error), {"Retry-After": "1"})
     if isinstance(error, AutobatchError) and not isinstance(error, ServingError):
-        return Refusal(422, str(error))
+        return Refusal(422, str(error).replace(error._line, ""))
     raised = error.__cause__ if isinstance(error, ServingError) else error
     LOG.error("the model failed on an instance.", exc_info=error)
     return Refusal(500, f"the model failed on the instance ({type(raised).__name__}).")

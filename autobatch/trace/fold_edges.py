@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -67,11 +68,7 @@ class FoldEdges(Recursion):
     def run(self, owner: object, instance: Any, each: Function | None, where: str | None, initial: Any) -> Any:
         """Run over an instance, see `Recursion.run`."""
         self.refuse_initial(initial)
-        start = self.find_function(owner, self.start, 0)
-        message = self.find_function(owner, self.message, 1)
-        node = self.find_function(owner, self.node, 2)
-        last = self.find_function(owner, self.each if each is None else each, 1)
-        readout = self.find_function(owner, self.readout if last.function is None else None, 1)
+        start, message, node, last, readout = self._find_functions(owner, self.each if each is None else each)
         where = self.where if where is None else where
         names = [*start.fields.names, *node.fields.names, *last.fields.names, *filter(None, (where,))]
         n = count_items(names, [None if name == ROUND else field_of(instance, name) for name in names])
@@ -88,6 +85,22 @@ class FoldEdges(Recursion):
             ending = (last, where) if number == self.rounds - 1 else (NOTHING, None)
             states = _call(instance, n, node, (states, received), number, *ending)
         return states if readout.function is None else readout.function(states, **_fields_of_graph(instance, readout))
+
+    def find_fields(self, owner: object) -> list[str]:
+        """Return the names of the fields that the functions, or the methods of an owner, take."""
+        called = self._find_functions(owner, self.each)
+        names = dict.fromkeys([*chain(*(one.fields.names for one in called)), *filter(None, (self.where,))])
+        return [name for name in names if name != ROUND]
+
+    def _find_functions(self, owner: object, each: Function | None) -> tuple[Called, ...]:
+        """Return the functions of a first state, a message, a node, each node and the graph."""
+        return (
+            self.find_function(owner, self.start, 0),
+            self.find_function(owner, self.message, 1),
+            self.find_function(owner, self.node, 2),
+            self.find_function(owner, each, 1),
+            self.find_function(owner, self.readout if each is None else None, 1),
+        )
 
     def __repr__(self) -> str:
         return f"<fold_edges {self.name + ' ' if self.name else ''}of {self.edges!r}>"

@@ -461,6 +461,12 @@ def note_instance(error: BaseException, number: int, after: str = "") -> None:
     error.__notes__ = [*others, f"{WHILE} {number} was recorded{after}"]
 
 
+def noted_instance(error: BaseException) -> int | None:
+    """Return the number of the instance that a note on an error names, if one does."""
+    notes = [note for note in getattr(error, "__notes__", ()) if note.startswith(WHILE)]
+    return int(notes[0].removeprefix(WHILE).split()[0]) if notes else None
+
+
 def refuse_inside() -> None:
     """Raise a GraphError if this thread records or traces, where a batched function must not be called."""
     if STAGE.current is not None:

@@ -100,6 +100,10 @@ class Recursion(ABC):
         """Return the functions that are given."""
 
     @abstractmethod
+    def find_fields(self, owner: object) -> list[str]:
+        """Return the names of the fields that the functions, or the methods of an owner, take."""
+
+    @abstractmethod
     def run(self, owner: object, instance: Any, each: Function | None, where: str | None, initial: Any) -> Any:
         """Run over an instance with the functions, or the methods of an owner.
 
@@ -206,12 +210,9 @@ class ForestRecursion(Recursion):
 
     def run(self, owner: object, instance: Any, each: Function | None, where: str | None, initial: Any) -> Any:
         """Run over an instance, see `Recursion.run`."""
-        node, fields = self.find_function(owner, self.node, self.n_states)
-        leaf, leaf_fields = self.find_function(owner, self.leaf, 0)
-        each, each_fields = self.find_function(owner, self.each if each is None else each, 1)
-        root, root_fields = self.find_function(owner, self.root if each is None else None, 1)
-        where = self.where if where is None else where
-        columns = self._find_columns((fields, leaf_fields, each_fields, root_fields), where)
+        called = self._find_functions(owner, self.each if each is None else each)
+        columns = self._find_columns(tuple(one.fields for one in called), self.where if where is None else where)
+        node, leaf, each, root = (one.function for one in called)
         forest = self.read(instance, columns.names)
         result = self.compute(
             forest,
@@ -221,7 +222,21 @@ class ForestRecursion(Recursion):
             columns.where,
             self.find_initial(owner, initial),
         )
-        return result if root is None else root(result, **_values(forest, columns.root, root_fields.names, root))
+        return result if root is None else root(result, **_values(forest, columns.root, called[-1].fields.names, root))
+
+    def find_fields(self, owner: object) -> list[str]:
+        """Return the names of the fields that the functions, or the methods of an owner, take."""
+        called = self._find_functions(owner, self.each)
+        return [*self._find_columns(tuple(one.fields for one in called), self.where).names]
+
+    def _find_functions(self, owner: object, each: Function | None) -> tuple[Called, Called, Called, Called]:
+        """Return the functions of a node, a leaf, each node and the root."""
+        return (
+            self.find_function(owner, self.node, self.n_states),
+            self.find_function(owner, self.leaf, 0),
+            self.find_function(owner, each, 1),
+            self.find_function(owner, self.root if each is None else None, 1),
+        )
 
     def _find_columns(self, fields: tuple[Fields, ...], where: str | None) -> Columns:
         """Return where the fields of the node, the leaf, each and the root are among all."""
@@ -256,6 +271,14 @@ class BoundRecursion:
     def __name__(self) -> str:
         """The name of the recursion."""
         return self.recursion.name or name_of(self.recursion.node)
+
+    @property
+    def fields(self) -> list[str]:
+        """The names of the fields that join nodes, and of those that functions take."""
+        given = self.recursion.describe()
+        joining = [given[name] for name in ("children", "parents", "edges") if name in given]
+        names = joining[0] if joining and isinstance(joining[0], tuple) else joining
+        return [*dict.fromkeys([*names, *self.recursion.find_fields(self.owner)])]
 
     def __call__(
         self, instance: Any, *, each: Function | None = None, where: str | None = None, initial: Any = GIVEN

@@ -99,8 +99,12 @@ def test_a_server_reads_json_and_writes_results(net: Net, tmp_path: Path) -> Non
         instance = predictor.read(given)
         written = predictor.write(instance, run([instance])[0])
         assert np.allclose(written["result"], net.scores(TREES[0]), rtol=1e-5)
-    with pytest.raises(ab.DataError, match="line 1, column"):
+    with pytest.raises(ab.DataError, match="from the text, column 2: expected JSON, found"):
         predictor.read("{'word': 1}")
+    with pytest.raises(ab.DataError, match=r"must be a dict or an object, got \[1, 2\]"):
+        run([predictor.read([1, 2])])
+    assert predictor.schema["type"] == ["object", "array"]
+    assert "fields children, word" in predictor.schema["description"]
     with ab.serve(run) as server:
         for word, got in (
             (1.5, "float"),
@@ -127,7 +131,45 @@ def test_vocabularies_in_the_file_encode_words(net: Net, command: Command, tmp_p
     assert predictor.read(trees[0]) == {"word": 2, "children": [{"word": 1}, {"word": 0}]}
     status, _, said = command("predict", "--model", file, "--data", write(data, [*trees, {"word": 2}]))
     assert status
-    assert "instance 2: words to encode must be a str or a list of str, got 2" in said
+    assert "instance 2: field 'word': words to encode must be a str or a list of str, got 2" in said
+
+
+class Labelled(Net):
+    """A model whose predictions take a tag, but no label."""
+
+    labels = ab.fold(("left", "right"), "join", "tagged", root="output")
+
+    @ab.cell
+    def tagged(self, tag: int) -> Any:
+        return ab.lookup(self.words_, tag)
+
+    @ab.cell
+    def join(self, left: Any, right: Any) -> Any:
+        return left + self.inner(right)
+
+
+def test_fields_that_predictions_do_not_take_are_not_encoded(command: Command, tmp_path: Path) -> None:
+    file, net = tmp_path / "net.ab", Labelled(np.random.default_rng(0)).eval()
+    about = describe({name: Vocabulary.of_labels(["a", "b"]) for name in ("tag", "label")})
+    ab.export(net.labels, file, examples=[{"left": {"tag": 0}, "right": {"tag": 1}}], about=about)
+    tree = {"left": {"tag": "b"}, "right": {"tag": "a"}}
+    trees = [tree, {**tree, "label": "a"}, {**tree, "label": "unseen"}, {**tree, "label": 3}]
+    data = write(tmp_path / "trees.jsonl", trees)
+    status, out, said = command("predict", "--model", file, "--data", data)
+    assert status == 0, said
+    expected = net.labels({"left": {"tag": 1}, "right": {"tag": 0}})
+    assert np.allclose([json.loads(line)["result"] for line in out.splitlines()], expected, rtol=1e-5)
+    predictor = Predictor.of(Trained(None, file, is_exported=True).read())
+    assert predictor.read(trees[2]) == {"left": {"tag": 1}, "right": {"tag": 0}, "label": "unseen"}
+    assert "fields left, right, tag" in predictor.spec.reads
+    with pytest.raises(ab.DataError, match=r"field 'tag': a label must be one of the 2 labels 'a', 'b', got 'c'"):
+        predictor.read({"tag": "c"})
+
+
+@each("name", ["words", "graphs"])
+def test_the_fields_of_arrays_are_described(net: Net, tmp_path: Path, name: str) -> None:
+    fields = {"words": ["head", "word"], "graphs": ["edges", "word"]}
+    assert getattr(net, name).fields == fields[name]
 
 
 def test_a_reload_takes_new_parameters_of_the_same_programs(net: Net, tmp_path: Path) -> None:
@@ -150,9 +192,11 @@ def test_what_is_missing_is_said_in_a_sentence(net: Net, command: Command, tmp_p
     status, _, said = command("predict", "--model", file)
     assert status
     assert "--data" in said
-    status, _, said = command("predict", "--model", file, "--data", write(tmp_path / "x.jsonl", [{"word": "text"}]))
+    status, _, said = command("predict", "--model", file, "--data", write(tmp_path / "x.jsonl", [{}, {"word": "text"}]))
     assert status
-    assert "word" in said
+    assert f"{tmp_path / 'x.jsonl'}, instance 2: " in said
+    assert "'word'" in said
+    assert ".py" not in said  # no line of a library
     ab.export(lambda tree: net.scores(tree), file, examples=TREES, module=net)
     status, _, said = command("predict", "--model", file, "--data", tmp_path / "x.jsonl")
     assert status

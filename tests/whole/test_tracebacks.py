@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 
 import autobatch as ab
 import autobatch.torch as abt
+from autobatch.serving.refusals import refusal_of
 from helpers.runs.ways import each
 
 OWN = str(Path(ab.__file__).parent)
@@ -83,6 +85,35 @@ def test_a_shape_error_in_a_cell_names_the_line_and_the_arguments(call: tuple[st
     assert "(4,)" in text or "value[4]" in text
     own = [name for name in frames(found.value) if name.startswith((OWN, "<recording"))]
     assert len(own) <= 1, (call[0], frames(found.value))
+
+
+def test_no_line_of_a_library_is_named() -> None:
+    """In a thread that calls autobatch directly, the only frames are those of the standard library."""
+    found: list[BaseException] = []
+
+    def keep(error: Any) -> None:
+        found.append(error.exc_value)
+
+    before, threading.excepthook = threading.excepthook, keep
+    try:
+        thread = threading.Thread(target=batched(ab.cell(ab.tanh)), args=([""],))
+        thread.start()
+        thread.join()
+    finally:
+        threading.excepthook = before
+    assert "in cell" in str(found[0])
+    assert ".py" not in str(found[0])
+
+
+def test_clients_of_a_server_see_no_lines_of_code() -> None:
+    with ab.serve(Net().run, backend="reference") as server, pytest.raises(ab.ShapeError) as found:
+        server.submit(XS).result(60)
+    assert __file__ in str(found.value)
+    refusal = refusal_of(found.value)
+    assert refusal.status == 422
+    assert "in cell 'step'" in str(refusal)
+    assert ".py" not in str(refusal)
+    assert "`" not in str(refusal)
 
 
 def test_frames_of_autobatch_stay_where_they_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:

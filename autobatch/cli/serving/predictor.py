@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from autobatch.cli.training.exported_fold import ExportedFold
 from autobatch.cli.training.scoring import say_lack
 from autobatch.cli.training.stored import StoredModel
 from autobatch.errors import CheckpointError, DataError
@@ -56,12 +57,22 @@ class Predictor:
             )
         self.model.load_state_dict(stored.parameters)
 
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The JSON schema of an instance."""
+        if isinstance(self.stored, ExportedFold):
+            return {"type": ["object", "array"], "description": f"An instance: {self.spec.reads}."}
+        kinds = ["string", "object"] if "JSON" in self.spec.reads else "string"
+        return {"type": kinds, "description": f"An instance: {self.spec.reads}."}
+
     def read(self, text: Any) -> Any:
-        """Parse an instance: its text as in a file of the model's data, or, for JSON formats, an object.
+        """Parse an instance: its text as in a file of the model's data, or, for JSON formats, a JSON value.
 
         Raises:
             DataError: it is not a text, or not the text of exactly one instance.
         """
+        if isinstance(self.stored, ExportedFold):
+            return self.stored.read(text)
         is_wrapped = isinstance(text, dict) and len(text) == 1 and text.keys() <= {"instance", "instances"}
         if isinstance(text, dict):
             text = dump_json(text)

@@ -138,7 +138,7 @@ def run_process(
 
     application = app(
         server, read=predictor.read, write=predictor.write, given=spec.given, title=spec.name, token=token,
-        deadline=deadline, warm_up=warm_up, schema={"type": "string", "description": f"An instance: {spec.reads}."},
+        deadline=deadline, warm_up=warm_up, schema=predictor.schema,
     )  # fmt: skip
     config = uvicorn.Config(
         application, log_level="warning", http=Connection, ws="none", timeout_graceful_shutdown=int(END_WITHIN)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,12 @@ from autobatch.errors import DataError
 from autobatch.models import ModelSpec
 from autobatch.models.data.dataset import Dataset
 from autobatch.readers.encoding import encode
-from autobatch.readers.json_lines import EXAMPLE, read_jsonl
+from autobatch.readers.json_lines import read_jsonl
+from autobatch.readers.lines import fault
 from autobatch.readers.vocabulary import Vocabulary, restore
 from autobatch.schedule.schedule import Policy
 from autobatch.system.jsonable import to_json
+from autobatch.system.nested_json import parse_json
 
 BATCH_SIZE = 256
 
@@ -58,8 +60,42 @@ class ExportedFold(StoredModel):
         """Describe the model: it reads JSON, and writes the results of the fold."""
         return ModelSpec(
             name=self.settings.model, summary="an exported fold", model=lambda: self.model, generators=(),
-            reads=EXAMPLE, default_data="", load=load_json, predict=describe_results, predictor=self.settings.model,
+            reads=f"JSON, with the fields {', '.join(self.model._function.fields)}", default_data="", load=self._load,
+            predict=describe_results, predictor=self.settings.model,
         )  # fmt: skip
+
+    def read(self, value: Any) -> Any:
+        """Read an instance from its JSON value, or from a text that holds it.
+
+        Raises:
+            DataError: the text is not JSON, or a field that the fold takes cannot be encoded.
+        """
+        if isinstance(value, str):
+            try:
+                value = parse_json(value)
+            except ValueError as error:
+                raise fault("an instance", "the text", value, getattr(error, "pos", 0), "JSON") from error
+        return encode(value, self._vocabularies)
+
+    @property
+    def _vocabularies(self) -> dict[str, Vocabulary]:
+        """The vocabularies of the fields that the fold takes; others, such as labels, may be missing or unknown."""
+        taken = self.model._function.fields
+        return {name: found for name, found in self.encoding.vocabularies.items() if name in taken}
+
+    def _load(self, data: str, rng: np.random.Generator, _: Any = None, /) -> Dataset:
+        """Read a file of JSON lines, as prediction data; without a file, the list of instances is empty.
+
+        Raises:
+            DataError: the file cannot be read, a line is not JSON, or a field that the fold takes cannot be encoded.
+        """
+        items = []
+        for number, instance in enumerate(read_jsonl(data) if data else (), start=1):
+            try:
+                items.append(encode(instance, self._vocabularies))
+            except DataError as error:
+                raise DataError(f"{data}, instance {number}: {error}") from error
+        return Dataset(data, items, (), {}, {})
 
     def build(self, spec: ModelSpec, dataset: Dataset, rng: np.random.Generator) -> Any:
         """Return the model."""
@@ -74,8 +110,7 @@ class ExportedFold(StoredModel):
         if data is None:
             raise DataError(f"{self.path} holds no data; give a file of instances with --data.")
         spec, rng = self.find_spec(), np.random.default_rng(0)
-        dataset = replace(load_json(data, rng, self.encoding.vocabularies), name=data)
-        return Workload(spec, dataset, self.model, 0, rng, 0, self.settings.precision)
+        return Workload(spec, self._load(data, rng), self.model, 0, rng, 0, self.settings.precision)
 
 
 def read_model_file(path: Path, named: Collection[str] = ()) -> StoredModel:
@@ -91,24 +126,6 @@ def read_model_file(path: Path, named: Collection[str] = ()) -> StoredModel:
     if "settings" not in model.about and model._function is not None and model._function.owner is model:
         return ExportedFold.of(path, model)
     return read_exported(path, model, named)
-
-
-def load_json(data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None, /) -> Dataset:
-    """Read a file of JSON lines, as prediction data; without a file, the list of instances is empty.
-
-    Args:
-        vocabularies: of the fields whose strings become ids.
-
-    Raises:
-        DataError: the file cannot be read, a line is not JSON, or a field is not text.
-    """
-    items = []
-    for number, instance in enumerate(read_jsonl(data) if data else (), start=1):
-        try:
-            items.append(encode(instance, vocabularies or {}))
-        except DataError as error:
-            raise DataError(f"{data}, instance {number}: {error}") from error
-    return Dataset(data, items, (), {}, {})
 
 
 def describe_results(

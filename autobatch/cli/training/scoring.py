@@ -11,11 +11,13 @@ import numpy as np
 
 from autobatch.cli.workload import Workload, record
 from autobatch.distributed.group import Joined
+from autobatch.errors import AutobatchError
 from autobatch.models import ModelSpec
 from autobatch.models.data.own_files import FilesLoader
 from autobatch.models.registry import ClassSpec
 from autobatch.release import pip_install
 from autobatch.schedule.schedule import Policy
+from autobatch.trace.record import noted_instance
 
 
 class Scorer:
@@ -52,7 +54,8 @@ class Scorer:
             workload.move_to(str(self._predictor.backend.name))
             self._given = [spec.given(instance) for instance in self._instances]
             if not self._predictor.recorder.is_async:
-                self._given = record(self._predictor, self._given)
+                is_whole = joined is None and not workload.dataset.dev
+                self._given = _record(self._predictor, self._given, workload.dataset.name if is_whole else "")
 
     def measure(self) -> dict[str, float]:
         """Compute the metrics; {} if the model has none. A fraction of zero cases is 0."""
@@ -90,6 +93,17 @@ class Scorer:
                 outputs = self._predictor(self._given[part])
             model.train()
             yield outputs, self._instances[part]
+
+
+def _record(predictor: Any, instances: Sequence[Any], file: str) -> list[Any]:
+    """Record instances; errors name the instance, if these are all instances of a file."""
+    try:
+        return record(predictor, instances)
+    except AutobatchError as error:
+        number = noted_instance(error)
+        if number is None or not file:
+            raise
+        raise type(error)(f"{file}, instance {number + 1}: {error}") from None
 
 
 def say_missing_metrics(workload: Workload) -> None:
