@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from autobatch.arguments import check_int, refusal
-from autobatch.errors import DataError
 from autobatch.keywords import checked
 from autobatch.readers.encoding import values
 from autobatch.readers.vocabulary import Vocabulary
@@ -53,16 +52,7 @@ class Files:
         """Return the vocabularies by field: of words in `train`, and of labels in all instances `read` from the data.
 
         Raises:
-            DataError: no instance has a value of a field.
+            DataError: no instance has a field.
         """
-        words = {name: Vocabulary.count(_found(train, name), self.min_count) for name in self.words}
-        return words | {name: Vocabulary.of_labels(_found(read, name)) for name in self.labels}
-
-
-def _found(instances: Sequence[Any], name: str) -> list[str]:
-    """Return the values of a field, at least one if there is an instance."""
-    found = list(values(instances, name))
-    if instances and not found:
-        known = f"; the first has {', '.join(map(str, instances[0]))}" if isinstance(instances[0], dict) else ""
-        raise DataError(f"field {name!r} of Files must have values in the instances{known}.")
-    return found
+        words = {name: Vocabulary.count(values(train, name), self.min_count) for name in self.words}
+        return words | {name: Vocabulary.of_labels(values(read, name)) for name in self.labels}

