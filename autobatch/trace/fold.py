@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,6 +38,7 @@ class Fold(ForestRecursion):
         super().__init__(node, each, root, where, leaf)
         self.children, self.parents, self.edges = children, parents, edges
         self.is_spread = isinstance(children, tuple)
+        self._has_children = False  # whether an instance with children was read, or a warning given
         if isinstance(children, tuple):
             self.n_states = len(children)
 
@@ -63,7 +65,10 @@ class Fold(ForestRecursion):
         if self.children is not None:
             if type(instance) in NOT_NODES and not callable(self.children):
                 raise DataError(f"an instance of {self!r} must be a dict or an object, got {show(instance)}.")
-            return Forest.from_nested(instance, self.children, names)
+            forest = Forest.from_nested(instance, self.children, names)
+            if not self._has_children:
+                self._has_children = len(forest) > 1 or self._warn_of_leaf(instance, names)
+            return forest
         given = str(self.parents or self.edges)
         pairs = self.find_field(instance, given)
         values = tuple(field_of(instance, name) for name in names)
@@ -73,6 +78,23 @@ class Fold(ForestRecursion):
         n = count_items(names, values)
         with naming("edges", given):
             return Forest.from_arrays(Forest.count_nodes(pairs) if n is None else n, pairs, names, values)
+
+    def _warn_of_leaf(self, instance: Any, names: tuple[str, ...]) -> bool:
+        """Return whether an instance without children has nodes in another field, and warn about it."""
+        children = (self.children,) if isinstance(self.children, str) else self.children
+        if not isinstance(instance, dict) or callable(children) or any(name in instance for name in children or ()):
+            return False
+        for name, x in instance.items():
+            parts = x if isinstance(x, list) else [x]
+            if name not in names and parts and all(isinstance(p, dict) and any(n in p for n in names) for p in parts):
+                missing = " or ".join(map(repr, children or ()))
+                warnings.warn(
+                    f"{self!r} read an instance without children: it has no field {missing}, but nodes in {name!r}. If "
+                    f"these are its children, name that field in the fold; else add an empty field {missing}.",
+                    stacklevel=2,
+                )
+                return True
+        return False
 
     def __repr__(self) -> str:
         name, given = next((name, x) for name, x in self.describe().items() if name in ("children", "parents", "edges"))

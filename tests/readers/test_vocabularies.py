@@ -89,7 +89,9 @@ def test_unknown_words_have_an_id_and_unknown_labels_are_refused() -> None:
 
 def test_misspelled_fields_are_refused() -> None:
     words, tree = Vocabulary(["a", "b"]), {"children": [{"word": ["a"]}, {"label": "b"}], "text": "c"}
-    with pytest.raises(DataError, match=r"'wrd' must be in the instances, which have the fields children, text, .*word"):
+    with pytest.raises(
+        DataError, match=r"'wrd' must be in the instances, which have the fields children, text, .*word"
+    ):
         list(values([{}, tree], "wrd"))
     for misspelled in ("wrd", "words", "Label"):
         with pytest.raises(DataError, match=f"{misspelled!r} must be in the instance; did you mean '(word|label)'"):

@@ -521,6 +521,36 @@ def test_malformed_instances_are_refused(function: str, instance: Any, message: 
         ab.batched(getattr(model, function))([instance])
 
 
+def test_a_misspelled_field_of_children_is_told_once() -> None:
+    class Wrong(Sum):
+        misspelled = ab.fold("nodes", "node")
+        sides = ab.fold(("a", "b"), "pair")
+
+    tree = {"value": 1, "children": [{"value": 2}, {"value": 3}]}
+    with pytest.warns(UserWarning, match="no field 'nodes', but nodes in 'children'") as told:
+        assert [float(x) for x in map(Wrong().misspelled, (tree, tree))] == [1, 1]
+    assert len(told) == 1
+    with pytest.warns(UserWarning, match="no field 'a' or 'b', but nodes in 'left'"):
+        Wrong().sides({"value": 1, "left": {"value": 2}})
+
+
+@pytest.mark.parametrize(
+    "leaf",
+    [
+        {"value": 1},
+        {"value": 1, "children": []},
+        {"value": 1, "children": None, "others": [{"value": 2}]},
+        {"value": 1, "spans": [{"from": 0, "to": 3}]},
+        {"value": 1, "rows": [[{"value": 2}]], "empty": []},
+    ],
+)
+def test_leaves_alone_are_no_reason_for_a_warning(leaf: Any) -> None:
+    class Fresh(Sum):
+        values = ab.fold("children", "node")
+
+    assert float(Fresh().values(leaf)) == 1  # warnings are errors
+
+
 def test_a_node_among_its_descendants_is_refused() -> None:
     tree = Cyclic(value=1)
     tree["children"] = [{"children": [tree]}]
