@@ -42,6 +42,8 @@ from autobatch.trace.cell import Cell
 from autobatch.trace.elements import Lengths, ListBuilder, NeedsLength, TracedList
 from autobatch.trace.ragged import Ragged
 
+ENCODE = "; in Python, ab.readers.encode(instance, ab.readers.restore(model.about)) replaces strings with ids"
+
 
 class Variant(NamedTuple):
     """A cell's program for arguments of one key.
@@ -159,9 +161,11 @@ class LoadedCell(Cell):
             kinds = [of_one[name] for of_one in known]
             if given[name] not in kinds and all(kind in ("int", "float") for kind, *_ in kinds):
                 expected = " or ".join(dict.fromkeys(f"{kind}{shape or ''}" for kind, shape, *_ in kinds))
+                texts = [part for part in (key, *key.children) if part.kind == "static"]
+                advice = ENCODE if any(isinstance(part.detail.value, str) for part in texts) else ""
                 return GraphError(
                     f"field or argument {name!r} of the loaded cell {self.name!r} must be {expected}, as in the "
-                    f"examples of its export, got {key}."
+                    f"examples of its export, got {key}{advice}."
                 )
         arguments = ", ".join(f"{name}: {key}" for name, key in keys.items())
         return GraphError(

@@ -15,7 +15,7 @@ from autobatch.deploy.encoding import Encoder, key_text, kinds_of
 from autobatch.deploy.policy import describe_policy
 from autobatch.errors import CheckpointError, GraphError
 from autobatch.keywords import checked
-from autobatch.params.checkpoint import write_arrays
+from autobatch.params.checkpoint import MODEL_FORMAT, write_arrays
 from autobatch.params.module import Module, modules_in
 from autobatch.trace.calls import Calls
 from autobatch.trace.elements import NeedsLength
@@ -24,7 +24,7 @@ from autobatch.trace.recursion import BoundRecursion, Recursion
 from autobatch.trace.scan import Scan
 from autobatch.trace.traces import Family
 
-FORMAT, VERSION = "autobatch model", 1
+FORMAT, VERSION = MODEL_FORMAT, 1
 PARAMETER = "parameter."
 LONGEST = 64
 

@@ -23,6 +23,8 @@ from autobatch.system.files import open_regular, write_whole
 
 FORMAT = "autobatch checkpoint"
 VERSION = 2
+MODEL_FORMAT = "autobatch model"
+"""The format of files that `autobatch.export` writes."""
 CHECKSUM = "checksum"
 UNCHECKED = {(FORMAT, "1")}
 """(format, version) of files written before checksums were introduced."""

@@ -24,7 +24,7 @@ from autobatch._native import Function
 from autobatch.devices.store import HOST, Store
 from autobatch.errors import CheckpointError, GraphError
 from autobatch.keywords import checked
-from autobatch.params.checkpoint import read_safetensors, write_arrays
+from autobatch.params.checkpoint import MODEL_FORMAT, read_safetensors, write_arrays
 from autobatch.params.parameter import FLOAT32, FloatArray, Parameter, Shape, float_dtype, to_floats
 from autobatch.system.locks import run_lock
 
@@ -260,10 +260,15 @@ class Module:
             strict: as for `load_state_dict`.
 
         Raises:
-            CheckpointError: the file is missing, unreadable, truncated or of another format, or does not fit the
-                module; no parameter has changed.
+            CheckpointError: the file is missing, unreadable, truncated, of another format or of `ab.export`, or does
+                not fit the module; no parameter has changed.
         """
-        arrays, _ = read_safetensors(path, "Module.save")
+        arrays, metadata = read_safetensors(path, "Module.save")
+        if metadata.get("format") == MODEL_FORMAT:
+            raise CheckpointError(
+                f"cannot load {os.fspath(path)!r}: it must be a file of parameters, got an exported model; ab.load "
+                f"reads it, and its state_dict() has the parameters."
+            )
         return _load(self, arrays, repr(os.fspath(path)), strict)
 
 

@@ -281,6 +281,22 @@ def test_malformed_folds_are_refused(
         ab.load(path)
 
 
+def test_messages_say_how_to_use_the_file(made: tuple[Net, list[dict[str, Any]], Path], tmp_path: Path) -> None:
+    model, _, path = made
+    before = model.vector.data.copy()
+    with pytest.raises(ab.CheckpointError, match="got an exported model; "):
+        model.load(path)
+    model.load_state_dict(ab.load(path).state_dict())
+    assert np.array_equal(model.vector.data, before)
+    loaded = ab.load(path)
+    for word in ("film", ["film"]):
+        with pytest.raises(ab.GraphError, match=r"'word' .* must be int.*ab\.readers\.encode\(instance, "):
+            ab.batched(loaded.encoder.encode, backend="reference")([{"word": word}])
+    with pytest.raises(ab.GraphError, match="must be int") as found:
+        ab.batched(loaded.encoder.encode, backend="reference")([{"word": 0.5}])
+    assert "encode(" not in str(found.value)
+
+
 class Sized(ab.Module):
     """A fold and rounds of messages over nodes with floats, a list of floats, and a number of either type."""
 
