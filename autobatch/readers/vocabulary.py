@@ -79,6 +79,13 @@ class Vocabulary:
     def __len__(self) -> int:
         return len(self._words)
 
+    def __repr__(self) -> str:
+        return f"<{'closed ' * self.closed}vocabulary of {len(self.words)} words: {self._shown}>"
+
+    @property
+    def _shown(self) -> str:
+        return ", ".join(map(repr, self.words[:MOST_SHOWN])) + ", ..." * (len(self.words) > MOST_SHOWN)
+
     @property
     def words(self) -> list[str]:
         """List the words in the order of their ids: `Vocabulary(words, closed)` is the same vocabulary."""
@@ -123,8 +130,7 @@ class Vocabulary:
             raise refusal("words to encode", "a str or a list of str", words)
         number = self.id(words)
         if number == OUTSIDE:
-            shown = ", ".join(map(repr, self.words[:MOST_SHOWN])) + ", ..." * (len(self) > MOST_SHOWN)
-            raise refusal("a label", f"one of the {len(self)} labels {shown}", words)
+            raise refusal("a label", f"one of the {len(self)} labels {self._shown}", words)
         return number
 
     @overload

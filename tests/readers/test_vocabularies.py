@@ -87,6 +87,12 @@ def test_unknown_words_have_an_id_and_unknown_labels_are_refused() -> None:
         many.encode("100")
 
 
+def test_a_vocabulary_is_shown_by_its_words() -> None:
+    assert repr(Vocabulary(["a", "b"])) == "<vocabulary of 2 words: 'a', 'b'>"
+    assert repr(Vocabulary.of_labels(map(str, range(20)))).startswith("<closed vocabulary of 20 words: '0', '1', ")
+    assert repr(Vocabulary(map(str, range(20)))).endswith("'7', ...>")
+
+
 def test_misspelled_fields_are_refused() -> None:
     words, tree = Vocabulary(["a", "b"]), {"children": [{"word": ["a"]}, {"label": "b"}], "text": "c"}
     with pytest.raises(
