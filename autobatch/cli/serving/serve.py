@@ -69,7 +69,10 @@ def serve(
 
         check_token(token)
     if token is None and not _is_local(host):
-        raise DataError(f"{TOKEN} must be set to serve at {host}, which other machines can reach; requests present it.")
+        raise DataError(
+            f"{TOKEN} must be set to serve at {host}, which other machines can reach; clients send it as the header "
+            f"Authorization: Bearer TOKEN."
+        )
     use_threads(threads)
     begin_log()
     name = trained.read().settings.model
