@@ -162,7 +162,10 @@ class LoadedCell(Cell):
             if given[name] not in kinds and all(kind in ("int", "float") for kind, *_ in kinds):
                 expected = " or ".join(dict.fromkeys(f"{kind}{shape or ''}" for kind, shape, *_ in kinds))
                 texts = [part for part in (key, *key.children) if part.kind == "static"]
-                advice = ENCODE if any(isinstance(part.detail.value, str) for part in texts) else ""
+                is_word = any(kind == "int" for kind, *_ in kinds) and any(
+                    isinstance(x.detail.value, str) for x in texts
+                )
+                advice = ENCODE if is_word else ""
                 return GraphError(
                     f"field or argument {name!r} of the loaded cell {self.name!r} must be {expected}, as in the "
                     f"examples of its export, got {key}{advice}."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from autobatch._native import Forest
@@ -65,7 +66,9 @@ class Fold(ForestRecursion):
         if self.children is not None:
             if type(instance) in NOT_NODES and not callable(self.children):
                 raise DataError(f"an instance of {self!r} must be a dict or an object, got {show(instance)}.")
-            forest = Forest.from_nested(instance, self.children, names)
+            is_field = isinstance(self.children, str)
+            with naming("the children of a node", str(self.children)) if is_field else nullcontext():
+                forest = Forest.from_nested(instance, self.children, names)
             if not self._has_children:
                 self._has_children = len(forest) > 1 or self._warn_of_leaf(instance, names)
             return forest

@@ -364,6 +364,8 @@ def naming(what: str, name: str) -> Iterator[None]:
     try:
         yield
     except DataError as error:
+        if f"{what} must" not in str(error):
+            raise
         raise DataError(str(error).replace(f"{what} must", f"field {name!r} must")) from None
 
 

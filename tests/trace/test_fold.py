@@ -482,7 +482,8 @@ class Cyclic(dict[str, Any]):
     [
         ("values", [{"value": 1}], r"must be a dict or an object, got \[{'value': 1}\]"),
         ("values", "a", r"must be a dict or an object, got 'a'"),
-        ("values", {"children": 3}, r"list or a tuple, got int"),
+        ("called", SimpleNamespace(below=3), r"^the children of a node must be a list or a tuple, got int"),
+        ("values", {"children": 3}, r"^field 'children' must be a list or a tuple, got int"),
         ("of_parents", {"parent": [1, 0]}, r"no cycle, but node 0"),
         ("of_parents", {"parent": [-1, 7]}, r"item 1 of field 'parent' must be .* 0 to 1, or -1 .*, got 7"),
         ("of_parents", {"parent": np.array([-2, 7])}, r"item 0 of field 'parent' must be .* 0 to 1, or -1 .*, got -2"),
