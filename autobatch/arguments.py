@@ -31,6 +31,11 @@ WORDS: dict[Any, str] = {
     np.ndarray: "an array", os.PathLike: "a path", dict: "a dict",
     Hashable: "a hashable value",
 }  # fmt: skip
+CONVERSIONS: dict[tuple[str, str], str] = {
+    ("Graph", "Dag"): "make a Graph of a Dag with ab.policies.to_graph(dag, names)",
+    ("Dag", "Graph"): "make a Dag of a Graph with ab.policies.to_dag(graph)",
+}
+"""The advice when one class is wanted, by name, and an object of another is given, or a list with one."""
 
 
 class Kind(NamedTuple):
@@ -71,8 +76,16 @@ def show(x: Any) -> str:
 def refusal(
     what: str, must_be: str, got: Any, error: type[AutobatchError] = DataError, advice: str = ""
 ) -> AutobatchError:
-    """Make the error for a wrong argument: "X must be Y, got Z.", with the remedy `advice`."""
+    """Make the error for a wrong argument: "X must be Y, got Z.", with a remedy: `advice`, or one of `CONVERSIONS`."""
+    advice = advice or _advise(must_be, got)
     return error(f"{what} must be {must_be}, got {show(got)}{'; ' + advice if advice else ''}.")
+
+
+def _advise(must_be: str, got: Any) -> str:
+    """Return the conversion of `got`, or of its elements, to the class that `must_be` names; "" if none is known."""
+    found = {type(x).__name__ for x in (got, *(got if isinstance(got, (list, tuple)) else ()))}
+    known = (advice for (to, of), advice in CONVERSIONS.items() if to in must_be and of in found)
+    return next(known, "")
 
 
 def check_arguments(

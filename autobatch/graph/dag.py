@@ -18,12 +18,12 @@ import numpy.typing as npt
 from numpy.typing import NDArray
 
 from autobatch._native import count_chains, reverse_dag
-from autobatch.arguments import show
+from autobatch.arguments import refusal, show
 from autobatch.arrays import FloatArray, IntArray
 from autobatch.errors import GraphError
 from autobatch.graph.graph import Graph, NamedTypes, refuse_graph
 from autobatch.graph.graph_check import refuse_backward_edges
-from autobatch.keywords import checked, refuse_arguments
+from autobatch.keywords import checked
 
 
 class Dag(NamedTuple):
@@ -46,6 +46,9 @@ class Dag(NamedTuple):
     edge_src: IntArray
     n_types: int
     costs: FloatArray | None = None
+
+    def __repr__(self) -> str:
+        return f"Dag(nodes={self.type_id.size}, edges={self.edge_src.size}, types={self.n_types})"
 
     @classmethod
     @checked(costs=None)
@@ -113,7 +116,8 @@ class Dag(NamedTuple):
         try:
             number = {node: n for n, node in enumerate(networkx.topological_sort(graph))}
         except networkx.NetworkXUnfeasible:
-            cycle = " -> ".join(repr(edge[0]) for edge in networkx.find_cycle(graph))
+            edges = networkx.find_cycle(graph)
+            cycle = " -> ".join(repr(node) for node in (edges[0][0], *(reader for _, reader in edges)))
             raise GraphError(f"making a dag: the graph must not have a cycle, got {cycle}.") from None
         except (networkx.NetworkXError, networkx.NetworkXNotImplemented):
             raise GraphError(f"making a dag: the graph must be directed, got {graph}.") from None
@@ -167,8 +171,8 @@ def cost_of(dag: Dag, sequence: IntArray) -> float:
 
 def to_dag(graph: Graph) -> Dag:
     """Return the types and edges of `graph`, without a copy, and the costs of types that `to_graph` kept."""
-    if type(graph) is not Graph:
-        refuse_arguments(to_dag, (graph,), {})
+    if not isinstance(graph, Graph):
+        raise refusal("graph", "a Graph", graph)
     parts = graph.sections
     costs = graph.types.costs if isinstance(graph.types, NamedTypes) else None
     return Dag(parts.type_id, parts.edge_ptr, parts.edge_src, graph.n_types, None if costs is None else np.array(costs))

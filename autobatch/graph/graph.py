@@ -10,6 +10,7 @@ rest.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
@@ -58,6 +59,11 @@ class NamedTypes:
 
     names: tuple[str, ...]
     costs: tuple[float, ...] | None = None  # of a batch of each type, see `autobatch.graph.dag`
+
+    def __post_init__(self) -> None:
+        twice = sorted(name for name, n in Counter(self.names).items() if n > 1)
+        if twice:
+            raise GraphError(f"naming types: the names must differ, got {', '.join(map(repr, twice))} more than once.")
 
     @property
     def outlines(self) -> tuple[str, ...]:

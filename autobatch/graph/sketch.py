@@ -76,7 +76,7 @@ def to_graph(dag: Dag, names: Iterable[str] | None = None) -> Graph:
         names: of the T types; by default "0", "1" and so on.
 
     Raises:
-        GraphError: the number of names is not T.
+        GraphError: the number of names is not T, or two are equal.
 
     Cost: O(N + E), a copy.
 

@@ -313,9 +313,10 @@ class FrontierPolicy(ABC):
         Raises:
             PolicyError: the choice is not a type, or is a type without ready nodes.
         """
+        dag = to_dag(graph)
         self.prepare(graph)
         with naming_cycles(graph):
-            sim, n_batches = Simulation(to_dag(graph), is_measured=False), 0
+            sim, n_batches = Simulation(dag, is_measured=False), 0
         while (ready := sim.ready()).any():
             sim.step(self._choice(graph, Frontier(ready, sim.unrun()), n_batches))
             n_batches += 1

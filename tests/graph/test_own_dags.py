@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -79,8 +81,8 @@ def test_malformed_graphs_of_networkx_are_refused() -> None:
     networkx = pytest.importorskip("networkx", reason="needs networkx")
     with pytest.raises(ab.GraphError, match="must be directed"):
         Dag.from_networkx(networkx.Graph())
-    with pytest.raises(ab.GraphError, match=r"must not have a cycle, got 'a' -> 'b'"):
-        Dag.from_networkx(networkx.DiGraph([("a", "b"), ("b", "a")]))
+    with pytest.raises(ab.GraphError, match=r"must not have a cycle, got 'b' -> 'c' -> 'b'\."):
+        Dag.from_networkx(networkx.DiGraph([("a", "b"), ("b", "c"), ("c", "b")]))
     with pytest.raises(ab.GraphError, match="'type' of node 'a' must be an int, got None"):
         Dag.from_networkx(networkx.DiGraph([("a", "b")]))
 
@@ -102,3 +104,35 @@ def test_a_policy_is_learned_on_own_dags() -> None:
     more = to_graph(to_dag(graphs[1])._replace(n_types=4), ["load", "add", "scale", "store"])
     with pytest.raises(ab.PolicyError, match="type 3 is missing in graph 0 and 'store' in graph 1"):
         ab.policies.learn(graphs[:1], held_out=[more])
+
+
+def test_a_dag_in_place_of_a_graph_is_refused_with_the_conversion() -> None:
+    dag = Dag.from_edges([0, 0, 1], [(0, 2), (1, 2)])
+    graph = to_graph(dag, ["read", "add"])
+    learned = ab.policies.learn([graph], seed=0, episodes=10)
+    recurring = ab.policies.Recurring.of([graph])
+    schedulers: list[Any] = [*(ab.policies.get(name) for name in ab.policies.names()), learned, recurring, First()]
+    calls: list[Callable[[], Any]] = [partial(policy.schedule, cast(Any, dag)) for policy in schedulers]
+    calls += [lambda: min_batches(cast(Any, dag)), lambda: to_dag(cast(Any, dag))]
+    for call in calls:
+        with pytest.raises(ab.DataError, match=r"^graph.* must be a Graph, got Dag\(nodes=3.*to_graph\(dag, names\)"):
+            call()
+    with pytest.raises(ab.PolicyError, match=r"graphs of learn must be a list of Graphs.*to_graph\(dag, names\)"):
+        ab.policies.learn([graph, cast(Any, dag)])
+    with pytest.raises(ab.PolicyError, match=r"held_out of learn must be a list of Graphs.*to_graph\(dag, names\)"):
+        ab.policies.learn([graph], held_out=[cast(Any, dag)])
+    with pytest.raises(ab.DataError, match=r"dag of to_graph must be a Dag.*to_dag\(graph\)"):
+        to_graph(cast(Any, graph))
+
+
+class First(ab.policies.FrontierPolicy):
+    name = "first"
+
+    def choose(self, frontier: ab.policies.Frontier) -> int:
+        return frontier.types[0]
+
+
+def test_types_of_one_name_are_refused_before_learning() -> None:
+    dag = Dag.from_edges([0, 1, 2], [(0, 1), (1, 2)])
+    with pytest.raises(ab.GraphError, match=r"names must differ, got 'read' more than once"):
+        to_graph(dag, ["read", "add", "read"])

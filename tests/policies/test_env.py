@@ -124,7 +124,7 @@ def test_a_seed_decides_which_graphs_come() -> None:
     "options, message",
     [
         ({"dags": []}, "at least one Dag"),
-        ({"dags": to_dag(random_dag(0))}, "dags of Batching must be a list of Dags, got a Dag"),
+        ({"dags": to_dag(random_dag(0))}, "dags of Batching must be a list of Dags, got Dag"),
         ({"dags": [random_dag(0)]}, "dags of Batching must be a list of Dags, got"),
         ({"dags": [to_dag(random_dag(0, n_nodes=0))]}, "at least one node"),
         ({"dags": [Dag(*BACKWARD, 1)]}, r"dags\[0\] is malformed: .* point forward"),

@@ -291,11 +291,11 @@ class Fsm(Directed):
             PolicyError: the types belong to another model.
             GraphError: the graph has a cycle.
         """
-        place = self._place(graph.types)
+        dag, place = to_dag(graph), self._place(graph.types)
         n_types = max(len(self.types.names), int(place.max(initial=-1)) + 1)
         if self.learner is not None and n_types > len(self.types.names):
             self._take_in(TypeNames.of(graph.types), place)
-        dag, costs = to_dag(graph), None
+        costs = None
         if dag.costs is not None:
             costs = np.ones(n_types)
             costs[place] = type_costs(dag)

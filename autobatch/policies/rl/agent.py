@@ -71,10 +71,11 @@ class Agent:
                 ready.
             GraphError: the graph has a cycle.
         """
+        dag = to_dag(graph)
         if not graph.n_nodes:
-            return Schedule(*Simulation(to_dag(graph)).batches())
+            return Schedule(*Simulation(dag).batches())
         try:
-            env = Batching([to_dag(graph)], max_types=self._n_types)
+            env = Batching([dag], max_types=self._n_types)
         except PolicyError:
             check_order(graph)  # names the edge
             raise

@@ -8,6 +8,7 @@ from typing import ClassVar, final
 
 import numpy as np
 
+from autobatch.graph.dag import to_dag
 from autobatch.graph.graph import Graph
 from autobatch.policies.rules.directed import Ruled
 from autobatch.schedule.schedule import BasePolicy, Schedule
@@ -23,8 +24,9 @@ class Unbatched(BasePolicy):
 
     def schedule(self, graph: Graph) -> Schedule:
         """Return N batches of one node. Cost: O(N)."""
-        nodes = np.arange(graph.n_nodes + 1, dtype=np.int32)
-        return Schedule(graph.type_id.copy(), nodes, nodes[:-1])
+        type_id = to_dag(graph).type_id
+        nodes = np.arange(type_id.size + 1, dtype=np.int32)
+        return Schedule(type_id.copy(), nodes, nodes[:-1])
 
 
 @final

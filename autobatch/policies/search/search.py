@@ -68,8 +68,8 @@ class Search(BasePolicy):
         Raises:
             GraphError: the graph has a cycle.
         """
-        check_order(graph)
         dag = to_dag(graph)
+        check_order(graph)
         sequence = self.sequence(dag)
         return to_schedule_at(dag, sequence, embed_early(dag, sequence))
 
