@@ -18,6 +18,7 @@ from autobatch.graph.sketch import to_graph
 from autobatch.keywords import checked, nearest
 from autobatch.policies.fallback import Otherwise
 from autobatch.policies.files import load_policy
+from autobatch.policies.fsm.drawing import draw_machine
 from autobatch.policies.fsm.machine import Fsm
 from autobatch.policies.learning import PUBLISHED, learn
 from autobatch.policies.rules.directed import Directed, Direction
@@ -30,8 +31,8 @@ from autobatch.schedule.schedule import BasePolicy, Frontier, FrontierPolicy, Po
 
 __all__ = [
     "AUTO", "PUBLISHED", "Agenda", "Critical", "Dag", "Deep", "Depth", "Frontier", "FrontierPolicy", "Fsm",
-    "Policy", "Recurring", "Schedule", "Score", "Search", "Sufficient", "Unbatched", "Weights", "get", "learn", "load",
-    "names", "to_dag", "to_graph",
+    "Policy", "Recurring", "Schedule", "Score", "Search", "Sufficient", "Unbatched", "Weights", "draw_machine",
+    "get", "learn", "load", "names", "to_dag", "to_graph",
 ]  # fmt: skip
 
 _DIRECTED: dict[str, type[Directed]] = {

@@ -357,8 +357,8 @@ def test_errors_are_one_sentence(
     monkeypatch.chdir(learned.parent)
     Score().save("rule.json")
     Path("broken.json").write_text(learned.read_text()[:500])
-    status, _, errors = command("policy", *arguments)
-    assert status == 2
+    status, output, errors = command("policy", *arguments)
+    assert (status, output) == (2, "")
     assert errors.startswith("autobatch: ")
     assert message in errors
     assert errors.count("\n") == 1

@@ -78,7 +78,8 @@ def show(
     FILE is a file from `autobatch policy learn`, or the name of a policy with weights, such as score. A state lists the
     types that have ready nodes; "a > b" means that a has at least as many as b. A type is critical if running it now
     lowers the bound on the remaining batches. MODEL, --data, --dim, --batch-size, --minibatches and --seed select the
-    mini-batches of --plot, and are ignored without it.
+    mini-batches of --plot, and are ignored without it. In Python, ab.policies.draw_machine draws a machine on your own
+    graphs.
 
     \b
     Examples:
@@ -89,13 +90,14 @@ def show(
     if plot is not None and (model is None or not isinstance(shown, Fsm)):
         raise DataError(
             f"cannot draw {str(file)!r} to {str(plot)!r}: --plot needs the file of a state machine and a MODEL to run "
-            f"it on, as in autobatch policy show FILE MODEL --plot {plot}."
+            f"it on, as in autobatch policy show FILE MODEL --plot {plot}; in Python, ab.policies.draw_machine draws "
+            f"one on your own graphs."
         )
-    if plot is not None:
-        require_picture(plot, "draw", (".png", ".dot"))
-    click.echo("\n".join(_describe(shown)))
     if plot is not None and model is not None and isinstance(shown, Fsm):
+        require_picture(plot, "draw", (".png", ".dot"))
         draw_machine(shown, take_minibatches(load_workload(model, data, dim, seed), 0, minibatches, batch_size), plot)
+    click.echo("\n".join(_describe(shown)))
+    if plot is not None:
         click.echo(f"\nWrote the drawing to {plot}.")
 
 

@@ -2,34 +2,49 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from autobatch.display.html import FONT
 from autobatch.errors import PolicyError
 from autobatch.graph.graph import Graph
+from autobatch.keywords import checked
 from autobatch.policies.fsm.machine import Fsm, Way
-from autobatch.policies.fsm.walk import Walk
 from autobatch.release import pip_install
+
+if TYPE_CHECKING:
+    from autobatch.policies.fsm.walk import Walk
 
 PER_INCH = 72  # pixels, so that a font size in points is also one in pixels
 SHARPNESS = 2  # pixels of the file per pixel of the drawing
 TITLE = 24  # height of a title, in pixels
 
 
-def draw_machine(policy: Fsm, graphs: Sequence[Graph], path: Path) -> None:
-    """Draw a machine as observed on mini-batches: states, the type run in each, and transition counts.
+@checked(policy=PolicyError, graphs=PolicyError, path=PolicyError)
+def draw_machine(policy: Fsm, graphs: Sequence[Graph], path: str | os.PathLike[str]) -> None:
+    """Draw a state machine as observed on mini-batches: states, the type run in each, and transition counts.
 
     A .png file shows the most visited states, a .dot file all of them.
 
     Args:
-        policy: the policy; each of its directions gets a drawing.
-        graphs: the mini-batches.
-        path: the file to write, .dot for Graphviz or .png.
+        policy: the policy; each of its directions gets a drawing, its rivals none.
+        graphs: mini-batches from `Batched.merged`, or your own graphs from `to_graph`.
+        path: the file to write, .dot for Graphviz or .png, which needs the extra `plot`.
 
     Raises:
         PolicyError: the path has another ending, the file cannot be written, or a package is missing.
+
+    >>> import tempfile
+    >>> from autobatch.graph.sketch import to_graph
+    >>> from autobatch.policies import Dag, learn
+    >>> graph = to_graph(Dag.from_edges([0, 0, 1, 2, 1], [(0, 2), (1, 3), (3, 4)]), ["read", "add", "scale"])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     draw_machine(learn([graph], seed=0), [graph], f"{folder}/machine.dot")
+    ...     Path(f"{folder}/machine.dot").read_text().splitlines()[0]
+    'digraph policy {'
     """
+    path = Path(path)
     walks = {way: policy.follow(way, map(policy.to_known, graphs)) for way in policy.ways}
     try:
         if path.suffix == ".dot":
@@ -71,6 +86,8 @@ def _plot(policy: Fsm, walks: dict[Way, Walk], path: Path) -> None:
     """Draw each direction as in notebooks, one below the other."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+
+    from autobatch.display.html import FONT
 
     pictures = {way: walk.picture(policy.types.names, policy.machine.encoding) for way, walk in walks.items()}
     widths, heights = zip(*(picture.size for picture in pictures.values()), strict=True)
