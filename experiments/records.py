@@ -83,7 +83,7 @@ class Record:
 
 
 def origins(records: Iterable[Record]) -> str:
-    """State when and on which machines records were measured, and which are stale."""
+    """State when and on which machines records were measured, and of which the code has changed since."""
     found = list(records)
     commits: dict[str, dict[str, None]] = {}
     for content in (record.content for record in found):
@@ -93,8 +93,8 @@ def origins(records: Iterable[Record]) -> str:
         commits.setdefault(place, {}).setdefault(content["commit"][:7])
     measured = "; ".join(f"{place}, commit{'s'[: len(some) > 1]} {', '.join(some)}" for place, some in commits.items())
     stale = [record.name for record in found if record.is_stale]
-    which = f" ({', '.join(stale)})" if len(stale) < len(found) else ""
-    return f"Measured {measured}; stale{which}: the code has changed since." if stale else f"Measured {measured}."
+    which = f" of {', '.join(stale)}" if len(stale) < len(found) else ""
+    return f"Measured {measured}." + (f" The code{which} has changed since." if stale else "")
 
 
 def place_of(folder: Path, experiment: str, part: str = "") -> Path:

@@ -88,7 +88,9 @@ def to_section(claim: Claim[Any], records: Records, folder: Path, message: str) 
     if all(record.settings == in_json(claim.quick) for record in records.values()):
         parts.append('<p class="stale">Measured with --quick: a smoke test, whose figures are meaningless.</p>')
     if stale:
-        parts.append(f'<p class="stale">Stale, because the code has changed since: {escape(", ".join(stale))}.</p>')
+        parts.append(
+            f'<p class="stale">The code has changed since these were measured: {escape(", ".join(stale))}.</p>'
+        )
     if missing:
         parts.append(f'<p class="origin">Not measured here: {escape(", ".join(missing))}.</p>')
     if claim.published:

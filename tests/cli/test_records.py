@@ -92,11 +92,11 @@ def test_a_record_is_finished_while_settings_and_code_are_the_same(
     assert start.is_finished(path)
     assert not Start.now("experiment", Settings(seed=8), ["pack"]).is_finished(path)
     assert not record.is_stale
-    assert "stale" not in origins([record])
+    assert "changed" not in origins([record])
     monkeypatch.setattr(records, "digest_of", lambda modules: "of tomorrow")
     assert not Start.now("experiment", SETTINGS, ["pack"]).is_finished(path)
     assert record.is_stale
-    assert origins([record]).endswith("; stale: the code has changed since.")
+    assert origins([record]).endswith(". The code has changed since.")
 
 
 def test_a_record_without_a_digest_is_stale(tmp_path: Path) -> None:
