@@ -25,6 +25,8 @@ STANDARD = os.path.dirname(os.__file__) + os.sep
 INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 LIBRARIES = tuple(f"{folder}{name}{os.sep}" for folder in INSTALLED for name in ("torch", "numpy"))
 """Libraries that users' functions call; other installed packages may be users' own."""
+CLICK = tuple(f"{folder}click{os.sep}" for folder in INSTALLED)
+"""The library that calls autobatch's commands."""
 IN_CELL = "in cell "
 MOST_SHOWN = 100  # characters of a source line
 
@@ -37,7 +39,7 @@ def hide_frames(error: BaseException) -> None:
     one: BaseException | None = error
     while one is not None and id(one) not in seen:
         seen.add(id(one))
-        if isinstance(one, AutobatchError) or not _is_own(_last(one.__traceback__)):
+        if isinstance(one, AutobatchError) or not _is_internal(_last(one.__traceback__)):
             one.__traceback__ = _without_own(one.__traceback__)
         one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
 
@@ -63,12 +65,18 @@ def _last(traceback: TracebackType | None) -> CodeType | None:
     return code
 
 
-def _is_own(code: CodeType | None) -> bool:
-    return code is not None and code.co_filename.startswith((OWN, *GENERATED))
+def _is_own(code: CodeType) -> bool:
+    return code.co_filename.startswith((OWN, *GENERATED))
+
+
+def _is_internal(code: CodeType | None) -> bool:
+    """Return whether an error raised by this code is internal; that of `ab.nothing` is the user's."""
+    return code is not None and _is_own(code) and code.co_name != "__getattr__"
 
 
 def _is_hidden(code: CodeType) -> bool:
-    return _is_own(code) or os.path.basename(code.co_filename) in BETWEEN
+    file = code.co_filename
+    return _is_own(code) or os.path.basename(file) in BETWEEN or any(folder in file for folder in CLICK)
 
 
 def _is_library(code: CodeType, installed: Sequence[str] = LIBRARIES) -> bool:

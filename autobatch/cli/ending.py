@@ -22,18 +22,26 @@ import click
 from autobatch.errors import AutobatchError
 from autobatch.starting import INTERRUPTED, SAID
 from autobatch.system.files import remove_unfinished
+from autobatch.tracebacks import hide_frames
 
 USER_ERROR = 2
+CRASHED = 1
 FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO
 """Errors of a full disk, which any write may raise."""
 _SHOW_CURSOR = b"\x1b[?25h\n"  # progress bars hide the cursor; the newline ends the line that shows ^C
 
 
 def run_process(work: Callable[[], object]) -> NoReturn:
-    """Run `work` as a whole process, and exit."""
+    """Run `work` as a whole process, and exit; after an error of the user's class, show its lines only."""
     signal.signal(signal.SIGINT, _exit_now)
     warnings.showwarning = _warn
-    sys.exit(run_to_the_end(work))
+    try:
+        status = run_to_the_end(work)
+    except Exception as error:
+        hide_frames(error)
+        sys.excepthook(type(error), error, error.__traceback__)
+        status = CRASHED
+    sys.exit(status)
 
 
 def run_to_the_end(work: Callable[[], object]) -> int:

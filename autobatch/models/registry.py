@@ -14,6 +14,7 @@ from autobatch.keywords import checked, nearest
 from autobatch.models.data.own_files import FilesLoader
 from autobatch.models.spec import ModelSpec
 from autobatch.readers.files import Files
+from autobatch.tracebacks import users_line
 
 MODELS = {
     "tree-lstm": "autobatch.models.tree_lstm:SPEC",
@@ -157,14 +158,20 @@ def _are_scores(outputs: Any, trees: Sequence[Any]) -> bool:
 
 
 def _import(place: str) -> Any:
-    module_name, _, attribute = place.partition(":")
+    module_name, _, attribute = place.rpartition(":")
+    if not all(part.isidentifier() for part in module_name.split(".")) or module_name.endswith(".py"):
+        raise DataError(
+            f"a model of your own must be package.module:Class, not a path, got {place!r}; run in the folder of its "
+            f"file, and give the name of the file without .py."
+        )
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # the user's module may raise any error
-        raise DataError(
-            f"cannot load model {place!r}: importing {module_name!r} failed ({type(error).__name__}: {error}); "
-            f"run in a directory from which it can be imported."
-        ) from error
+        failed = f"cannot load model {place!r}: importing {module_name!r} failed"
+        is_absent = isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}.")
+        where = "" if is_absent or isinstance(error, SyntaxError) else f" at {users_line(error)}"
+        advice = "run in a directory from which it can be imported" if is_absent else "correct that module"
+        raise DataError(f"{failed}{where} ({type(error).__name__}: {error}); {advice}.") from error
     if not hasattr(module, attribute):
         raise DataError(
             f"cannot load model {place!r}: module {module_name!r} has no {attribute!r}; name a class that it defines."

@@ -102,9 +102,11 @@ def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put a user's modules into the current folder."""
     (tmp_path / "my_models.py").write_text(USER_MODULE)
     (tmp_path / "my_broken.py").write_text("import not_there")
+    (tmp_path / "my_typing.py").write_text("def f() -> None\n    pass")
+    (tmp_path / "my_names.py").write_text("import autobatch as ab\nModel = ab.Linaer")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    for name in ("my_models", "my_broken"):
+    for name in ("my_models", "my_broken", "my_typing", "my_names"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
@@ -358,7 +360,16 @@ ERRORS = [
     ),
     (["train", "dag-rnn", "--data", "bad.txt"], "a word, '|' and a tag, such as blue|sky red|boat, found '('"),
     (["train", "not_there:Class"], "importing 'not_there' failed (ModuleNotFoundError"),
-    (["train", "my_broken:Class"], "importing 'my_broken' failed (ModuleNotFoundError: No module named 'not_there')"),
+    (["train", "not_there:Class"], "; run in a directory from which it can be imported."),
+    (
+        ["train", "my_broken:Class"],
+        "my_broken.py:1, `import not_there` (ModuleNotFoundError: No module named 'not_there')",
+    ),
+    (["train", "my_broken:Class"], "; correct that module."),
+    (["train", "my_typing:Class"], "(SyntaxError: expected ':' (my_typing.py, line 1)); correct that module."),
+    (["train", "my_names:Model"], "my_names.py:2, `Model = ab.Linaer` (AttributeError: "),
+    (["train", "../my_models.py:Mine"], "must be package.module:Class, not a path, got '../my_models.py:Mine'; run"),
+    (["train", "my_models.py:Mine"], "must be package.module:Class, not a path, got 'my_models.py:Mine'; run"),
     (["train", "my_models:Nobody"], "module 'my_models' has no 'Nobody'"),
     (["train", "my_models:NoModule"], "or a ModelSpec, got class NoModule"),
     (["train", "my_models:NoLoss"], "with a method loss(instance)"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -248,3 +249,44 @@ def test_whichever_process_is_killed_and_whenever_all_are_gone(rank: int, seed: 
         assert err.startswith("autobatch: process ")
         assert "was ended by SIGKILL" in err
         assert "Traceback" not in err
+
+
+# --- errors of the user's class ---
+
+FAULTY = """
+import autobatch as ab
+
+class Constructed(ab.Module):
+    def __init__(self, dim, rng):
+        self.words = ab.Embeding(10, dim, rng=rng)  # a typo
+
+    def loss(self, tree):
+        return 0.0
+
+class Recorded(ab.Module):
+    def __init__(self, dim, rng):
+        self.words = ab.Embedding(10, dim, rng=rng)
+
+    def loss(self, tree):
+        return ab.sum(self.words(tree.nothing))
+"""
+
+
+@pytest.mark.parametrize(("name", "line"), [("Constructed", "ab.Embeding"), ("Recorded", "tree.nothing")])
+def test_a_traceback_has_the_lines_of_the_users_class_only(name: str, line: str, tmp_path: Path) -> None:
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    process = begin("train", f"faulty:{name}", "--backend", "reference", cwd=tmp_path)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    files = re.findall(r'^  File "(.*)", line', err, re.MULTILINE)
+    assert [Path(file).name for file in files] == ["faulty.py"], err
+    assert line in err
+    assert re.search(r"^AttributeError: .*(Embeding|nothing)", err, re.MULTILINE)
+
+
+def test_a_full_traceback_is_shown_if_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOBATCH_TRACEBACK", "full")
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    process = begin("train", "faulty:Constructed", "--backend", "reference", cwd=tmp_path)
+    _, err = process.communicate(timeout=60)
+    assert err.count('File "') > 5
