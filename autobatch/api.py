@@ -450,7 +450,7 @@ class Batched(Session):
             held_out: mini-batches that select the best of the machines found during learning.
             online: continue learning, from each mini-batch in which the machine meets an unknown state.
             progress: show the progress, on standard error or in a notebook output.
-            options: critical, mask, rival, reward, direction, compact, ...: see `autobatch.policies.learning`, whose
+            options: critical, mask, rival, reward, direction, compact, episodes, ...: see `ab.policies.learn`, whose
                 defaults perform best. `**ab.policies.PUBLISHED` gives the settings published for ED-Batch. With
                 device="cuda", a GPU runs the episodes, many at once.
 
@@ -466,14 +466,12 @@ class Batched(Session):
             same again for the machine as published, which is learned as well unless `rival=False`.
         """
         from autobatch.policies.fsm.online import keep_learning
-        from autobatch.policies.learning import learn, show_learning
+        from autobatch.policies.learning import learn
 
         graphs, held = (
             [one for batch in batches for one in self._scheduled_batch(batch)] for batches in (minibatches, held_out)
         )
-        with show_learning(progress) as on_progress:
-            terms: dict[str, Any] = {"held_out": held, "seed": seed, "on_progress": on_progress}
-            policy = learn(graphs, encoding=encoding, **terms, **options)
+        policy = learn(graphs, held_out=held, progress=progress, encoding=encoding, seed=seed, **options)
         if online:
             keep_learning(policy)
         self.policy = policy

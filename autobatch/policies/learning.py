@@ -61,6 +61,7 @@ def learn(
     *,
     held_out: Sequence[Graph] = (),
     rival: bool = True,
+    progress: bool = False,
     each: Each = in_turn,
     **options: Any,
 ) -> Fsm:
@@ -74,11 +75,15 @@ def learn(
         held_out: mini-batches that select the best of the machines met during learning; by default `graphs`.
         rival: also learn the published machine, with this encoding and these settings, and keep the cheaper of the two
             plans.
+        progress: show the progress, on standard error or in a notebook output.
         each: runs the lessons, one for each table; the results do not depend on their order or process.
-        options: direction ("both" by default), compact (True), seed, device ("cpu") and on_progress, see `learn_fsm`;
-            encoding ("sort"), critical (True) and mask (True), see `Machine`; reward ("critical"), optimism (False) and
-            others, see `QLearning`. The device "cuda" plays `evaluate_every` (16) episodes at once, then learns from
-            them; to fill a GPU set it to thousands, and `episodes` to 60 times as many.
+        options: `direction`, of planning: "forward", "backward" or "both" (default); `compact`: whether the policy
+            deletes superfluous batches (default True); `seed`: an int of at least 0 (default 0), equal seeds give equal
+            policies; `device`: "cpu" (default) or "cuda", which plays `evaluate_every` (16) episodes at once, then
+            learns from them (to fill a GPU set it to thousands, and `episodes` to 60 times as many); `on_progress`: a
+            function that gets each `Progress`, in place of `progress`. Also the attributes of `Machine`, by default
+            encoding="sort", critical=True and mask=True; and those of `QLearning`, by default reward="critical" and
+            optimism=False.
 
     Raises:
         PolicyError: an option does not exist or is out of range, no graph is given, or the device cannot hold them.
@@ -93,12 +98,12 @@ def learn(
     dags, held, types = read_lesson(graphs, held_out)
     terms: dict[str, Any] = {"direction": "both", "held_out": held}
     terms |= {name: options.pop(name) for name in TERMS if name in options}
-    compact, report = options.pop("compact", True), options.pop("on_progress", lambda progress: None)
+    compact, report = options.pop("compact", True), options.pop("on_progress", None)
     machine = Machine(**{name: options.pop(name, default) for name, default in MACHINE.items()})
     device = check_device(terms.get("device", "cpu"))
     known = [setting.name for setting in fields(QLearning)]
     if unknown := options.keys() - set(known):
-        names = [*known, *MACHINE, *TERMS, "compact", "held_out", "on_progress", "rival"]
+        names = [*known, *MACHINE, *TERMS, "compact", "held_out", "on_progress", "progress", "rival"]
         near = nearest(min(unknown), names)
         told = f"did you mean {near!r}?" if near else f"the options are {', '.join(sorted(names))}."
         raise PolicyError(f"learning a policy: unknown option {min(unknown)!r}; {told}")
@@ -108,7 +113,8 @@ def learn(
         as_published = replace(settings, reward=PUBLISHED["reward"], optimism=PUBLISHED["optimism"])
         machines.append((Machine(machine.encoding), as_published))
     lessons = [make_lessons(dags, *one, **terms) for one in machines]
-    learned = iter(each(learn_table, [lesson for some in lessons for lesson in some], report))
+    with show_learning(progress) as shown:
+        learned = iter(each(learn_table, [lesson for some in lessons for lesson in some], report or shown))
     made = [to_fsm(some, [next(learned) for _ in some], types, terms["direction"], compact) for some in lessons]
     return made[0].with_rival(made[1]) if rival else made[0]
 

@@ -186,7 +186,9 @@ def test_a_policy_for_other_cells_is_refused() -> None:
 
 
 def test_an_unknown_encoding_is_refused() -> None:
-    with pytest.raises(PolicyError, match=r"encoding of Fsm must be one of base, max, sort.*, got 'sorted'"):
+    with pytest.raises(
+        PolicyError, match=r"encoding of a state machine must be one of base, max, sort.*, got 'sorted'"
+    ):
         Machine("sorted")  # type: ignore[arg-type]
 
 

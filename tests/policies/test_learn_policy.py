@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from autobatch.errors import PolicyError
 from autobatch.graph.rewrite.passes import UNSHARED
 from autobatch.models.tree_classifier import NodeClassifier
 from autobatch.policies.fsm.machine import WAYS, Fsm
-from autobatch.policies.learning import PUBLISHED
+from autobatch.policies.fsm.qlearning import Progress
+from autobatch.policies.learning import PUBLISHED, describe_progress
 from autobatch.schedule.make import make_schedule
 from autobatch.schedule.schedule import min_batches
 from helpers.checkers.machine_tables import rows_of
@@ -198,16 +200,31 @@ def test_progress_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == ""
 
 
+def test_learning_on_own_graphs_shows_its_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = ab.policies.to_graph(ab.policies.Dag.from_edges([0, 0, 1, 2, 1], [(0, 2), (1, 3), (3, 4)]))
+    told, lines = list[Progress](), list[str]()
+    monkeypatch.setattr("autobatch.display.progress.show_status", lambda what: nullcontext(lines.append))
+    hidden = ab.policies.learn([graph], episodes=60, on_progress=told.append)
+    assert lines == []
+    shown = ab.policies.learn([graph], episodes=60, progress=True)
+    assert shown.about == hidden.about
+    assert lines == [*map(describe_progress, told)] != []
+
+
 def test_options_that_do_not_exist_are_refused() -> None:
     model, instances = CASES[0].draw(seed=1, n_instances=4, dim=2)
     loss = ab.batched(model.loss)
     before = loss.policy
     refused: list[tuple[dict[str, Any], str]] = [
-        ({"encoding": "sorted"}, "encoding of Fsm must be one of base, max, sort"),
+        ({"seed": -1}, "seed of policy learning must be an int of at least 0, got -1"),
+        ({"encoding": "sorted"}, "encoding of a state machine must be one of base, max, sort"),
         ({"episode": 3}, "unknown option 'episode'"),
-        ({"reward": "money"}, "reward='money' is out of range"),
-        ({"episodes": 0}, "episodes=0 is out of range"),
-        ({"direction": "sideways"}, "direction of Fsm must be 'forward', 'backward' or 'both', got 'sideways'"),
+        ({"reward": "money"}, "reward of policy learning must be one of published, critical, got 'money'"),
+        ({"episodes": 0}, "episodes of policy learning must be at least 1, got 0"),
+        (
+            {"direction": "sideways"},
+            "direction of policy learning must be one of forward, backward, both, got 'sideways'",
+        ),
     ]
     for options, message in refused:
         with pytest.raises(PolicyError, match=message):

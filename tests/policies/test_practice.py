@@ -164,7 +164,7 @@ def test_empty_mini_batches_teach_nothing() -> None:
 
 def test_what_a_device_cannot_learn_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = random_dag(0)
-    with pytest.raises(PolicyError, match=r"^device of learn_policy must be one of cpu, cuda, got 'gpu'\.$"):
+    with pytest.raises(PolicyError, match=r"^device of policy learning must be one of cpu, cuda, got 'gpu'\.$"):
         learn([graph], device="gpu")
     with pytest.raises(PolicyError, match=r'device="cuda" .* bootstrap=True'):
         learn([graph], device="cuda", bootstrap=True)

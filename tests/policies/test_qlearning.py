@@ -239,7 +239,8 @@ def test_mini_batches_may_be_empty() -> None:
         ("reward", "pub"), ("learning_rate", float("nan")),
     ])  # fmt: skip
 def test_settings_out_of_range_are_refused(setting: str, value: Any) -> None:
-    with pytest.raises(PolicyError, match=f"{setting}={value!r} is out of range"):
+    limits = r"(at least \d|from 0 to 1|above 0 and at most 1|one of published, critical)"
+    with pytest.raises(PolicyError, match=rf"^{setting} of policy learning must be {limits}, got {value!r}\.$"):
         learn([random_dag(0)], **{setting: value})
 
 

@@ -22,6 +22,7 @@ from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, reverse, to_dag, type_costs
 from autobatch.graph.graph import Graph, Types
 from autobatch.graph.graph_check import naming_cycles
+from autobatch.keywords import suggesting
 from autobatch.policies.fsm.encoding import ENCODINGS, LISTED, Encoding
 from autobatch.policies.fsm.table import Table, describe_table, make_table, rebuild_table, widen_table
 from autobatch.policies.rules.directed import Batches, Directed, Direction, mirror
@@ -36,12 +37,14 @@ Way: TypeAlias = Literal["forward", "backward"]
 WAYS: tuple[Way, ...] = ("forward", "backward")
 
 
+@suggesting()
 @dataclass(frozen=True)
 class Machine:
     """The settings of a state machine: how it encodes states and chooses types.
 
     Attributes:
-        encoding: the encoding of the frontier in the state, see `autobatch.policies.fsm.encoding`.
+        encoding: how the state describes the ready nodes. "base" lists the ready types, "max" also marks the one with
+            the most ready nodes, and "sort" ranks them by their numbers of ready nodes.
         critical: the state includes the set of critical types.
         mask: if a ready type is critical, only critical types may run.
     """
@@ -52,7 +55,9 @@ class Machine:
 
     def __post_init__(self) -> None:
         if self.encoding not in ENCODINGS:
-            raise PolicyError(f"encoding of Fsm must be one of {', '.join(ENCODINGS)}, got {self.encoding!r}.")
+            raise PolicyError(
+                f"encoding of a state machine must be one of {', '.join(ENCODINGS)}, got {self.encoding!r}."
+            )
 
     def width(self, n_types: int) -> int:
         """Count the ints of a state."""

@@ -19,36 +19,43 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
-from autobatch.arguments import check_arguments, check_int
+from autobatch.arguments import check_arguments, check_int, refusal
 from autobatch.devices.finding import find_device
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, chains_ahead, reverse, type_costs
+from autobatch.keywords import suggesting
 from autobatch.policies.fsm.episodes import LearningRules
 from autobatch.policies.fsm.machine import WAYS, Fsm, Machine, TypeNames, Way
 from autobatch.policies.fsm.practice import Exploration, OnDevice, OnProcessor, Practice, Task
 from autobatch.policies.fsm.rewards import REWARDS, Reward
 from autobatch.policies.fsm.table import Table, copy_table, make_table
-from autobatch.policies.rules.directed import Direction
+from autobatch.policies.rules.directed import WAYS_OF, Direction
 
 DeviceName: TypeAlias = Literal["cpu", "cuda"]
 DEVICES: tuple[DeviceName, ...] = get_args(DeviceName)
 MOST_BATCHES = 2**31 - 1  # in a schedule
+LEARNING = "policy learning"
+"""The owner of options in messages: `learn` or `learn_policy`."""
 
 
+@suggesting()
 @dataclass(frozen=True)
 class QLearning:
     """Settings of learning; the defaults are those that ED-Batch published.
 
     Attributes:
-        episodes: the most episodes to play.
-        learning_rate: the fraction of the way that a value moves towards a return.
-        discount: the discount of rewards, per batch.
+        episodes: the most episodes to play, at least 1.
+        learning_rate: the fraction of the way that a value moves towards a return, above 0 and at most 1.
+        discount: the discount of rewards, per batch, from 0 to 1.
         epsilon, epsilon_decay, epsilon_min: the probability of a random choice, its factor per episode, and its
-            minimum; on a GPU, episodes played at once have probabilities from `epsilon` to `epsilon_min`.
-        n_steps: the number of rewards in a return.
-        evaluate_every: episodes between rollouts without exploration; a GPU plays them at once.
-        tolerance: learning stops when the cost of the batches is within this fraction of the chain bound.
-        reward: see `autobatch.policies.fsm.rewards`.
+            minimum, each from 0 to 1; on a GPU, episodes played at once have probabilities from `epsilon` to
+            `epsilon_min`.
+        n_steps: the number of rewards in a return, at least 1.
+        evaluate_every: episodes between rollouts without exploration, at least 1; a GPU plays them at once.
+        tolerance: learning stops when the cost of the batches is within this fraction of the chain bound, at least 0.
+        reward: the reward for a batch. "critical" is 0 if the batch lowers the chain bound of the remaining nodes,
+            else -1; "published" is -1 plus the number of nodes in the batch over the number of remaining nodes of its
+            type that depend on no other of that type.
         bootstrap: add to a return the highest value of the state reached after `n_steps`. The learned machines were
             worse, with 12% to 15% more batches on lattices.
         optimism: give untried types a value of zero, which no return exceeds, so that they are tried first; otherwise
@@ -70,22 +77,22 @@ class QLearning:
 
     def __post_init__(self) -> None:
         given = {name: x for name, x in vars(self).items() if not (isinstance(x, float) and math.isnan(x))}
-        check_arguments(QLearning, given, "QLearning", dict.fromkeys(given, PolicyError))
+        check_arguments(QLearning, given, LEARNING, dict.fromkeys(given, PolicyError))
         limits = {
-            "episodes": self.episodes >= 1,
-            "learning_rate": 0 < self.learning_rate <= 1,
-            "discount": 0 <= self.discount <= 1,
-            "epsilon": 0 <= self.epsilon <= 1,
-            "epsilon_decay": 0 <= self.epsilon_decay <= 1,
-            "epsilon_min": 0 <= self.epsilon_min <= 1,
-            "n_steps": self.n_steps >= 1,
-            "evaluate_every": self.evaluate_every >= 1,
-            "tolerance": self.tolerance >= 0,
-            "reward": self.reward in REWARDS,
+            "episodes": (self.episodes >= 1, "at least 1"),
+            "learning_rate": (0 < self.learning_rate <= 1, "above 0 and at most 1"),
+            "discount": (0 <= self.discount <= 1, "from 0 to 1"),
+            "epsilon": (0 <= self.epsilon <= 1, "from 0 to 1"),
+            "epsilon_decay": (0 <= self.epsilon_decay <= 1, "from 0 to 1"),
+            "epsilon_min": (0 <= self.epsilon_min <= 1, "from 0 to 1"),
+            "n_steps": (self.n_steps >= 1, "at least 1"),
+            "evaluate_every": (self.evaluate_every >= 1, "at least 1"),
+            "tolerance": (self.tolerance >= 0, "at least 0"),
+            "reward": (self.reward in REWARDS, f"one of {', '.join(REWARDS)}"),
         }
-        for name, good in limits.items():
+        for name, (good, words) in limits.items():
             if not good:
-                raise PolicyError(f"learning a policy: {name}={getattr(self, name)!r} is out of range; see QLearning.")
+                raise refusal(f"{name} of {LEARNING}", words, getattr(self, name), PolicyError)
 
     def rules(self) -> LearningRules:
         return LearningRules(
@@ -205,11 +212,13 @@ def make_lessons(
     """
     if not dags:
         raise PolicyError("learning a policy: there must be at least one mini-batch, got none.")
+    if direction not in WAYS_OF:
+        raise refusal(f"direction of {LEARNING}", f"one of {', '.join(WAYS_OF)}", direction, PolicyError)
     if check_device(device) == "cuda" and settings.bootstrap:
         raise PolicyError('learning a policy: device="cuda" does not support bootstrap=True; leave one of them out.')
     if device == "cuda" and any(dag.costs is not None for dag in dags):
         raise PolicyError('learning a policy: device="cuda" does not support costs of types; leave one of them out.')
-    seed = check_int("seed of learn_policy", seed, at_least=0, error=PolicyError, below=2**128)
+    seed = check_int(f"seed of {LEARNING}", seed, at_least=0, error=PolicyError, below=2**128)
     lessons = []
     for way in WAYS if direction == "both" else (direction,):
         turned, held = (dags, held_out) if way == "forward" else ([*map(reverse, dags)], [*map(reverse, held_out)])
@@ -264,7 +273,7 @@ def to_fsm(
 def check_device(device: str) -> DeviceName:
     """Return the name of a device; raise a PolicyError unless it is one of `DEVICES`."""
     if device not in DEVICES:
-        raise PolicyError(f"device of learn_policy must be one of {', '.join(DEVICES)}, got {device!r}.")
+        raise PolicyError(f"device of {LEARNING} must be one of {', '.join(DEVICES)}, got {device!r}.")
     return device
 
 

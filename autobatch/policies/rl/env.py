@@ -47,7 +47,7 @@ class Batching(gymnasium.Env[Observation, Any]):
         dags: the graphs, for example from `Dag.from_edges` or `episodes`; each episode draws one uniformly.
         reward: the reward for a batch, times the cost of its type, see `Dag`. "critical" is 0 if the batch lowers the
             chain bound of the remaining nodes, else -1, so the return of an episode is the bound minus the number of
-            batches; "published" is that of ED-Batch, see `autobatch.policies.fsm.rewards`.
+            batches; "published" is that of ED-Batch, see `QLearning`.
         max_types: the rows of an observation; by default the most types of any graph.
 
     Raises:
