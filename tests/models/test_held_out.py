@@ -55,6 +55,20 @@ def test_a_folder_is_read_as_it_is(tmp_path: Path) -> None:
     assert (data.train, data.dev, data.dev_places) == ([Tree.leaf(0, 1)] * 30, [Tree.leaf(0, 0)] * 3, None)
 
 
+def test_labels_of_the_development_data_that_training_lacks_are_named(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("(1 (1 a) (0 b))\n" * 30)
+    (tmp_path / "dev.txt").write_text("(9 (1 a) (0 b))\n(x (1 y) (0 b))\n")
+    load = replace(load_trees, dev=str(tmp_path / "dev.txt"))
+    with pytest.warns(UserWarning, match=r"dev\.txt has labels .* training data lacks, .*: '9', 'x'\."):
+        data = load(str(tmp_path / "train.txt"), np.random.default_rng(0))
+    assert [tree.label for tree in data.dev] == [-1, -1]
+    with pytest.warns(UserWarning, match="'9', 'x'"):
+        load_trees(str(tmp_path), np.random.default_rng(0))
+    (tmp_path / "dev.txt").write_text("(1 (1 c) (0 b))\n")  # an unknown word is not an unknown label
+    load(str(tmp_path / "train.txt"), np.random.default_rng(0))
+    load_trees(str(tmp_path), np.random.default_rng(0), data.vocabularies)
+
+
 def test_a_checkpoint_of_version_0_2_keeps_its_split_and_its_labels(command: Command, tmp_path: Path) -> None:
     """Its settings name no split, so the last tenth is held out, and its labels are the numbers below n_classes."""
     path = tmp_path / "trees.txt"
@@ -298,4 +312,4 @@ def test_changed_development_data_of_a_folder_is_noticed(command: Command, tmp_p
 def test_the_split_is_described(command: Command) -> None:
     status, out, _ = command("train", "--help")
     assert status == 0
-    assert "10%, or the share of --split, drawn by --seed, are held out" in " ".join(out.split())
+    assert "10%, or the share of --split, are held out at random, by --seed" in " ".join(out.split())

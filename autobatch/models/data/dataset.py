@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -46,10 +47,12 @@ from autobatch.models.data.repeats import Repeats, read_repeats
 from autobatch.models.data.sentence import Sentence, read_sentences, read_texts
 from autobatch.models.data.tree import Tree
 from autobatch.models.data.vocabulary import Vocabulary, Words
+from autobatch.readers.vocabulary import MOST_SHOWN
 
 N_DRAWN = 4500  # training and development instances of a generator
 HELD_OUT_OF_DRAWN = 9  # the last 1/9 of drawn instances is development data
 SHARE = 0.1  # of a single file, drawn as development data
+LABELS = {"classes", "labels", "tags"}  # the vocabularies of single labels
 MIN_COUNT_READ_WHOLE = 6  # models that read characters spell rarer words
 
 
@@ -252,6 +255,8 @@ class Loader:
         for name, words in self.words.items():
             if words.min_count == 1 and not known[name].words and vocabularies is None:
                 raise DataError(f"cannot train on {data!r}: its {len(found.train)} training instances lack {name}.")
+        if vocabularies is None and found.dev_places is None and data not in self.form.generators:
+            self._warn_of_new_labels(self.dev or data, found.dev, known)
         ids = [known[name].id for name in self.words]
         train, dev = ([self.encode(instance, *ids) for instance in part] for part in (found.train, found.dev))
         sizes = {f"n_{name}": len(known[name]) for name in known}
@@ -260,6 +265,18 @@ class Loader:
             measured = self.form.digest(data, part=1) if self.dev is None else self.form.digest(self.dev)
             dataset = replace(dataset, digest=self.form.digest(data), dev_digest=measured)
         return self.finish(dataset, rng)
+
+    def _warn_of_new_labels(self, data: str, dev: Sequence[Any], known: Mapping[str, Vocabulary]) -> None:
+        """Warn about labels of the development data that the training data lacks."""
+        for name in LABELS & self.words.keys():
+            new = sorted({word for instance in dev for word in self.words[name].of(instance)} - {*known[name].words})
+            if new:
+                shown = ", ".join(map(repr, new[:MOST_SHOWN])) + ", ..." * (len(new) > MOST_SHOWN)
+                warnings.warn(
+                    f"the development data of {data} has labels that the training data lacks, and that are never "
+                    f"predicted: {shown}.",
+                    stacklevel=3,
+                )
 
 
 TREES = Format(
