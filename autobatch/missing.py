@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -36,6 +37,23 @@ INSTEAD = {
     "jit": "ab.batched compiles",
     "vmap": "write ab.batched",
 }
+
+
+def suggesting(module: str, public: Sequence[str]) -> Callable[[str], Any]:
+    """Make the `__getattr__` of a module, whose error suggests the nearest of its public names.
+
+    >>> suggesting("autobatch.optim", ["Adam"])("Adm")
+    Traceback (most recent call last):
+    ...
+    AttributeError: module 'autobatch.optim' has no attribute 'Adm'; did you mean Adam?
+    """
+
+    def __getattr__(name: str) -> Any:
+        near = nearest(name, public, likeness=0.75)
+        told = f"; did you mean {near}?" if near else ""
+        raise AttributeError(f"module {module!r} has no attribute {name!r}{told}", name=name)
+
+    return __getattr__
 
 
 def advice(name: str, public: Sequence[str]) -> str:

@@ -49,6 +49,9 @@ MODELS = {
 class ClassSpec(ModelSpec):
     """The spec of a user's class."""
 
+    def lack_of(self, part: str) -> str:
+        return f"{self.name} is a class, so make an autobatch.models.ModelSpec with {part} for it"
+
 
 @checked()
 def find_model(name: str) -> ModelSpec:

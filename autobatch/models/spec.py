@@ -82,6 +82,10 @@ class ModelSpec:
     label: Callable[[Any, Mapping[str, Vocabulary]], str | None] | None = None
     probabilities: Probabilities | None = None
 
+    def lack_of(self, part: str) -> str:
+        """Explain that the model lacks an attribute of its spec."""
+        return f"the spec of {self.name} has no {part}"
+
     def takes(self, argument: str) -> bool:
         """Return whether the model's constructor has this parameter."""
         return any(p.name == argument for p in self._arguments())
@@ -109,9 +113,7 @@ class ModelSpec:
             DataError: the model cannot use them, or the targets are all equal, too close or too large.
         """
         if self.target is None:
-            raise DataError(
-                f"--scale-targets needs a model that predicts numbers; the spec of {self.name} has no target."
-            )
+            raise DataError(f"--scale-targets needs a model that predicts numbers; {self.lack_of('target')}.")
         if not (self.takes("target_mean") and self.takes("target_std")):
             raise DataError(
                 f"--scale-targets needs a constructor with the parameters target_mean and target_std, which that of "

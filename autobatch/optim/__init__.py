@@ -9,6 +9,9 @@ for batch in batches:
     rate.step()
 """
 
+from typing import TYPE_CHECKING
+
+from autobatch.missing import suggesting
 from autobatch.optim.adam import Adam, AdamW
 from autobatch.optim.base import Optimizer, OptimizerState
 from autobatch.optim.clip import clip_by_norm, clip_by_value
@@ -21,3 +24,6 @@ __all__ = [
     "SGD", "Adam", "AdamW", "ConstantRate", "CosineRate", "Gradient", "Group", "LearningRate", "Optimizer",
     "OptimizerState", "PlateauRate", "RateState", "StepRate", "clip_by_norm", "clip_by_value",
 ]  # fmt: skip
+
+if not TYPE_CHECKING:  # or mypy would accept any name
+    __getattr__ = suggesting(__name__, __all__)

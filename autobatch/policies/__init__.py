@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import cast, get_args
+from typing import TYPE_CHECKING, cast, get_args
 
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, to_dag
 from autobatch.graph.sketch import to_graph
 from autobatch.keywords import checked, nearest
+from autobatch.missing import suggesting
 from autobatch.policies.fallback import Otherwise
 from autobatch.policies.files import load_policy
 from autobatch.policies.fsm.drawing import draw_machine
@@ -34,6 +35,9 @@ __all__ = [
     "Policy", "Recurring", "Schedule", "Score", "Search", "Sufficient", "Unbatched", "Weights", "draw_machine",
     "get", "learn", "load", "names", "to_dag", "to_graph",
 ]  # fmt: skip
+
+if not TYPE_CHECKING:  # or mypy would accept any name
+    __getattr__ = suggesting(__name__, __all__)
 
 _DIRECTED: dict[str, type[Directed]] = {
     policy.rule: policy for policy in (Depth, Agenda, Sufficient, Critical, Score, Deep)

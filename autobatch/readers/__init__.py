@@ -6,6 +6,9 @@ with any line endings, plain or compressed with gzip. A malformed file raises a 
 and, where there is one, the column.
 """
 
+from typing import TYPE_CHECKING
+
+from autobatch.missing import suggesting
 from autobatch.readers.brackets import read_brackets
 from autobatch.readers.conll import read_conll, read_conllu
 from autobatch.readers.encoding import encode, values
@@ -23,3 +26,6 @@ __all__ = [
     "Files", "Vocabulary", "describe", "encode", "read_brackets", "read_conll", "read_conllu", "read_csv", "read_jsonl",
     "read_penman", "read_plf", "read_slf", "read_smiles", "read_tu", "restore", "values",
 ]  # fmt: skip
+
+if not TYPE_CHECKING:  # or mypy would accept any name
+    __getattr__ = suggesting(__name__, __all__)

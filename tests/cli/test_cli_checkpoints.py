@@ -197,8 +197,8 @@ def test_data_unlike_that_of_training_is_told(command: Command) -> None:
 
 
 DISAGREEMENTS = [
-    (["train", "bilstm-tagger", "--resume"], "model must be tree-lstm as before, got bilstm-tagger"),
-    (["train", "tree-lstm", "--resume", "--dim", "5"], "dim must be 4 as before, got 5;"),
+    (["train", "bilstm-tagger", "--resume"], "as before, got bilstm-tagger; give tree-lstm, or choose"),
+    (["train", "tree-lstm", "--resume", "--dim", "5"], "dim must be 4 as before, got 5; leave it out, or choose"),
     (["train", "tree-lstm", "--resume", "--batch-size", "9"], "batch size must be 8 as before, got 9"),
     (["train", "tree-lstm", "--resume", "--policy", "depth"], "policy must be score as before, got depth"),
     (["train", "tree-lstm", "--resume", "--seed", "1"], "seed must be 0 as before, got 1"),

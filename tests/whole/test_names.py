@@ -28,6 +28,17 @@ def test_a_missing_name_says_what_to_write(name: str, told: str) -> None:
     assert found.value.name == name
 
 
+@each(
+    "module, name, meant",
+    [("optim", "Adm", "Adam"), ("policies", "Scor", "Score"), ("readers", "read_cvs", "read_csv")],
+)
+def test_a_missing_name_of_a_module_has_a_suggestion(module: str, name: str, meant: str) -> None:
+    told = rf"^module 'autobatch.{module}' has no attribute '{name}'; did you mean {meant}\?$"
+    with pytest.raises(AttributeError, match=told):
+        getattr(getattr(ab, module), name)
+    assert not hasattr(getattr(ab, module), "xyzzy")
+
+
 def test_policies_list_their_public_names_only() -> None:
     assert dir(ab.policies) == sorted(ab.policies.__all__)
 

@@ -176,9 +176,10 @@ class StoredRun(StoredModel):
         for name, value in given.items():
             if name not in FREE and value not in (stored[name], "auto"):
                 wanted = "left out" if stored[name] is None or stored[name] is False else stored[name]
+                remedy = f"give {wanted}" if name == "model" else "leave it out"
                 raise CheckpointError(
                     f"cannot resume from {str(self.path)!r}: {name.replace('_', ' ')} must be {wanted} as before, got "
-                    f"{value}; leave it out, or choose another folder."
+                    f"{value}; {remedy}, or choose another folder."
                 )
         return replace(self.settings, **{name: given[name] for name in FREE if given.get(name, "auto") != "auto"})
 

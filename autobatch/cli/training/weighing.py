@@ -60,9 +60,7 @@ def weigh_instances(workload: Workload, weights: Weights) -> NDArray[np.float64]
     """
     spec, dataset = workload.spec, workload.dataset
     if spec.label is None:
-        raise DataError(
-            f"--class-weights needs a model whose instances have one label each; the spec of {spec.name} has no label."
-        )
+        raise DataError(f"--class-weights needs a model whose instances have one label each; {spec.lack_of('label')}.")
     labels = [spec.label(instance, dataset.vocabularies) for instance in dataset.train]
     counts = Counter(label for label in labels if label is not None)
     if not counts:
