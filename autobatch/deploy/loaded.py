@@ -110,6 +110,15 @@ class LoadedCell(Cell):
             self._engines[id(owner)] = batched(call, module=owner, policy="agenda", backend="reference")
         return _only(self._engines[id(owner)]([(args, kwargs)]))
 
+    @property
+    def result_below(self) -> int:
+        """Return the number below which all results are, if they are ints alone, such as labels; else 0."""
+        found = {
+            int_limit(one.program.vars, one.program.outputs[one.structure]) if isinstance(one.structure, int) else 0
+            for one in self._variants.values()
+        }
+        return found.pop() if len(found) == 1 else 0
+
     def _append(self, arguments: Mapping[str, Any]) -> Any:
         """Append the program for these arguments to the trace; return its outputs."""
         values = _Values(arguments, self.static)

@@ -166,6 +166,44 @@ def test_fields_that_predictions_do_not_take_are_not_encoded(command: Command, t
         predictor.read({"tag": "c"})
 
 
+class Tagging(Net):
+    """A model that predicts one of three labels, for all words or for the root."""
+
+    each_word = ab.fold(parents="head", node="node", each="choose")
+    root_alone = ab.fold(parents="head", node="node", root="choose")
+
+    @ab.cell
+    def choose(self, state: Any) -> Any:
+        return ab.argmax(state)
+
+
+LABELS = {
+    "fit": Vocabulary.of_labels([*"XYZ"]),
+    "few": Vocabulary.of_labels([*"XY"]),
+    "open": Vocabulary(["a", "b"]),
+}
+
+
+@each("name", ["each_word", "root_alone"])
+def test_labels_are_written_beside_their_ids(command: Command, tmp_path: Path, name: str) -> None:
+    file, net = tmp_path / "net.ab", Tagging(np.random.default_rng(0)).eval()
+    data = write(tmp_path / "data.jsonl", SENTENCES)
+    several = {"first": LABELS["fit"], "second": LABELS["fit"]}
+    for vocabularies, is_labelled in ((LABELS, True), (several, False), ({}, False)):
+        ab.export(getattr(net, name), file, examples=SENTENCES, about=describe(vocabularies))
+        status, out, said = command("predict", "--model", file, "--data", data)
+        assert status == 0, said
+        for line, sentence in zip(out.splitlines(), SENTENCES, strict=True):
+            found, expected = json.loads(line), getattr(net, name)(sentence)
+            if isinstance(expected, list):
+                ids = [int(x) for x in expected]
+                assert found == {"result": ids} | ({"labels": ["XYZ"[x] for x in ids]} if is_labelled else {})
+            else:
+                assert found == {"result": int(expected)} | ({"label": "XYZ"[int(expected)]} if is_labelled else {})
+    ab.export(net.words, file, examples=SENTENCES, about=describe(LABELS))  # pairs of an id and a number
+    assert "label" not in command("predict", "--model", file, "--data", data)[1]
+
+
 @each("name", ["words", "graphs"])
 def test_the_fields_of_arrays_are_described(net: Net, tmp_path: Path, name: str) -> None:
     fields = {"words": ["head", "word"], "graphs": ["edges", "word"]}

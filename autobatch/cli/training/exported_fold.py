@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ class ExportedFold(StoredModel):
         return ModelSpec(
             name=self.settings.model, summary="an exported fold", model=lambda: self.model, generators=(),
             reads=f"JSON, with the fields {', '.join(self.model._function.fields)}", default_data="", load=self._load,
-            predict=describe_results, predictor=self.settings.model,
+            predict=self._predict, predictor=self.settings.model,
         )  # fmt: skip
 
     def read(self, value: Any) -> Any:
@@ -77,7 +78,25 @@ class ExportedFold(StoredModel):
                 raise fault("an instance", "the text", value, getattr(error, "pos", 0), "JSON") from error
         return encode(value, self._vocabularies)
 
-    @property
+    @cached_property
+    def _labels(self) -> Vocabulary | None:
+        """The vocabulary of the results: the only one of labels that has as many as the results have values."""
+        function, given = self.model._function, self.model._function.recursion.describe()
+        names = [given[name] for name in ("each", "root", "last", "readout") if name in given]
+        n = getattr(self.model, names[0]).cell.result_below if names else 0
+        others = [found for name, found in self.encoding.vocabularies.items() if name not in function.fields]
+        fitting = [found for found in others if found.closed and len(found) == n]
+        return fitting[0] if len(fitting) == 1 else None
+
+    def _predict(self, outputs: Any, instances: Sequence[Any], _: Any) -> list[dict[str, Any]]:
+        """Return {"result": ...} for each instance, with the "label" of an id, or the "labels" of a list of them."""
+        found, labels = describe_results(outputs, instances, {}), self._labels
+        if labels is not None:
+            for one in found:
+                one["labels" if isinstance(one["result"], list) else "label"] = labels.decode(one["result"])
+        return found
+
+    @cached_property
     def _vocabularies(self) -> dict[str, Vocabulary]:
         """The vocabularies of the fields that the fold takes; others, such as labels, may be missing or unknown."""
         taken = self.model._function.fields
