@@ -78,7 +78,7 @@ class Batched(Session):
 
         Raises:
             PlanError: a single instance needs more than `max_bytes`.
-            GraphError: an instance of an async function still waits after `max_rounds`.
+            GraphError: an instance of an async function is still waiting after `max_rounds`.
             DataError: instances from an iterator cannot be copied.
             Exception: any error of the function; the first one of an instance, unless `on_error` is "return".
         """

@@ -200,7 +200,9 @@ def each_instance(
         if max_norm != 1.0:
             raise DataError(f"max_norm={max_norm!r} requires clip='per-instance'; pass both.")
         if not is_apart:
-            _refuse("only=", "reduce='none' or clip=", "a sum is differentiated by all trainable parameters")
+            _refuse(
+                "only=", "reduce='none' or clip=", "a sum is differentiated with respect to all trainable parameters"
+            )
         if out is not None:
             _refuse("out=", "a sum", "per-instance gradients are not added to others")
         return PerInstance(names, "none of")
@@ -242,6 +244,6 @@ def refuse_shared(graph: Graph) -> None:
     node = crossing_node(graph.words)
     if node >= 0:
         raise GraphError(
-            f"per-instance gradients: node {node} ({graph.type_of(node)!r}) is used by another instance than its own. "
+            f"per-instance gradients: node {node} ({graph.type_of(node)!r}) is used by an instance other than its own. "
             f"Let each instance compute the values that it uses."
         )

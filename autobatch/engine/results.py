@@ -192,13 +192,15 @@ def loss_slot(structures: Sequence[Any], has_aux: bool) -> int:
         ShapeError: the losses of some instances are ints.
     """
     if not structures:
-        raise DataError("value_and_grad of no instances: their mean is undefined; give at least one instance.")
+        raise DataError("value_and_grad must be given at least one instance, got none, whose mean is undefined.")
     if all(map(is_, structures, repeat(structures[0]))):
         structures = structures[:1]  # structures are shared, so that one check is usually enough
     first: Slot | None = None
     for number, structure in enumerate(structures):
         if has_aux and not (isinstance(structure, Key) and structure.kind == "tuple" and len(structure.children) == 2):
-            raise GraphError(f"with has_aux=True the function must return (loss, aux), but not for instance {number}.")
+            raise GraphError(
+                f"with has_aux=True, the function must return (loss, aux), but did not for instance {number}."
+            )
         loss = structure.children[0] if has_aux else structure
         if not isinstance(loss, Slot) or loss.shape != ():
             what = f"a value of shape {loss.shape}" if isinstance(loss, Slot) else "no single value"

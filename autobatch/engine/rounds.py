@@ -125,11 +125,11 @@ class Rounds:
         self._phases.give_up(self._too_long)
 
     def _too_long(self, instance: int) -> GraphError:
-        """Build the error of an instance that still waits after the last round."""
+        """Build the error of an instance that is still waiting after the last round."""
         programs, most = self._phases.programs, self._options.max_rounds
         idle = "" if len(self.so_far.per_round) == most else " in a row that had nothing to compute"
         return GraphError(
-            f"instance {instance} of {len(programs)} still waits after max_rounds={most} rounds{idle}, "
+            f"instance {instance} of {len(programs)} is still waiting after max_rounds={most} rounds{idle}, "
             f"{programs[instance].where()}; allow more, or end the program earlier."
         )
 

@@ -138,7 +138,10 @@ def _read_ints(what: str, values: npt.ArrayLike, ndim: int) -> NDArray[np.int64]
     if not array.size and array.dtype != object:
         return np.empty((0,) * ndim, np.int64)
     if array.ndim != ndim or array.dtype.kind not in "iu":
-        raise GraphError(f"making a dag: {what} must be an array of ints with {ndim} dimensions, got {show(values)}.")
+        plural = "s" if ndim > 1 else ""
+        raise GraphError(
+            f"making a dag: {what} must be an array of ints with {ndim} dimension{plural}, got {show(values)}."
+        )
     return array.astype(np.int64)
 
 

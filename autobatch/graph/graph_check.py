@@ -147,7 +147,7 @@ def _check_plain_ports(graph: Graph, reader: NDArray[np.int64], port_ptr: IntArr
     for node in np.flatnonzero(n_read < n_plain).tolist():
         type_id, ports = graph.type_id[node], graph.edge_in[reader == node]
         port = next(p for p in np.flatnonzero(port_plain[port_ptr[type_id] : port_ptr[type_id + 1]]) if p not in ports)
-        raise _broken(f"node {node} ({graph.type_of(node)!r}) has no edge at port {port}, which takes a value")
+        raise _broken(f"node {node} ({graph.type_of(node)!r}) has no edge at port {port}, which needs one")
     of_port = np.cumsum(starts) - 1
     sums = plain & (np.bincount(of_port)[of_port] > 1)
     values = np.stack((reader, graph.edge_in, graph.type_id[graph.edge_src], graph.edge_out & OUTPUT))

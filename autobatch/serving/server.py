@@ -235,8 +235,8 @@ class Server:
         """Raise a ServingError in a forked process, which has the server but not its threads."""
         if os.getpid() != self._pid:
             raise ServingError(
-                f"the server must be used in its own process {self._pid}, got a call in its fork {os.getpid()}, which "
-                f"has no server threads; make a server in each process, after the fork."
+                f"the server must be used in the process that made it, {self._pid}, got a call in its fork "
+                f"{os.getpid()}, which has no server threads; make a server in each process, after the fork."
             )
 
     def _note_end(self) -> None:

@@ -39,7 +39,7 @@ class Request:
     def _forgotten(self, *_: Any) -> Any:
         close([self])
         raise GraphError(
-            "results of ab.value(...) and ab.gather(...) must be awaited, got one used without; write await before it."
+            "results of ab.value(...) and ab.gather(...) must be awaited, got one that was not; write await before it."
         )
 
     __bool__ = __int__ = __float__ = __index__ = __len__ = __iter__ = __getitem__ = _forgotten
@@ -66,7 +66,7 @@ class Asked(Request):
         elif type(values) is tuple and _are_values(values):
             pass
         elif values is GONE:
-            raise GraphError("a call of ab.value must be awaited once, got twice; call it again for the number.")
+            raise GraphError("a call of ab.value must be awaited only once, got a second await; call ab.value again.")
         elif holds_value(values):
             self.values = map_leaves(_number, values)
         else:

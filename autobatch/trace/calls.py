@@ -448,7 +448,7 @@ class Calls:
             if text in reader.rows:
                 raise GraphError(
                     f"cell {entry.name!r} {needs.why}, but the number of rows of {text!r} differs between nodes; apply "
-                    f"ops to all rows at once, or walk through the rows between cells."
+                    f"ops to all rows at once, or loop over the rows outside cells."
                 ) from None
             # From now on, elements of this list are separate arguments; read the call again.
             entry.fixed[tuple(keys.items()), tuple(reader.lengths)] = {text}
@@ -534,18 +534,18 @@ class Calls:
             if group in program.ones and lengths[group] != 1:
                 row, of = parts[0].cut[0], parts[0].group
                 raise ShapeError(
-                    f"rows that cell {entry.name!r} takes of {names[of]!r} must exist, got row {row} of {lengths[of]}."
+                    f"cell {entry.name!r} reads row {row} of {names[of]!r}, which must exist, got {lengths[of]} rows."
                 )
         for group, (least, op) in program.least.items():
             if lengths[group] < least:
                 raise ShapeError(
-                    f"cell {entry.name!r} applies {op} to the rows of {names[group]!r}, which must be at least "
-                    f"{least}, got {lengths[group]}; call it only with enough rows."
+                    f"cell {entry.name!r} applies {op} to the rows of {names[group]!r}, of which there must be at "
+                    f"least {least}, got {lengths[group]}; call the cell only with enough rows."
                 )
         unequal = next(tie for tie in program.ties if lengths[tie[0]] != lengths[tie[1]])
         first, second = (f"{lengths[group]} of {names[group]!r}" for group in unequal)
         raise GraphError(
-            f"cell {entry.name!r} combines elements one by one, so their numbers must be equal, got {first} and "
+            f"lists that cell {entry.name!r} combines element by element must have equal lengths, got {first} and "
             f"{second}."
         )
 

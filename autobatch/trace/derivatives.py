@@ -61,17 +61,17 @@ class Variables:
         self.values = self._chosen.arrays
         if not self.values and not _is_empty(chosen):
             raise GraphError(
-                f"{_what(wrt)} must hold a float array, computed value or parameter to differentiate by, got "
-                f"{chosen!r}; ints and plain numbers have no gradient, but np.asarray(number, float) has one."
+                f"{_what(wrt)} must contain a float array, computed value or parameter to differentiate with respect "
+                f"to, got {chosen!r}; ints and plain numbers have no gradient, but np.asarray(number, float) has one."
             )
         wanted = {id(x) for x in self.values}
         held = Held((args, kwargs), lambda x: id(x) in wanted)
         missing = [x for x in self.values if not isinstance(x, Parameter) and all(x is not y for y in held.arrays)]
         if missing and isinstance(missing[0], Element):
-            raise NeedsLength(missing[0].var.domain, "differentiates by an element of it")
+            raise NeedsLength(missing[0].var.domain, "differentiates with respect to an element of it")
         if missing:
             raise GraphError(
-                f"variables of {_what(wrt)} must be held by the arguments of the function, got {missing[0]!r}; pass it "
+                f"variables of {_what(wrt)} must be among the arguments of the function, got {missing[0]!r}; pass it "
                 f"as an argument, and name the array itself, not a part of it or a value computed from it."
             )
         made = {id(x): by.stand_in(x) for x in self.values}
@@ -91,8 +91,8 @@ class Variables:
         if [*map(_shape, found)] != own:
             raise ShapeError(
                 f"{what} must have the shapes of the values, {own}{_of_any_number(own)}, got "
-                f"{[*map(_shape, found)]}; give one for each value. An array that arguments hold in several places is "
-                f"one value."
+                f"{[*map(_shape, found)]}; give one for each value. An array that occurs several times in the "
+                f"arguments is one value."
             )
         return found
 

@@ -134,7 +134,7 @@ class Rows(Value, RowsHandle):
             return found if not others else super(Rows, found).__getitem__((slice(None), *others))
         if isinstance(first, (int, np.integer)) and not isinstance(first, bool):
             if not -len(self) <= first < len(self):
-                raise ShapeError(f"an index of a value of {len(self)} rows must be in range, got {first}.")
+                raise ShapeError(f"an index into {len(self)} rows must be in range, got {first}.")
             row = self.recording.log.value(self.row, self.refs[int(first)], True)
             return row[tuple(others)] if others else row
         return super().__getitem__(index)
@@ -233,9 +233,7 @@ class Handles:
     def check(self, handle: Value) -> None:
         """Raise a GraphError for a value of another recording, in which its ref means another node."""
         if handle.recording is not self._recording:
-            raise GraphError(
-                "a recorded value must be used in its own recording, got one from another; it belongs to one function."
-            )
+            raise GraphError("a recorded value must be used in its own recording, got one from another recording.")
 
 
 def _key_of(vars: Sequence[Var], output: int) -> Key:

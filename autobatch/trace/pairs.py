@@ -62,10 +62,10 @@ class Pairs(Ragged):
         return 2 + len(self.var.shape)
 
     def __len__(self) -> int:
-        self.builder.refuse_pairs("a walk through the rows", [self])
+        self.builder.refuse_pairs("a loop over the rows", [self])
 
     def __iter__(self) -> Any:
-        self.builder.refuse_pairs("a walk through the rows", [self])
+        self.builder.refuse_pairs("a loop over the rows", [self])
 
 
 class PairsCondition(Condition, Pairs):
@@ -96,10 +96,10 @@ class Moved(Ragged):
         return (*row[: self.at], self.builder.count(self.var.domain), *row[self.at :])
 
     def __len__(self) -> int:
-        self.builder.refuse_pairs("a walk through the first axis", [self])
+        self.builder.refuse_pairs("a loop over the first axis", [self])
 
     def __iter__(self) -> Any:
-        self.builder.refuse_pairs("a walk through the first axis", [self])
+        self.builder.refuse_pairs("a loop over the first axis", [self])
 
 
 class MovedCondition(Condition, Moved):
@@ -390,9 +390,7 @@ def _find_largest(builder: PairBuilder, op: Op, values: Sequence[Traced], static
     """Append the position of the maximum along an axis."""
     (value,), axis = values, static["axis"]
     if not isinstance(value, Pairs) or axis is None:
-        builder.refuse_pairs(
-            "argmax", values, "give the axis of pairs along which a position is wanted, such as axis=1"
-        )
+        builder.refuse_pairs("argmax", values, "name one axis of the pairs, such as axis=1")
     (axis,) = axes_of(value.ndim, axis)
     if axis > 1:
         return _pairs(builder, builder.append(op, [value.row], {"axis": axis - 2}))
@@ -442,7 +440,7 @@ def _take(builder: PairBuilder, op: Op, values: Sequence[Traced], static: dict[s
         if all(part == slice(None) for part in index[:2]) and len(index) > 1:
             row = builder.append(op, [value.row], {"index": index[2:]}) if index[2:] else value
             return _pairs(builder, row)
-    builder.refuse_pairs("a slice", values, "slice the rows before they are paired, or the axes behind (n, m)")
+    builder.refuse_pairs("a slice", values, "slice the rows before they are paired, or the axes after (n, m)")
 
 
 RULES: dict[str, PairRule] = {

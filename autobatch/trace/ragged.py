@@ -341,7 +341,7 @@ def _refuse(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[
         op,
         values,
         f"{op.name} cannot be applied to {_shapes(values)}, because n differs between nodes; apply it to each row, by "
-        f"ab.each(lambda row: ..., x), or compose it of ab.sum, ab.max and operators.",
+        f"ab.each(lambda row: ..., x), or compose it from ab.sum, ab.max and operators.",
     )
 
 

@@ -393,7 +393,7 @@ class Recorder:
                 parameter = source.parameter
                 if not isinstance(parameter, (Kept, Live)) and id(parameter) not in known:
                     raise GraphError(
-                        f"cell {node_type.name!r} reads a {parameter!r}, which must be, and stay, a parameter of "
+                        f"cell {node_type.name!r} reads {parameter!r}, which must be, and remain, a parameter of "
                         f"{owner}; pass module= with the module that has it."
                     )
         self._checked = checked

@@ -106,10 +106,10 @@ class Draws:
             self.refuse(DRAWS, f"{name}()")
         elif name in CLOCKS and (owner is time or isinstance(owner, type)):
             if not is_library(namespace.get("__name__")):  # a logger's clock does no harm
-                self.refuse("asks for the time", name)
+                self.refuse("reads the clock", name)
         elif name in MODES and getattr(owner, "__name__", "") == "torch._C":
             if not is_library(namespace.get("__name__")):
-                self.refuse("asks for the grad mode", f"torch.{name}")
+                self.refuse("reads the grad mode", f"torch.{name}")
         else:
             return True
         return False
@@ -120,8 +120,8 @@ class Draws:
         found = next(((DRAWS, text) for text in drawn), self._refused)
         if found is not None:
             raise GraphError(
-                f"the body {found[0]} ({found[1]}), which must not happen in a cell, because it runs only once, when "
-                f"it is traced, and not for every node; pass the result as an argument, or use ab.dropout for random "
+                f"the body {found[0]} ({found[1]}), which a cell must not do, because its body runs only once, when "
+                f"traced, not for every node; pass the result as an argument, or use ab.dropout for random "
                 f"masks."
             )
 

@@ -562,7 +562,7 @@ def test_nodes_of_several_instances_are_refused() -> None:
     refuse_shared(graph)
     shared, rewrites = rewrite(graph, ["share"])
     assert rewrites.shared
-    with refused(ab.GraphError, "is used by another instance than its own"):
+    with refused(ab.GraphError, "is used by an instance other than its own"):
         refuse_shared(shared)
 
 

@@ -44,7 +44,7 @@ def test_a_dag_of_its_own_edges_is_the_same(seed: int) -> None:
         ([0, -1], [], None, r"types must lie in 0\.\.0, got -1"),
         ([0, 3], [], 2, r"types must lie in 0\.\.1, got 0\.\.3"),
         (["a"], [], None, "types must be an array of ints"),
-        ([[0]], [], None, "types must be an array of ints with 1 dimensions"),
+        ([[0]], [], None, "types must be an array of ints with 1 dimension, got"),
     ],
 )
 def test_malformed_edges_are_refused(types: Any, edges: Any, n_types: int | None, message: str) -> None:

@@ -101,7 +101,7 @@ def test_the_grad_mode_is_refused(ask: Callable[[], bool], mode: Callable[[], An
     run = abt.batched(lambda instance: model(*instance), module=model, backend="reference")
     with mode():
         torch.testing.assert_close(run([(x, False)])[0], model(x, False))
-        with pytest.raises(ab.GraphError, match=rf"asks for the grad mode \(torch.{ask.__name__}\)"):
+        with pytest.raises(ab.GraphError, match=rf"reads the grad mode \(torch.{ask.__name__}\)"):
             run([(x, True)])
 
 

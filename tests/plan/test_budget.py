@@ -411,7 +411,7 @@ def test_what_is_no_number_of_bytes_is_refused() -> None:
 def test_no_instances_fit_any_budget() -> None:
     loss = ab.batched(Chains().loss, max_bytes=1)
     assert loss([]).shape == (0,)
-    with refused(ab.DataError, "value_and_grad of no instances"):
+    with refused(ab.DataError, "value_and_grad must be given at least one instance"):
         loss.value_and_grad([])
 
 

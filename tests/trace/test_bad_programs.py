@@ -88,12 +88,12 @@ MISUSED: dict[str, tuple[Function, type[Exception], tuple[str, ...]]] = {
     "attend": (
         lambda m, w: m.attend(m.leaf(w), [m.leaf(0)], [m.leaf(1), m.leaf(2)]),
         ab.GraphError,
-        ("cell 'attend' combines elements", "must be equal, got 1 of 'keys' and 2 of 'values'"),
+        ("lists that cell 'attend' combines", "must have equal lengths, got 1 of 'keys' and 2 of 'values'"),
     ),
     "attend outside": (
         lambda m, w: ab.attend(m.leaf(w), [m.leaf(0)], [m.leaf(1), m.leaf(2)]),
         ab.GraphError,
-        ("cell 'attend' combines elements", "must be equal, got 1 of 'keys' and 2 of 'values'"),
+        ("lists that cell 'attend' combines", "must have equal lengths, got 1 of 'keys' and 2 of 'values'"),
     ),
     "nothing": (
         lambda m, w: m.nothing(m.leaf(w)),
@@ -308,7 +308,7 @@ MISUSED: dict[str, tuple[Function, type[Exception], tuple[str, ...]]] = {
     "another model": (
         lambda m, w: m.total(Model().leaf(w)),
         ab.GraphError,
-        ("cell 'leaf' reads a Parameter(shape=(5, 3)", "must be, and stay, a parameter of Model", "pass module="),
+        ("cell 'leaf' reads Parameter(shape=(5, 3)", "must be, and remain, a parameter of Model", "pass module="),
     ),
     "too deep": (
         lambda m, w: _deep(m.leaf(w)),

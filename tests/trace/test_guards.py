@@ -469,7 +469,7 @@ def test_what_differs_from_call_to_call_is_refused(case: str) -> None:
     model.rng, model.random = np.random.default_rng(0), random.Random(0)
     model.options["rng"] = np.random.default_rng(1)
     loss = ab.batched(model.loss, backend="reference")
-    what = "asks for the time" if case in ("time", "perf_counter", "now") else "draws random numbers"
+    what = "reads the clock" if case in ("time", "perf_counter", "now") else "draws random numbers"
     with refused(ab.GraphError, f"in cell 'cell': the body {what}", "pass the result as an argument"):
         loss(XS)
 

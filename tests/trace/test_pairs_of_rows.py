@@ -232,7 +232,7 @@ def test_labels_out_of_range_are_refused() -> None:
         (lambda x, y: (x @ y.T)[0], r"a slice .* shapes \(n, m\)", lambda x, y: y @ x[0]),
         (lambda x, y: (x @ y.T) + np.ones((3, 3)), r"add .* and \(3, 3\)", lambda x, y: (x @ y.T + 1.0) @ y),
         (lambda x, y: ab.argmax(x @ y.T), "give the axis", lambda x, y: x * ab.argmax(x @ y.T, axis=1)[:, None]),
-        (lambda x, y: list(x @ x.T), r"a walk .* \(n, n\)", lambda x, y: ab.sum(x @ x.T, axis=1)),
+        (lambda x, y: list(x @ x.T), r"a loop .* \(n, n\)", lambda x, y: ab.sum(x @ x.T, axis=1)),
     ],
 )  # fmt: skip
 def test_what_is_refused_names_what_works(body: Any, message: str, instead: Any) -> None:

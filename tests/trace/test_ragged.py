@@ -217,7 +217,7 @@ def test_a_row_that_does_not_exist_is_refused() -> None:
         loss = loss_of(weights, [make(lambda w, x, q: x[2])], listed=make is stacking)
         found = ab.batched(loss, module=weights)
         found(draw([[3, 4]]))
-        with pytest.raises(ShapeError, match=r"takes of 'rows' must exist, got row 2 of 2\."):
+        with pytest.raises(ShapeError, match=r"reads row 2 of 'rows', which must exist, got 2 rows\."):
             found(draw([[3, 2]]))
 
 
@@ -310,7 +310,7 @@ def test_data_of_any_length_is_checked_before_anything_runs() -> None:
     model = Tagger()
     loss = ab.batched(model.loss)
     words, tags = draw_words([4])[0]
-    with pytest.raises(GraphError, match=r"cell 'read' .* must be equal, got 4 of 'words' and 3 of 'tags'"):
+    with pytest.raises(GraphError, match=r"cell 'read' .* must have equal lengths, got 4 of 'words' and 3 of 'tags'"):
         loss([(words, tags[:3])])
     loss([(words, tags)])
     with pytest.raises(GraphError, match=r"4 of 'words' and 3 of 'tags'"):

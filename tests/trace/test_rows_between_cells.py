@@ -199,13 +199,13 @@ def test_rows_that_a_cell_slices_and_joins_are_kept_between_rounds() -> None:
 def test_unequal_rows_are_refused_before_anything_runs() -> None:
     model = Reader()
     loss = ab.batched(lambda item: model.meet(model.embed(item[0]), model.layer(item[1])[0]), module=model)
-    with pytest.raises(GraphError, match=r"cell 'meet' .* must be equal, got 3 of 'x' and 5 of 'y'"):
+    with pytest.raises(GraphError, match=r"cell 'meet' .* must have equal lengths, got 3 of 'x' and 5 of 'y'"):
         loss(draw())
 
 
 def test_wrong_rows_are_refused() -> None:
     model, kept = Reader(), []
-    with pytest.raises(ShapeError, match="of a value of 3 rows must be in range, got 7"):
+    with pytest.raises(ShapeError, match="an index into 3 rows must be in range, got 7"):
         ab.batched(lambda item: ab.sum(model.embed(item[0])[7]), module=model)(draw([3]))
 
     def keep(item: Any) -> Any:

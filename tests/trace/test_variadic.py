@@ -349,7 +349,7 @@ def in_cell(body: Callable[..., Any], *arguments: Any) -> Any:
 
 
 ONE, OTHER = np.zeros(2), np.zeros(3)
-UNEQUAL = "numbers must be equal|as many keys as values"
+UNEQUAL = "must have equal lengths|as many keys as values"
 
 
 @each(
@@ -396,7 +396,7 @@ def test_lists_of_different_lengths_are_refused_whenever_they_come() -> None:
         assert run([(2, 2), (1, 1), (3, 3)]).shape == (3,)
         with pytest.raises(
             GraphError,
-            match=r"numbers must be equal, got \d of 'keys' and \d of 'values'",
+            match=r"must have equal lengths, got \d of 'keys' and \d of 'values'",
         ):
             run([(2, 2), (2, 3)])
         assert run([(2, 2)]).shape == (1,)

@@ -58,14 +58,14 @@ def test_results_that_do_not_stack(model: Model) -> None:
 
 
 def test_losses_that_are_none(model: Model) -> None:
-    with refused(ab.DataError, "value_and_grad of no instances", "give at least one instance"):
+    with refused(ab.DataError, "value_and_grad must be given at least one instance, got none"):
         ab.batched(model.loss).value_and_grad([])
     with refused(ab.GraphError, "needs a scalar loss", "instance 0", "a value of shape (3,)", "Sum the terms"):
         ab.batched(model.leaf).value_and_grad([1])
     for structure in (list, tuple, lambda xs: {"loss": xs[0]}, lambda xs: None):
         with refused(ab.GraphError, "needs a scalar loss", "for instance 0 the function returned"):
             ab.batched(lambda w: structure([model.loss(w)]), module=model).value_and_grad([1])  # noqa: B023
-    with refused(ab.GraphError, "with has_aux=True the function must return (loss, aux)", "instance 0"):
+    with refused(ab.GraphError, "with has_aux=True, the function must return (loss, aux)", "instance 0"):
         ab.batched(model.loss).value_and_grad([1], has_aux=True)
 
 
@@ -195,7 +195,7 @@ def test_a_parameter_that_was_replaced(model: Model) -> None:
 
 
 def test_a_function_without_its_module(model: Model) -> None:
-    with refused(ab.GraphError, "cell 'leaf' reads a Parameter", "ab.batched was given none; pass module="):
+    with refused(ab.GraphError, "cell 'leaf' reads Parameter", "ab.batched was given none; pass module="):
         ab.batched(lambda word: model.loss(word))([1])
 
 

@@ -93,7 +93,7 @@ def test_functions_at_hand_of_no_module_or_of_several() -> None:
     """With several modules, none of which holds the others, the error appears once a cell reads a parameter."""
     first, second = Head(1.0), Head(2.0)
     both = partial(lambda a, b, x: a.loss(x) + b.loss(x), first, second)
-    with pytest.raises(GraphError, match=r"cell 'score' reads a Parameter.*was given none; pass module="):
+    with pytest.raises(GraphError, match=r"cell 'score' reads Parameter.*was given none; pass module="):
         ab.batched(both, backend="reference")([np.ones(2)])
     model = ab.Module()
     model.parts = [first, second]  # type: ignore[attr-defined]
