@@ -203,7 +203,7 @@ def loss_slot(structures: Sequence[Any], has_aux: bool) -> int:
             )
         loss = structure.children[0] if has_aux else structure
         if not isinstance(loss, Slot) or loss.shape != ():
-            what = f"a value of shape {loss.shape}" if isinstance(loss, Slot) else "no single value"
+            what = f"a value of shape {loss.shape}" if isinstance(loss, Slot) else "several values or none"
             if isinstance(loss, Key) and loss.kind == "tuple" and not has_aux:
                 raise GraphError(
                     f"value_and_grad needs a scalar loss; for instance {number} the function returned a tuple of "

@@ -391,7 +391,7 @@ def _values(forest: Forest, callee: Callee, names: Sequence[str], function: Any)
     if not names:
         return {}
     if not forest.roots:
-        raise DataError(f"an instance must have at least one item, whose fields {name_of(function)}() takes.")
+        raise DataError(f"an instance must have at least one item, because {name_of(function)}() takes its fields.")
     found, node = dict[str, Any](), forest.roots[0]
     for name, column, is_required in zip(names, *callee, strict=True):
         try:

@@ -203,7 +203,7 @@ def test_malformed_scans_are_refused() -> None:
         Wrong().nowhere([1])
     with pytest.raises(ab.DataError, match=r"step of scan must be"):
         ab.scan(3)  # type: ignore[arg-type]
-    with pytest.raises(ab.DataError, match=r"at least one item, whose fields <lambda>\(\) takes"):
+    with pytest.raises(ab.DataError, match=r"at least one item, because <lambda>\(\) takes its fields"):
         ab.scan(lambda state, x: x, last=lambda state, x: x)([])
 
 
