@@ -25,6 +25,9 @@ from autobatch.readers.node_text import escape, to_label, unescape
 from helpers.data.datasets import SMALL, real
 from helpers.runs.ways import each
 
+NEW_LABELS = pytest.mark.filterwarnings("ignore:the development data:UserWarning")
+"""The development data has labels that the training data lacks."""
+
 WORDS = st.text(st.characters(exclude_characters=" \t()\n\r", exclude_categories=["Cs"]), min_size=1).filter(
     lambda word: unescape(word) == word
 )
@@ -274,6 +277,7 @@ def test_a_generator_is_data() -> None:
     assert {word for tree in data.items for word in tree.words()} == {*range(1, 15)}
 
 
+@NEW_LABELS
 def test_a_folder_is_data_with_a_vocabulary_of_its_training_words(tmp_path: Path) -> None:
     (tmp_path / "train.txt").write_text("(3 (2 good) (2 film))\n(3 (2 good) (2 film))\n")
     (tmp_path / "dev.txt").write_text("(1 (2 bad) (2 film))\n")

@@ -55,6 +55,9 @@ from autobatch.models.data.vocabulary import UNKNOWN, Vocabulary
 from autobatch.models.lattice_lstm_ner import load_character_lattices
 from autobatch.models.metric import find_entities
 
+NEW_LABELS = pytest.mark.filterwarnings("ignore:the development data:UserWarning")
+"""The development data has labels that the training data lacks."""
+
 DRAWERS: dict[str, Callable[[int, np.random.Generator], list[Any]]] = {
     "listops": draw_listops,
     "python-ast": python_ast.draw_trees,
@@ -323,6 +326,7 @@ def write_folder(folder: Path, train: str, dev: str) -> str:
     return str(folder)
 
 
+@NEW_LABELS
 def test_words_and_tags_that_training_never_used_are_unknown(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, "Paris|I-LOC Paris|O once|O\n", "once|O never|I-PER Paris|O\n")
     data = load_sentences(folder, np.random.default_rng(0))
@@ -331,6 +335,7 @@ def test_words_and_tags_that_training_never_used_are_unknown(tmp_path: Path) -> 
     assert dict(data.sizes) == {"n_words": 2, "n_tags": 3}
 
 
+@NEW_LABELS
 def test_ids_that_training_never_used_are_unknown(tmp_path: Path) -> None:
     """Characters and words have separate numbers: word 7 is not character 7."""
     train = "2\n\n3\n0 4 4\n0\n1 0 7\n2 1 7 0 7\n\n3\n0 4 4\n0\n1 0 7\n2 1 7 0 7\n"
@@ -341,6 +346,7 @@ def test_ids_that_training_never_used_are_unknown(tmp_path: Path) -> None:
     assert dict(data.sizes) == {"n_characters": 2, "n_words": 2, "n_tags": 2}
 
 
+@NEW_LABELS
 def test_trees_and_pictures_are_encoded(tmp_path: Path) -> None:
     """Fields of JSON lines have their own names. Values not in training are unknown, and missing labels stay None."""
     (tmp_path / "train.jsonl").write_text('{"word": "a", "label": 3, "children": [{"word": "b"}, {"word": "a"}]}\n')
