@@ -131,7 +131,10 @@ def _check_rows(plan: Plan) -> None:
         for node in nodes.tolist():
             row = int(plan.row[node])
             if not batch.start <= row < batch.end or plan.node_at[plan.type_ptr[type_id] + row] != node:
-                raise PlanError(f"checking a plan: node {node} is not where row {row} of type {type_id} says.")
+                raise PlanError(
+                    f"checking a plan: node_at must list node {node} at its row {row} of type {type_id}, within rows "
+                    f"{batch.start}..{batch.end - 1}."
+                )
 
 
 def _check_follows(plan: Plan, cells: PlannedTypes, batch: Batch) -> None:
@@ -140,9 +143,11 @@ def _check_follows(plan: Plan, cells: PlannedTypes, batch: Batch) -> None:
         rows = batch.start
         if number:
             rows = int(plan.segment_ptr[plan.first_block(batch.type_id) + number][batch.start])
-        if width and batch.bases[number] != plan.type_bases[batch.type_id][number] + rows * width:
+        wanted = plan.type_bases[batch.type_id][number] + rows * width
+        if width and batch.bases[number] != wanted:
             raise PlanError(
-                f"checking a plan: rows of type {batch.type_id} at {batch.bases[number]} do not follow those before."
+                f"checking a plan: rows of type {batch.type_id} must begin at {wanted}, after the earlier ones, got "
+                f"{batch.bases[number]}."
             )
 
 
@@ -187,7 +192,8 @@ def _check_inputs(plan: Plan, cells: PlannedTypes, batch: Batch, node: int, memo
             first = batch.bases[number] + (first_row + at) * layout.input_width[number] + place.column
             if place.width and memory.read(first, place.width) != terms:
                 raise PlanError(
-                    f"checking a plan: port {port} of node {node} reads {first}, where {terms} is not written."
+                    f"checking a plan: port {port} of node {node} must read {terms} at {first}, got "
+                    f"{memory.read(first, place.width)}."
                 )
 
 
@@ -218,7 +224,10 @@ def _check_data(plan: Plan) -> None:
                 own = data[starts[which] : starts[which] + (end - first) * width]
                 starts[which] += own.size
                 if not np.array_equal(rows[first:end].ravel(), own, equal_nan=True):
-                    raise PlanError(f"checking a plan: row {row} of node {node} has other data than {own}.")
+                    raise PlanError(
+                        f"checking a plan: row {row} of node {node} must hold the data {own}, got "
+                        f"{rows[first:end].ravel()}."
+                    )
 
 
 def _check_saved(plan: Plan, cells: PlannedTypes) -> None:

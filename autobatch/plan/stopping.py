@@ -1,6 +1,6 @@
 """Stop gradients at node outputs that no loss depends on and whose gradient may not be finite.
 
-A cell may return, beside a value that the loss uses, the logarithm of a number that is 0. The gradient of the loss is
+A cell may return, besides a value that the loss uses, the logarithm of a number that is 0. The gradient of the loss is
 finite, but the backward stage of the type would multiply the gradient of the logarithm, 0, by infinity. So such a node
 gets a type of its own, which differs in that these outputs pass no gradient on. All other types and their batches stay
 the same; most models have no such outputs.

@@ -25,7 +25,7 @@ from autobatch.schedule.schedule import CoreRule, Schedule
 def place(graph: Graph, schedule: Schedule, cells: PlannedTypes) -> Plan:
     """Place a scheduled graph: rows in schedule order, a destination for every edge and every output.
 
-    Cost: O(N + E), and in inference O(K) per batch at worst.
+    Cost: O(N + E) for N nodes and E edges; in inference also O(K) for each of the K batches at worst.
     """
     batches = schedule.batch_type, schedule.batch_ptr, schedule.order
     parts = place_values(graph.words, graph.floats, batches, cells.arrays, cells.layout)
