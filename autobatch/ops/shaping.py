@@ -128,7 +128,7 @@ def reshape(x: Value, shape: int | Sequence[int]) -> Value:
 
 def _expand_shape(x: Shape, shape: Shape) -> Shape:
     if broadcast("expand", x, shape) != shape:
-        raise ShapeError(f"the shape of expand must be at least that of the value, {x}, got {shape}.")
+        raise ShapeError(f"the shape of expand must be one to which the value's shape {x} broadcasts, got {shape}.")
     return shape
 
 
@@ -269,7 +269,10 @@ def stack(parts: Sequence[Value], axis: int = 0) -> Value:
         raise ShapeError("stack must be given at least one value, got none.")
     shape = shape_of(parts[0])
     if not is_int(axis) or not -len(shape) - 1 <= axis <= len(shape):
-        raise ShapeError(f"axis of stack must be a place among the axes of values of shape {shape}, got {show(axis)}.")
+        raise ShapeError(
+            f"axis of stack must be an int from {-len(shape) - 1} to {len(shape)} for values of shape {shape}, got "
+            f"{show(axis)}."
+        )
     at = axis % (len(shape) + 1)
     return concat([reshape(part, (*shape_of(part)[:at], 1, *shape_of(part)[at:])) for part in parts], at)
 
@@ -290,7 +293,10 @@ def split(x: Value, n: int) -> tuple[Value, ...]:
             "n of split", "the number of equal parts", n, ShapeError, "for parts of other sizes write x[..., a:b]"
         )
     if n < 1 or size % n:
-        raise ShapeError(f"split into {n} parts: n must divide the last axis of shape {shape_of(x)}, {size}, got {n}.")
+        raise ShapeError(
+            f"n of split must be at least 1 and divide {size}, the last axis of a value of shape {shape_of(x)}, "
+            f"got {n}."
+        )
     width = size // n
     return tuple(slice_(x, index=(..., slice(k * width, (k + 1) * width))) for k in range(n))
 
