@@ -303,7 +303,9 @@ class PlanRun(ABC, Generic[M]):
         """Return the values that the user asked for; see `Run`."""
         if self._outputs is None:
             if self._read is None:
-                raise BackendError("reading the outputs of a run that did not copy them to the host.")
+                raise BackendError(
+                    "reading outputs: forward must run with copies=True; read them by on_device instead."
+                )
             self._outputs = self._read()
         return self._outputs
 
@@ -314,7 +316,10 @@ class PlanRun(ABC, Generic[M]):
     def gradients(self, type_id: int) -> Any:
         """Return the gradients of the first output of all nodes of a type; see `Run`."""
         if self._ended != "differentiated":
-            raise BackendError("reading the gradients of a run that was not differentiated, or is already closed.")
+            raise BackendError(
+                f"reading gradients: the run must be differentiated and open, got one that is "
+                f"{self._ended or 'not differentiated'}."
+            )
         with np.errstate(**SILENT):
             return self.values.output_gradients(type_id, self.executable.activity(self._seeded))
 

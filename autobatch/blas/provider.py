@@ -1,7 +1,7 @@
 """The common interface of the libraries that multiply matrices.
 
-NumPy is always available. The others are searched only when they are named or listed: MKL in its wheel, SciPy and torch
-in their packages.
+NumPy is always available. The others are searched for only when they are named or listed: MKL in its wheel, SciPy and
+torch in their packages.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class KeptValues:
         return NONE if self._last is None else self._last.values
 
     def settle(self) -> None:
-        """Copy the values that the next round, already chosen, or later ones may read to tables, and close the run."""
+        """Copy to tables the values that the next round (already chosen) or later ones may read, and close the run."""
         if self._last is not None:
             self.copy(self.rows.move(self._last.values))
 

@@ -199,7 +199,8 @@ def loss_slot(structures: Sequence[Any], has_aux: bool) -> int:
     for number, structure in enumerate(structures):
         if has_aux and not (isinstance(structure, Key) and structure.kind == "tuple" and len(structure.children) == 2):
             raise GraphError(
-                f"with has_aux=True, the function must return (loss, aux), but did not for instance {number}."
+                f"with has_aux=True, the function must return (loss, aux); for instance {number} it returned something "
+                f"else."
             )
         loss = structure.children[0] if has_aux else structure
         if not isinstance(loss, Slot) or loss.shape != ():

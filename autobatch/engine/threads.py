@@ -106,8 +106,8 @@ class SizeClass:
         ratio = statistics.median(self._recent) / statistics.median(self._seconds[1])
         if len(self._recent) >= ENOUGH and ratio > MUCH_WORSE:
             self.why = (
-                f"back to one thread: the last mini-batches took {ratio:.1f} times as long with {self.threads} as with "
-                f"one when that was measured, as on a busy machine"
+                f"back to one thread: recent mini-batches took {ratio:.1f} times as long with {self.threads} threads "
+                f"as with one in the trial; the machine may be busy"
             )
             self.threads = 1
             self._recent.clear()
@@ -141,6 +141,7 @@ class ThreadChoice:
 
 def _label(minibatch: MiniBatch, training: bool) -> str:
     """Return the mode and size of a mini-batch as text; the size is in nodes, or in instances before recording."""
+    # Without a new graph, the instances are recorded graphs themselves.
     listed, recorded = minibatch.instances, minibatch.graph is None
     size, unit = (sum(graph.n_nodes for graph in listed), "nodes") if recorded else (len(listed), "instances")
     return f"{'train' if training else 'infer'} up to {1 << max(size - 1, 0).bit_length()} {unit}"

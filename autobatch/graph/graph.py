@@ -91,7 +91,7 @@ class NamedTypes:
 class Graph(Encoded):
     """Nodes in topological order, their inputs, and the returned outputs; of one instance or of many.
 
-    Attributes, beside the views of `Encoded`:
+    Attributes, besides the views of `Encoded`:
         floats: float64[F], the float attributes in node order, as many per node as its type has.
         types: the table that names the types.
         structures: per instance, the structure of the value that the user's function returned; opaque here.

@@ -117,7 +117,7 @@ def test_a_busy_machine_gets_one_thread_and_is_tried_again(clock: Clockwork, mon
     train(loss, 60)
     clock.slower = 40.0
     train(loss, 5)
-    assert "1 thread (back to one thread: the last mini-batches took 10.0 times as long with 4" in chosen(loss)
+    assert "1 thread (back to one thread: recent mini-batches took 10.0 times as long with 4" in chosen(loss)
     clock.asked.clear()
     train(loss, 20)
     assert set(clock.asked) == {1}

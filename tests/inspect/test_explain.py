@@ -197,7 +197,7 @@ def test_training_of_a_function_with_more_results_is_explained() -> None:
     report = ab.batched(lambda n: (model.chain(n), n), module=model).explain([2, 1], training=True, has_aux=True)
     plain = explain("chain", [2, 1], training=True)
     assert (report.nodes, report.batches, report.launches) == (plain.nodes, plain.batches, plain.launches)
-    with pytest.raises(ab.GraphError, match=r"with has_aux=True the function must return \(loss, aux\)"):
+    with pytest.raises(ab.GraphError, match=r"with has_aux=True, the function must return \(loss, aux\)"):
         ab.batched(model.chain).explain([2, 1], training=True, has_aux=True)
 
 
