@@ -116,8 +116,8 @@ class Traced(Symbol):
                 numbers = self.var.source.name.partition(".")[0]
             what = f"the numbers in {numbers!r}, which differ" if numbers else f"the number {number!r}, which differs"
             raise GraphError(
-                f"an array is made of {what} between the nodes of a batch; make it before the call, by np.array, and "
-                f"pass it as {numbers or number!r}."
+                f"a cell must not make an array of {what} between the nodes of a batch; make it before the call, with "
+                f"np.array, and pass it as {numbers or number!r}."
             )
         return super().__array__(dtype, copy)
 

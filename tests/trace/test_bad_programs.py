@@ -153,12 +153,12 @@ MISUSED: dict[str, tuple[Function, type[Exception], tuple[str, ...]]] = {
     "an array of numbers": (
         lambda m, w: m.weigh(m.leaf(w), [1.0, 2.0, 3.0]),
         ab.GraphError,
-        ("an array is made of the numbers in 'weights', which differ", "by np.array, and pass it as 'weights'"),
+        ("must not make an array of the numbers in 'weights', which differ", "np.array, and pass it as 'weights'"),
     ),
     "a list of floats as features": (
         lambda m, w: m.total([1.0, 2.0, 3.0]),
         ab.GraphError,
-        ("in cell 'total': an array is made of the numbers in 'x'", "by np.array, and pass it as 'x'."),
+        ("in cell 'total': a cell must not make an array of the numbers in 'x'", "np.array, and pass it as 'x'."),
     ),
     "a tensor as data": (
         lambda m, w: m.total(torch.ones(DIM)),

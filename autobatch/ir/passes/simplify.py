@@ -88,6 +88,8 @@ def simplify_why(program: CellProgram) -> Simplified:
       %2: (2,) = exp(%1)
       return %1, %2
     """
+    # An identity that drops an argument may leave a port or attribute without a reader; if so, start again without such
+    # identities.
     for drops in (True, False):
         rewriting = _Rewriting((), drops, differentiated=False)
         number = rewriting.extend(program.vars)
@@ -224,7 +226,7 @@ class _Rewriting:
                 return self._append(var)
 
     def _can_replace(self, var: Var, source: Instruction, index: int) -> bool:
-        """Return whether a value has the shape and domain of an instruction's result, and is a float where that is."""
+        """Return whether a value has the shape and domain of the result, and is a float unless the op is a view."""
         other = self.vars[index]
         if (var.shape, var.domain) != (other.shape, other.domain):
             return False
