@@ -118,11 +118,13 @@ def costs_of(instances: Sequence[Any], cost: Any = None) -> NDArray[np.float64]:
     else:
         given = [cost(x) for x in instances] if callable(cost) else cost
     costs = np.asarray(given, np.float64)
-    if costs.shape != (len(instances),) or not (np.isfinite(costs) & (costs >= 0)).all():
+    if costs.shape != (len(instances),):
         raise DataError(
-            f"cost must give one finite number of at least 0 per instance, got costs of shape {costs.shape} for "
-            f"{len(instances)} instances."
+            f"cost must give one number per instance, got costs of shape {costs.shape} for {len(instances)} instances."
         )
+    wrong = np.flatnonzero(~(np.isfinite(costs) & (costs >= 0)))
+    if wrong.size:
+        raise DataError(f"cost must be finite and at least 0, got {costs[wrong[0]]} for instance {wrong[0]}.")
     return costs
 
 

@@ -409,9 +409,15 @@ def test_batches_are_divided_by_cost() -> None:
         assert max(sums) - min(sums) <= costs.max(initial=0.0) + 1e-9
 
 
-@pytest.mark.parametrize("cost", [[1.0], [1.0, np.nan], [1.0, -1.0], lambda x: np.inf])
-def test_costs_that_are_none_are_refused(cost: Any) -> None:
-    with pytest.raises(
-        ab.DataError, match=r"cost must give one finite number|cost of shares must be a function, a list of numbers"
-    ):
+@pytest.mark.parametrize(
+    ("cost", "told"),
+    [
+        ([1.0], r"one number per instance, got costs of shape \(1,\) for 2 instances|a list of numbers"),
+        ([1.0, np.nan], "finite and at least 0, got nan for instance 1|a list of numbers"),
+        ([1.0, -1.0], r"finite and at least 0, got -1\.0 for instance 1|a list of numbers"),
+        (lambda x: np.inf, "finite and at least 0, got inf for instance 0"),
+    ],
+)
+def test_costs_that_are_none_are_refused(cost: Any, told: str) -> None:
+    with pytest.raises(ab.DataError, match=told):
         next(ab.distributed.shares(["a", "b"], 2, cost=cost))
