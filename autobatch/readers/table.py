@@ -49,8 +49,7 @@ def read_csv(
     place, names = next(rows, ("", []))
     for name in names if types is None else types:
         if names.count(name) != 1:
-            count = "once" if name not in names else f"once, got {names.count(name)} times"
-            raise DataError(f"cannot read rows from {place or file}: the first line must name {name!r} {count}; got "
+            raise DataError(f"cannot read rows from {place or file}: the first line must name {name!r} once; got "
                             f"{', '.join(names) or 'nothing'}.")  # fmt: skip
     columns = [
         (n, name, types[name] if types else str) for n, name in enumerate(names) if types is None or name in types
