@@ -86,8 +86,8 @@ def find_policy(file: Path) -> Directed:
     named = policies.get(name)
     if not isinstance(named, policies.Score | policies.Deep):
         raise PolicyError(
-            f"cannot show policy {name!r}: it is a fixed rule without weights; to run it, use autobatch bench or "
-            f"explain with --policy {name}."
+            f"policy must have weights or learned states, got the fixed rule {name!r}; to run it, use autobatch bench "
+            f"or explain with --policy {name}."
         )
     return named
 

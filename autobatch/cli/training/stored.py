@@ -72,7 +72,7 @@ class StoredModel:
 
     @property
     def policy(self) -> str | Policy:
-        """Return the policy to run the model with; a learned one is stored, so its file may have changed."""
+        """Return the policy to run the model with; a learned one is the stored copy: its file may have changed."""
         return self.settings.policy if self.learned is None else self.learned
 
     @property
@@ -324,7 +324,7 @@ def read_exported(path: Path, model: Any, named: Collection[str] = ()) -> Stored
         made_of = _made_of(path, model.about, parameters)
     except (AttributeError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"cannot use {str(path)!r}: it was written by ab.export, without the model's name or a fold of the model; "
+            f"cannot use {str(path)!r}: ab.export wrote it, so it holds no model name, and it exports no fold; "
             f"load it with ab.load, export a fold, or export the model with autobatch export."
         ) from error
     name = made_of["settings"].model

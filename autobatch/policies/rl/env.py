@@ -173,7 +173,7 @@ def _check_dags(dags: Sequence[Dag]) -> list[Dag]:
         PolicyError: there are none, or one is malformed or has no nodes.
     """
     if not dags:
-        raise PolicyError("making an environment: dags must be at least one Dag, got none.")
+        raise PolicyError("making an environment: dags must contain at least one Dag, got none.")
     for number, dag in enumerate(dags):
         n_nodes, n_pointers = np.size(dag.type_id), np.size(dag.edge_ptr)
         if not n_nodes:

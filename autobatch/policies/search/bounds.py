@@ -78,7 +78,7 @@ class Certificate:
 
 
 def chain_bound(dag: Dag) -> float:
-    """Add up, over types, the cost of a batch for each of the most nodes of the type on a path.
+    """Sum over types the largest number of the type's nodes on one path, times the cost of a batch of the type.
 
     Nodes on one path never share a batch. Cost: O(T * (N + E)).
     """
@@ -106,8 +106,8 @@ def pair_bound(
     Raises:
         PolicyError: the reduced graph is too large to be compared, or SciPy is missing.
 
-    Cost: that of the reduced graph, of each set of types the reduced graph of a projection, 1 to 5 µs per state, and
-    milliseconds for each integer program.
+    Cost: that of reducing the graph and, for each set of types, its projection; 1 to 5 µs per state; and milliseconds
+    for each integer program.
 
     >>> dag = Dag(*(np.array(a, np.int32) for a in ([0, 1, 1, 0], [0, 0, 1, 1, 2], [0, 2])), 2)
     >>> chain_bound(dag), pair_bound(dag).value

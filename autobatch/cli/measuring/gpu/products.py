@@ -20,7 +20,7 @@ TOLERANCE = 2e-5
 
 
 def time_products(check: Check) -> Result:
-    """Time both at all sizes; the sweep's time includes a barrier, and the library's a launch."""
+    """Time the sweep's and the library's product at all sizes; the former includes a barrier, the latter a launch."""
     columns = ("rows", "n", "inner", "sweep us", "library us", "sweep GFLOP/s", "library GFLOP/s", "sweep / library")
     result = Result("products of rows and a weight, in float32", columns)
     widths, rows = check.choose((WIDTHS, ROWS), ((9, 70), (5, 520)))

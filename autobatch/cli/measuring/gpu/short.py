@@ -1,7 +1,7 @@
 """The short GPU check of `autobatch doctor --gpu`, which writes a report.
 
-It runs in a separate process that sends the results of each section, so that the report has the results before a kernel
-that hangs or crashes the process.
+It runs in a separate process that sends the results of each section, so that the report keeps the earlier results if a
+kernel hangs or crashes the process.
 """
 
 from __future__ import annotations
