@@ -26,7 +26,7 @@ from autobatch.plan.plan import Batch, Plan, PlannedCell, PlannedTypes
 
 Array: TypeAlias = Any  # an array of the device, or of NumPy
 Env: TypeAlias = dict[int, Any]
-RUNS = 8  # free memory that was too large for each of so many consecutive runs
+RUNS = 8  # free memory that was too large for each of this many consecutive runs
 SPARE, SMALL = 4, 2**20  # memory is too large above SPARE times the bytes that a run needs, plus SMALL bytes
 
 
@@ -84,7 +84,7 @@ class RowRange:
         return Segments(ptr - ptr[0], self.store.put)
 
     def _rows_of_argument(self, var: Var) -> Segments:
-        """Return the edges of each node; for values without edges, as many rows per node as the first axis is long."""
+        """Return the edges of each node; without edges, a value has one row per element of its first axis."""
         if var.domain >= 0:
             return self.segments(var.domain)
         return Segments(np.arange(self.n + 1) * var.shape[0], self.store.put)

@@ -202,7 +202,7 @@ def measure_bf16(m: int, n: int, k: int, a_flipped: bool = False) -> float:
     """Measure GFLOP/s of our own product of bf16 on one thread, rounding of `a` included.
 
     Args:
-        m, n, k, a_flipped: see `measure`; if `a` is not flipped, the other operand is packed before.
+        m, n, k, a_flipped: see `measure`; if `a` is not flipped, the other operand is packed beforehand, untimed.
 
     Cost: about 10 ms, or eight products.
     """

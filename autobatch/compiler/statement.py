@@ -16,7 +16,7 @@ Combine: TypeAlias = Literal["", "sum", "max"]
 
 
 class Index(NamedTuple):
-    """The move of an operand by data: the int at `at`, which is the same at every index of the loop, times `step`."""
+    """A data-dependent offset: `step` times the int at `at`, which is the same at every index of the loop."""
 
     at: Operand
     step: int

@@ -41,7 +41,7 @@ class Late(NDArrayOperatorsMixin):
         read = self._read
         if read is not None:
             self._number = read()
-            self._read = None  # after `_number`, which another thread would return at once
+            self._read = None  # set last: a thread that sees None here returns `_number` without waiting
         return self._number
 
     @property

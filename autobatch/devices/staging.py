@@ -45,7 +45,8 @@ class Staging:
         """
         device = self._device
         self._current.used = device.mark()
-        self._current, self._other = buffer, _ = self._other, self._current
+        self._current, self._other = self._other, self._current
+        buffer = self._current
         buffer.wait()
         grows: bool = buffer.held.size < n_bytes
         if grows:

@@ -140,6 +140,7 @@ def bytes_by_instance(plan: Plan, cells: PlannedTypes, asked: ByInstance, dtype:
     most = 0
     for read in reads_of(derivatives_of(plan, cells), asked.parameters, joined=asked.clips):
         needs = [read.need_of_norm(counts_of)] if asked.clips else [source.need(counts_of) for source in read.sources]
+        # A chunk takes at most AT_ONCE numbers, or what its single instance needs.
         most = max(most, *(min(int(need.sum()), max(int(need.max(initial=0)), AT_ONCE)) for need in needs))
     return asked.result_bytes + most * dtype.itemsize
 

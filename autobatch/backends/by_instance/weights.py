@@ -5,8 +5,8 @@ The gradient of a matrix is a sum over rows, G = sum_r d_r x_r', so its squared 
     |G|^2 = sum_r sum_s (d_r . d_s) (x_r . x_s)
 
 For n rows, this takes n^2 (m + k) multiplications, and computing G takes n m k; the cheaper way is used. Rows of all
-types that read the matrix count together. Any other gradient, or one with terms of several kinds, is computed for a
-chunk of instances at a time; that of a table consists of the rows that are not zero.
+types that read the matrix are counted together in n. Any other gradient, or one with terms of several kinds, is
+computed for a chunk of instances at a time; that of a table consists of the rows that are not zero.
 
 Source: Goodfellow 2015 (arXiv:1510.01799); of sequences, Li et al. 2022 (arXiv:2110.05679), "ghost clipping".
 """

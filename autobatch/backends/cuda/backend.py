@@ -305,7 +305,7 @@ class DeviceRun(PlanRun[DeviceMemory]):
             ours, theirs = (packed[first : first + sweep.steps.nbytes] for packed in (pinned, memory.staging.held))
             steps, listed = ours.view(STEP), theirs.view(np.int64).reshape(len(sweep.steps), -1)
             steps[...] = sweep.steps
-            steps["memory"] += base
+            steps["memory"] += base  # offsets in the packing become device addresses
             if self.timer is not None:
                 steps["then"][sweep.ends] |= NOTE
             make_kernel, n_blocks = partial(executable.kernel, name), executable.backend.n_blocks

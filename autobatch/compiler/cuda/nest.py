@@ -32,8 +32,8 @@ class CudaNest(Nest):
 
     def accesses(self, is_store: bool) -> list[Access]:
         """Return the accesses to memory of the threads of a row: inside the loops, or those of `store`."""
-        found = [found for loop in self.part.loops for found in self._accesses(loop)]
-        return [found for found, is_late in found if is_late == is_store]
+        pairs = [pair for loop in self.part.loops for pair in self._accesses(loop)]
+        return [access for access, is_late in pairs if is_late == is_store]
 
     def write(self) -> None:
         """Write the loops and their statements."""

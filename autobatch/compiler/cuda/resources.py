@@ -1,4 +1,4 @@
-"""Measure the GPU resources of kernels by NVIDIA's compiler: registers, shared memory, and spilled bytes.
+"""Measure the GPU resources of kernels with NVIDIA's compiler: registers, shared memory, and spilled bytes.
 
 No GPU is required. Each kernel is compiled as a function of its own, so that its figures do not include others.
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 
 from autobatch.compiler.assignment import Spot
 from autobatch.compiler.fusion import Block
@@ -63,7 +63,7 @@ class LlvmNest(Nest):
         key = (array, first, strides)
         if key not in self._known:
             name = self._known[key] = writer.name()
-            with writer.before_rows() if array == "shared" else ExitStack():
+            with writer.before_rows() if array == "shared" else nullcontext():  # shared values are the same in all rows
                 start = writer.value(first)
                 if not any(strides):
                     self._numbers[name] = writer.pointer(array).load(start)

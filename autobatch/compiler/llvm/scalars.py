@@ -1,4 +1,4 @@
-"""Write functions in LLVM IR, by numbers whose operators write the instructions that compute them.
+"""Write functions in LLVM IR with number objects: evaluating an operator writes the instruction that computes it.
 
     code = Code(Module())
     x = code.number("float", 2.0)

@@ -1,4 +1,4 @@
-"""Define functions of a float64 by those of the system, which are accurate, but compute one element at a time."""
+"""Define functions of a float64 that call the system's, which are accurate but compute one element at a time."""
 
 from __future__ import annotations
 
