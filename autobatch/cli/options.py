@@ -42,7 +42,7 @@ class Whole(click.IntRange):
 
 
 class Real(click.FloatRange):
-    """A number of at least `min`, or between it and `max`, if both are open."""
+    """A number of at least `min`; with `max`, one strictly between the two (both bounds are open)."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         try:
@@ -50,7 +50,7 @@ class Real(click.FloatRange):
             if math.isnan(number):
                 raise click.BadParameter("")
         except click.BadParameter:
-            wanted = f"of at least {self.min:g}" if self.max is None else f"between {self.min:g} and {self.max:g}"
+            wanted = f"of at least {self.min:g}" if self.max is None else f"above {self.min:g} and below {self.max:g}"
             self.fail(f"must be a number {wanted}, got {value!r}", param, ctx)
         return number
 

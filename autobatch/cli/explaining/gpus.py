@@ -18,7 +18,7 @@ COLUMNS = ("kernel", "GPU", "threads per row", "registers", "spilled bytes", "sh
 
 
 def show_resources(sources: Sequence[CudaSource], dtype: str, about: str) -> str:
-    """Format a table with a line per kernel of these stages and GPU, or the reason for having none.
+    """Format a table with a line for each kernel of these stages on each GPU, or the reason why there is none.
 
     Registers and spilled bytes are per thread, shared bytes per block.
 

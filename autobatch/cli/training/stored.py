@@ -61,7 +61,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A trained model in a file, a checkpoint or an exported one."""
+    """A trained model read from a checkpoint or from an exported file."""
 
     path: Path
     settings: Settings
@@ -107,6 +107,7 @@ class StoredModel:
         Raises:
             CheckpointError: the stored parameters do not fit the model's code.
         """
+        # A damaged file must not make the model draw more numbers than it stores.
         with naming(self.path, "use", (*RAW, MemoryError)):
             model = spec.build(dataset, self.settings.dim, Bounded(rng, _n_numbers(self.parameters) + SPARE))
             model.load_state_dict(self.parameters)
@@ -153,7 +154,7 @@ class StoredRun(StoredModel):
     n_train: int
     """Number of training instances."""
     digest: str
-    """`Dataset.digest`; "" in checkpoints of versions without it, as is the next."""
+    """`Dataset.digest`; this and `dev_digest` are "" in checkpoints of versions without them."""
     dev_digest: str
     position: Position
     best: Best
