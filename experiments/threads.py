@@ -103,7 +103,7 @@ def train(loss: ab.Batched, graphs: list[list[Any]], minibatch: int) -> None:
 def explain_threads(loss: ab.Batched, batch: list[Any]) -> str:
     """Return the line of `explain` about the decision."""
     lines = str(loss.explain(loss.record_all(batch), training=True)).splitlines()
-    return next(line.removeprefix("decided for ") for line in lines if line.startswith("decided for "))
+    return next(line.removeprefix("threads for ") for line in lines if line.startswith("threads for "))
 
 
 @contextmanager

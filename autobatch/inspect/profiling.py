@@ -1,8 +1,9 @@
 """Profiles of calls: milliseconds and bytes per stage and per batch, as a table and as a trace.
 
 While a profile is active, the clock of each call records the spans of its stages, and the backend reports the end of
-each batch (`autobatch.backends.base.Timer`), at the cost of a clock reading and a list entry. Without a profile, both
-cost a test. Traces have Chrome's format for Perfetto (ui.perfetto.dev): calls contain stages, and stages batches.
+each batch (`autobatch.backends.base.Timer`), at the cost of a clock reading and a list entry. Without a profile, each
+costs only an `if`. Traces have Chrome's format for Perfetto (ui.perfetto.dev): calls contain stages, and stages
+batches.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class Taken(NamedTuple):
                 n_left -= stage == "backward"
                 n_bytes = self.itemsize * self._count_elements(segments, batch, backward=stage != "forward")
                 yield Span(stage, since, end, n_bytes, batch.type_id, batch.end - batch.start)
-            elif stage == "forward":
+            elif stage == "forward":  # a mark without a batch begins the forward pass of the next part
                 done.append(next(parts))
                 segments, n_left = done[-1][0], 0
             since = end

@@ -173,7 +173,7 @@ class Report:
         if self.precision != "float32":
             yield f"operands of matrix products rounded to {self.precision}; sums and all other ops in float32"
         if self.decided:
-            yield f"decided for {self.decided}"
+            yield f"threads for {self.decided}"
         if self.unseen_share is not None:
             yield f"{self.unseen_share:.0%} of the batches were chosen in states unknown to the policy"
 
@@ -225,7 +225,7 @@ def _describe_shared(found: Shared) -> str:
 
 def _describe_rounds(rounds: Sequence[RoundCounts]) -> Iterator[str]:
     """Yield the number of rounds, and the counts and waiting instances of the first and last rounds."""
-    yield f"{len(rounds)} rounds, then a last step for the results; nodes of type kept read values of earlier rounds"
+    yield f"{len(rounds)} rounds, then a last step for the results; nodes of type 'kept' read values of earlier rounds"
     for number, one in enumerate(rounds):
         if number < SHOWN or number >= len(rounds) - SHOWN:
             named = ", ".join(map(str, one.waited[:SHOWN])) + (", ..." if len(one.waited) > SHOWN else "")

@@ -65,7 +65,8 @@ class RowBuilder(Builder):
     """Builds the program of a cell with ragged values.
 
     Attributes:
-        group_names: the names of the arguments of the variadic groups, or from which they are derived.
+        group_names: for each variadic group, the name of the argument whose elements it holds, or from which it is
+            derived.
         parts: for each group of joined slices, its sources: a group or a number of rows, the slice, and whether the
             source is a number.
     """

@@ -286,7 +286,8 @@ class Traces:
         Cells that read removed objects are retraced; graphs with calls of them raise a GraphError.
 
         Args:
-            gone: `id`s of the removed objects; bound: `id`s of rebound parameters, whose old tensors are released.
+            gone: `id`s of the removed objects.
+            bound: `id`s of rebound parameters, whose old tensors are released.
         """
         retired = set[int]()
         for identity, family in list(self._families.items()):
@@ -511,7 +512,7 @@ def _replaced(node_type: NodeType) -> str:
     """Return the reason for refusing graphs with a type of replaced parameters or modules."""
     names = sorted({weight.name for weight in node_type.program.weights})
     what = f"the object named {', '.join(map(repr, names))}" if names else "the module of the cell"
-    return f"{what} when {node_type.name!r} was recorded has been replaced"
+    return f"since {node_type.name!r} was recorded, {what} has been replaced"
 
 
 def _reason(family: Family, before: Trace | None, error: Exception | None) -> str:
