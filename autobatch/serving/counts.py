@@ -29,7 +29,7 @@ class Latency(NamedTuple):
 
     Attributes:
         seconds: the time from its arrival to its result.
-        queued: the time until it had a place.
+        queued: the time until it began to run.
         own: the time in batches for its own nodes.
         others: the time in batches for nodes of other requests meanwhile.
         is_cold: whether kernels were being compiled meanwhile.
@@ -178,7 +178,7 @@ class Counts:
             lines += [
                 f"latency of {requests}: p50 {found['p50_ms']:.2f}, p99 {found['p99_ms']:.2f} ms"
                 + (f"; {cold}" if found["cold"] else ""),
-                f"of that: {shares['queued']:.0%} until there was a place, {shares['own']:.0%} own nodes, "
+                f"of that: {shares['queued']:.0%} queued, {shares['own']:.0%} own nodes, "
                 f"{shares['others']:.0%} nodes of others, {shares['rest']:.0%} recording, planning and reading",
             ]
         elif found["cold"]:

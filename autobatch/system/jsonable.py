@@ -30,5 +30,6 @@ def to_json(x: Any) -> Any:
     if x is None or isinstance(x, (bool, int, float, str)):
         return x
     raise DataError(
-        f"results must be JSON values, got {x!r} ({type(x).__name__}); pass the application a write= function."
+        f"results must consist of JSON values, arrays and dataclasses, got {x!r} ({type(x).__name__}); when serving, "
+        f"convert them with write= of ab.serving.app."
     )

@@ -369,7 +369,7 @@ def test_too_many_and_too_late(model: Served) -> None:
 def test_what_json_cannot_hold_is_an_error(x: Any) -> None:
     from autobatch.system.jsonable import to_json
 
-    with pytest.raises(DataError, match="results must be JSON values, got"):
+    with pytest.raises(DataError, match="results must consist of JSON values, arrays and dataclasses, got"):
         to_json([x])
     assert to_json({"a": (np.float32(0.5), np.arange(2), float("nan"), None)}) == {"a": [0.5, [0, 1], None, None]}
 
