@@ -34,11 +34,11 @@ BODIES: dict[str, Callable[..., Any]] = {name: case.body for name, case in SEVEN
 BODIES["tree-GRU with shared parameters"] = tree_gru_shared
 
 
-def stack_checked(program: CellProgram, rng: np.random.Generator, soft: bool = True) -> CellProgram:
+def stack_checked(program: CellProgram, rng: np.random.Generator, elementwise: bool = True) -> CellProgram:
     """Stack a program; check that results and parameters are unchanged."""
     drawn = draw_rows(program, rng)
     before, expected = [p.data.copy() for p in program.parameters], run_program(program, drawn)
-    stacked = stack_program(program, lay_out(program), soft)
+    stacked = stack_program(program, lay_out(program), elementwise)
     check_cell(stacked)
     check_interface(program, stacked)
     found = run_program(stacked, drawn)
@@ -85,11 +85,11 @@ def launches(program: CellProgram) -> tuple[tuple[int, int, int], ...]:
 
 def test_cells_of_the_literature_compute_the_same() -> None:
     for name in BODIES:
-        for soft in (True, False):
+        for elementwise in (True, False):
             rng = np.random.default_rng(0)
             program = trace_cell(BODIES[name], 4)
             draw_parameters(program, rng)
-            stack_checked(program, rng, soft)
+            stack_checked(program, rng, elementwise)
 
 
 # Number of products, element-wise ops, other ops and copies in the forward, backward and weight stages, before and

@@ -1,8 +1,8 @@
 """Order the columns of a cell's ports so that concatenations of ports are views.
 
-Ports that a `concat` reads, and values computed for it, are adjacent in the inputs as far as the orders that joins
-require agree (`fitting`). Such a join is not copied, and is not saved, because the inputs are kept. Where joins leave a
-choice, values that one node passes to another are adjacent.
+Ports that a `concat` reads, and values computed for it, are adjacent in the inputs where the orders that different
+joins require are compatible (`fitting`). Such a join is not copied, and is not saved, because the inputs are kept.
+Where joins leave a choice, values that one node passes to another are adjacent.
 """
 
 from __future__ import annotations

@@ -51,26 +51,27 @@ Operands: TypeAlias = tuple[Same | Slice, ...]
 Group: TypeAlias = tuple[int, ...]  # values of the old program that one instruction computes, in order
 
 
-def make_stacked(program: CellProgram, soft: bool = True) -> CellProgram:
+def make_stacked(program: CellProgram, elementwise: bool = True) -> CellProgram:
     """Lay out and stack a program for execution; return it unchanged if it has too many instructions.
 
     Args:
         program: as traced.
-        soft: see `stack_program`; unnecessary for a backend that fuses element-wise instructions into one kernel.
+        elementwise: see `stack_program`; unnecessary for a backend that fuses element-wise instructions into one
+            kernel.
 
     Cost: that of `lay_out`, which is paid once per form of program.
     """
     too_many = len(program.instructions) > MAX_INSTRUCTIONS
-    return program if too_many else stack_program(program, lay_out(program), soft)
+    return program if too_many else stack_program(program, lay_out(program), elementwise)
 
 
-def stack_program(program: CellProgram, layout: CellLayout, soft: bool = True) -> CellProgram:
+def stack_program(program: CellProgram, layout: CellLayout, elementwise: bool = True) -> CellProgram:
     """Replace the inner batches of a layout by single instructions, where one instruction can compute them.
 
     Args:
         program: the program of a cell.
         layout: its layout.
-        soft: also join element-wise instructions whose operands are adjacent.
+        elementwise: also join element-wise instructions whose operands are adjacent.
 
     Returns:
         A program with the same name, ports, attributes and outputs, whose parameters may be `Stack`s, placed in the
@@ -95,7 +96,7 @@ def stack_program(program: CellProgram, layout: CellLayout, soft: bool = True) -
       %5: (2,) = slice(%3, index=(slice(2, 4, None),))
       return %4, %5
     """
-    stacked = _Stacking(program, layout).run(soft)
+    stacked = _Stacking(program, layout).run(elementwise)
     if checking():
         check_cell(stacked)
     return stacked
@@ -111,12 +112,12 @@ class _Stacking:
         self.number: dict[int, int] = {}
         self.reads: list[Read] = []
 
-    def run(self, soft: bool) -> CellProgram:
+    def run(self, elementwise: bool) -> CellProgram:
         for index, var in enumerate(self.program.vars):
             if isinstance(var.source, (Port, Attribute)):
                 self._value(index)
         for batch in self.layout.batches:
-            for group in self._groups(batch, soft):
+            for group in self._groups(batch, elementwise):
                 self._emit(group)
         outputs = [self.builder.value(self._value(output)) for output in self.program.outputs]
         program = self.builder.finish(outputs, draws_of(self.builder.vars))
@@ -126,9 +127,9 @@ class _Stacking:
 
     # Groups.
 
-    def _groups(self, batch: InnerBatch, soft: bool) -> list[Group]:
+    def _groups(self, batch: InnerBatch, elementwise: bool) -> list[Group]:
         """Divide the members of a batch into groups, each computed by one instruction."""
-        operands = {index: self._operands(batch, index) for index in batch.values if batch.is_product or soft}
+        operands = {index: self._operands(batch, index) for index in batch.values if batch.is_product or elementwise}
         joined = {index: found for index in batch.values if (found := operands.get(index)) is not None}
         single: list[Group] = [(index,) for index in batch.values if index not in joined]
         groups: list[list[int]] = []

@@ -59,7 +59,7 @@ class MemoryReport:
     def _cell_lines(self) -> Iterator[str]:
         for cell in self.cells:
             written, executed = cell.launches
-            yield f"{cell.name}: {executed} launches forward, as written {written}"
+            yield f"{cell.name}: {executed} forward launches ({written} as written)"
             for what, columns, names in cell.rows:
                 yield f"  {what}, {columns} columns: {names}"
             if cell.layout is not None:
