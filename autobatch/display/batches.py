@@ -17,7 +17,7 @@ from autobatch.display.html import FONT, LETTER, colour_of, write_hint, write_la
 Ints = NDArray[np.integer[Any]]
 MOST_NODES, MOST_BATCHES = 150, 30  # in a schedule drawn node by node
 BOX_WIDTH, BOX_HEIGHT = 24, 14  # pixels per node
-WIDTH, MOST_COLUMNS = 720, 360  # pixels of all columns of a large schedule, and their largest number
+WIDTH, MOST_COLUMNS = 720, 360  # total width of the columns of a large schedule in pixels, and their maximum number
 WIDEST, LOWEST = 24, 1.5  # largest width and smallest height of a column, in pixels
 LANE, GAP = 30, 6  # height of a lane of a large schedule, and distance between lanes, in pixels
 STEPS = (1, 2, 5)  # between numbered batches, times powers of ten
@@ -26,7 +26,7 @@ MIDDLE, FAINT = 'text-anchor="middle"', 'opacity="0.7"'
 
 
 class _Lane(NamedTuple):
-    """The lane of a type: its name and colour, and the pixels from the top to its base and per node."""
+    """The lane of a type: its name and colour, its base (pixels from the top), and the height of a node in pixels."""
 
     name: str
     colour: str
@@ -35,7 +35,13 @@ class _Lane(NamedTuple):
 
 
 class _Columns(NamedTuple):
-    """The columns: pixels to the first one and per column, the number of batches, and the batches per column."""
+    """The columns of a large schedule.
+
+    Attributes:
+        left: the left edge of the first, in pixels.
+        width: the width of each, in pixels.
+        n_batches, per_column: the number of batches, in all and per column.
+    """
 
     left: float
     width: float

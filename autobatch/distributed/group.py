@@ -81,7 +81,8 @@ class Joined:
 
     def __init__(self, wire: Wire) -> None:
         self._wire, self.rank, self.size = wire, wire.rank, wire.size
-        self._kept = WeakKeyDictionary[Batched, Kept]()  # a call overwrites the gradients of the same function alone
+        # Per function, so that a call overwrites only that function's gradients.
+        self._kept = WeakKeyDictionary[Batched, Kept]()
         self._began = WeakSet[Batched]()
 
     def __repr__(self) -> str:

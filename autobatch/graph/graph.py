@@ -41,7 +41,10 @@ class Types(Protocol):
 
     @property
     def outlines(self) -> Sequence[str]:
-        """Return texts that distinguish the types, equal for models of other widths and in other processes."""
+        """Return a text for each type that tells it from the others.
+
+        It does not depend on the model's width or the process.
+        """
 
     def __len__(self) -> int:
         """Count the types."""
@@ -120,7 +123,7 @@ class Graph(Encoded):
         self._digest = b""
 
     def of_instances(self, graphs: list[Graph]) -> Graph:
-        """Return the same nodes, as the merge of graphs with equal content: with their structures and keys."""
+        """Return a graph with these nodes and the structures and keys of `graphs`, whose merge has equal content."""
         found = object.__new__(Graph)
         found.words, found.floats, found.types, found.state = self.words, self.floats, self.types, 0
         found.structures, found.keys = join_instances(graphs)

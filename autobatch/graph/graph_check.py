@@ -50,7 +50,7 @@ def check_graph(graph: Graph) -> None:
 def naming_cycles(graph: Graph) -> Iterator[None]:
     """Replace the core's ValueError about the edges of a graph by the GraphError of `check_order`.
 
-    Planning thus reads valid edges only once.
+    So planning need not check valid edges in a pass of its own.
     """
     try:
         yield

@@ -27,7 +27,7 @@ from autobatch.params.parameter import Parameter
 
 NODE, SHARED = -1, -2
 DRAW = -1  # the leaf of the attribute that numbers a node's draw, which is not an argument
-LEAVES = 2**20  # more than the arguments of a cell have
+LEAVES = 2**20  # above the number of leaves that the arguments of a cell can have
 FLOATS = "float", "bfloat", "complex"  # prefixes of dtypes that have derivatives
 
 
@@ -117,7 +117,7 @@ class CellProgram:
         outputs: the values that other nodes may read, by output number.
         ties: pairs of variadic groups that must have equally many edges at a node.
         draws: whether the body draws random numbers, including draws that no output needs.
-        n_kept: the number of last outputs that no call returns, because only derivatives of the cell read them.
+        n_kept: the number of outputs at the end that no call returns, because only derivatives of the cell read them.
     """
 
     name: str

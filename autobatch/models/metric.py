@@ -110,7 +110,7 @@ def explained_variance(n: float, total: float, squares: float, errors: float) ->
 
 
 def count_errors(found: Any, meant: Any) -> tuple[tuple[float, int], tuple[float, int]]:
-    """Sum the squared and the absolute errors of predicted numbers (N,), each with their number.
+    """Sum the squared and the absolute errors of predicted numbers (N,); return each sum with N.
 
     The root of the first ratio is the RMSE, see `root_of_mean`, and the second ratio is the MAE.
 

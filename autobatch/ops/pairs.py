@@ -41,6 +41,7 @@ def _turned(first: Segments, second: Segments) -> Array:
     rows, columns = _numbers(second, first)
     along = _along(first, second)
     nodes = np.repeat(np.arange(second.lengths.size), second.lengths)[rows]
+    # A pair lies in the segment of its first row, at the number of its second row within the node.
     return first.put(along.ptr[:-1][columns] + rows - second.ptr[:-1][nodes])
 
 
@@ -132,8 +133,9 @@ def _at_rows(domains: Sequence[int], of: Any, axis: int = 1, **how: Any) -> int:
 
 
 def _max_pullback(g: Any, out: Any, x: Any, **how: Any) -> tuple[Any]:
+    # Equal maxima share the gradient; it is divided after spreading, as in max_n.
     hit = equal(x, spread_pairs(out, **how))
-    count = spread_pairs(sum_pairs(hit, **how), **how)  # as for max_n, divides at pairs
+    count = spread_pairs(sum_pairs(hit, **how), **how)
     return (spread_pairs(g, **how) * hit / count,)
 
 

@@ -17,7 +17,9 @@ from autobatch.system.unchecked import checking, is_unchecked
 
 
 def make_schedule(graph: Graph, policy: Policy) -> Schedule:
-    """Schedule `graph` by `policy`; check the result unless its class is `@unchecked` and `AUTOBATCH_CHECK` is off.
+    """Schedule `graph` with `policy`.
+
+    The result is checked unless the policy's class is `@unchecked` and `AUTOBATCH_CHECK` is off.
 
     Raises:
         ScheduleError: the policy returned no schedule, or one that does not run this graph.

@@ -55,7 +55,7 @@ class Schedule:
 
     @checked()
     def cost(self, graph: Graph) -> float:
-        """Add up the costs of the batches, by the costs of types in `graph`; K, if it has none."""
+        """Sum the costs of the batches, given the costs of the types in `graph`; K if it has none."""
         return cost_of(to_dag(graph), self.batch_type)
 
     def __len__(self) -> int:
@@ -220,7 +220,7 @@ def adapt(policy: object) -> BasePolicy:
 
 @checked()
 def min_batches(graph: Graph) -> int:
-    """Count the batches that no schedule of `graph` can go below.
+    """Return a lower bound on the number of batches of any schedule of `graph`.
 
     Two nodes on one path never share a batch, so a type needs at least as many
     batches as its most crowded path holds; the types' needs add up.

@@ -299,7 +299,7 @@ class Passed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
-        ctx.saved_tensors  # noqa: B018
+        ctx.saved_tensors  # noqa: B018 - raises if torch has freed the graph, see `forward`
         if torch.is_grad_enabled():
             given = {slot: g for slot, g in enumerate(gradients) if g is not None}
             return None, *gradients_of(ctx.passing, given)

@@ -114,7 +114,8 @@ class Directions:
 
     Args:
         parameters: the parameters that have tangents, each with its tangent.
-        inputs: the tangents of tensors among the instances, by the numbers of these: the order in which cells got them.
+        inputs: the tangents of tensors among the instances, by number; tensors are numbered in the order in which cells
+            get them.
 
     Attributes:
         met: the tensors among the instances so far, without tangents.

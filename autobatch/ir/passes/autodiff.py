@@ -85,7 +85,7 @@ def with_values(derivative: Derivative, vars: tuple[Var, ...], number: Mapping[i
 def compute_again(derivative: Derivative, again: Iterable[int]) -> Derivative:
     """Return the derivative with some values of the program rematerialised in the backward stage.
 
-    Their operands are saved unless backward has them otherwise. Values that the weight stage reads stay saved.
+    Their operands are saved unless backward has them anyway. Values that the weight stage reads stay saved.
     """
     return _divide(replace(derivative, again=frozenset(again)))
 
@@ -274,7 +274,7 @@ def _at(tangent: Traced, gradient: Traced) -> Traced:
 
 
 def _forget_rows_of(builder: Builder, seeds: set[int]) -> None:
-    """Replace arguments that depend on these values in ops that need only the rows of the argument."""
+    """Where an op needs only the rows of an argument, replace one that depends on the seeds by one that does not."""
     depending, first = set(seeds), dict[Any, int]()
     for index, var in enumerate(builder.vars):
         source = var.source

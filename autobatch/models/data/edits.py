@@ -3,7 +3,7 @@
     d a d b c<tab>d d c<tab>2
 
 The second word is the first after a few random edits. The label is the smallest number of insertions, deletions and
-substitutions that turn one word into the other, which may be less.
+substitutions that turn one word into the other; it may be smaller than the number of edits drawn.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class Score(Ruled):
     The score of type a is the weighted sum of
       - critical: whether a is critical,
       - ready: the share of a's unrun nodes that are ready,
-      - own: the share of the ready nodes with the longest type-a chain ahead that are of type a themselves,
+      - own: of the ready nodes that have the longest type-a chain ahead, the share that are of type a,
       - height: the mean over a's ready nodes of the chains ahead, summed over types, relative to the largest such
         mean among the ready types.
 

@@ -25,8 +25,8 @@ from autobatch.policies.sequences.embedding import embed_late, refused_place
 def compact(dag: Dag, sequence: IntArray) -> IntArray:
     """Drop positions, from the left and from the right, until none can be dropped; return the cheaper result.
 
-    Alternating early and late embeddings that drop unused positions, and then dropping single positions while one
-    exists, takes more passes and ends at about the same lengths (0.3% shorter over 16 sequences for lattices).
+    Alternating early and late embeddings that drop unused positions, and then dropping single positions while any
+    can be dropped, takes more passes and ends at about the same lengths (0.3% shorter over 16 sequences for lattices).
 
     Args:
         dag: N nodes in topological order, E edges, T types.
