@@ -54,7 +54,8 @@ def check_steps(lowered: Lowered, statements: Sequence[Statement], steps: Sequen
     neighbours = Neighbours(lowered, steps)
     if Counter(map(id, neighbours.statements)) != Counter(map(id, statements)):
         raise PlanError(
-            f"checking {lowered.name!r}: its steps must run every statement once; this is a defect of autobatch."
+            f"checking {lowered.name!r}: its steps must run every statement once; this is a bug in autobatch; please "
+            f"report it."
         )
     check_statements(lowered, neighbours.statements)
     for step in steps:
@@ -144,6 +145,6 @@ def _check_inside(lowered: Lowered, statement: Statement, view: View) -> None:
 def _broken(lowered: Lowered, statement: Statement, claim: str) -> PlanError:
     (line,) = show_statements(lowered, [statement])
     return PlanError(
-        f"checking the {lowered.stage} stage of {lowered.name!r}: in the line {line!r} {claim}; this is a defect of "
-        f"autobatch."
+        f"checking the {lowered.stage} stage of {lowered.name!r}: in the line {line!r} {claim}; this is a bug in "
+        f"autobatch; please report it."
     )

@@ -126,7 +126,7 @@ class _Stage:
             there = ", ".join(f"%{e.value}[{e.number}] of row {e.row} ({e.terms} terms)" for e in found) or "nothing"
             raise PlanError(
                 f"checking the {self.lowered.stage} stage of {self.lowered.name!r}: {who} must find %{value}[{number}] "
-                f"of row {row} in {column}, got {there}; this is a defect of autobatch."
+                f"of row {row} in {column}, got {there}; this is a bug in autobatch; please report it."
             )
 
     def _is(self, found: Element, value: int, number: int, row: Row) -> bool:

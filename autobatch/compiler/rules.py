@@ -159,7 +159,9 @@ def lower_lookup(low: Lowering, index: int, source: Instruction) -> Reason | Non
     if low.domain(ids) != low.domain(index) or not _is_int(low, ids) or math.prod(low.shape(ids)) > FEW_IDS:
         return Reason.NO_IDS
     if not math.prod(low.shape(ids)):
-        low.loop(low.domain(index), Number(0.0), low.whole(index))  # no elements, but every value needs a maker
+        low.loop(
+            low.domain(index), Number(0.0), low.whole(index)
+        )  # no elements, but some statement must produce every value
         return None
     row_shape = low.shape(table)[1:]
     row = math.prod(row_shape)

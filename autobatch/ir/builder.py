@@ -299,7 +299,8 @@ class Builder:
             self.ties.add((first, second))
         if groups and NODE in domains:
             raise GraphError(
-                f"{op.name} in {self.name} mixes values per edge and per node; this is a defect of autobatch."
+                f"{op.name} in {self.name} mixes values per edge and per node; this is a bug in autobatch; please "
+                f"report it."
             )
         return groups[0] if groups else max(domains, default=SHARED)
 

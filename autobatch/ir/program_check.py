@@ -248,5 +248,6 @@ def _broken(name: str, vars: Sequence[Var], index: int, claim: str) -> GraphErro
 
 def _refused(name: str, claim: str) -> GraphError:
     return GraphError(
-        f"checking cell {name!r}: {claim}; this is a defect of autobatch, unless the program was hand-made."
+        f"checking cell {name!r}: {claim}; unless the program was hand-made, this is a bug in autobatch; please "
+        f"report it."
     )

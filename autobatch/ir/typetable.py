@@ -158,7 +158,7 @@ class TypeTable:
         if self.outdated:
             for number, why in self.outdated.items():
                 if np.isin(type_ids, [number, *self._stopped.get(number, {}).values()]).any():
-                    raise GraphError(f"running recorded graphs: {why}; record the instances anew.")
+                    raise GraphError(f"running recorded graphs: {why}; record the instances again.")
 
     def _append(self, node_type: NodeType) -> None:
         """Add a type; keep cached properties of the others."""

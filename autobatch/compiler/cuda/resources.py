@@ -92,7 +92,7 @@ def parse_resources(said: str) -> dict[str, dict[str, Resources]]:
     _, *parts = _FUNCTION.split(said)
     for name, gpu, text in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
         used = _USED.search(text)
-        assert used is not None, f"nothing is said of the registers of {name} for {gpu}: {text}"
+        assert used is not None, f"the compiler reports no registers of {name} for {gpu}: {text}"
         spills = [tuple(map(int, numbers)) for numbers in _SPILLS.findall(text)]
         stored, loaded = sum(numbers[1] for numbers in spills), sum(numbers[2] for numbers in spills)
         found.setdefault(gpu, {})[name] = Resources(int(used[1]), int(used[2] or 0), stored, loaded)

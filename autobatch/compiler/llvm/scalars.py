@@ -95,7 +95,7 @@ class Scalar:
         """Return a number of the type of this one: another number, which must have it, or a constant."""
         if not isinstance(other, Scalar):
             return self.code.number(self.type, other)
-        assert other.type == self.type, f"a {other.type} meets a {self.type}"
+        assert other.type == self.type, f"operands must have one type, got {self.type} and {other.type}"
         return other
 
     def to(self, type: str) -> Scalar:

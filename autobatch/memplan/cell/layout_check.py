@@ -124,5 +124,6 @@ def _check_copies(layout: CellLayout) -> None:
 
 def _broken(layout: CellLayout, claim: str) -> PlanError:
     return PlanError(
-        f"checking the layout of cell {layout.memory.program.name!r}: {claim}; this is a defect of the memory planner."
+        f"checking the layout of cell {layout.memory.program.name!r}: {claim}; this is a bug in autobatch; please "
+        f"report it."
     )

@@ -59,4 +59,4 @@ def _check_q(node: QNode, children: list[Node]) -> None:
 
 
 def _fail(what: str) -> None:
-    raise PlanError(f"checking a PQ-tree: {what}; this is a defect of PQTree, please report it.")
+    raise PlanError(f"checking a PQ-tree: {what}; this is a bug in autobatch; please report it.")

@@ -27,7 +27,10 @@ class Pairs:
         self._above: dict[Hashable, Decision] = {}
 
     def fix(self, ways: Ways, order: Sequence[Leaf]) -> bool:
-        """Require this order of the items; return False if it contradicts. Cost: O(items * depth of the tree)."""
+        """Require this order of the items; return False if it contradicts an earlier one.
+
+        Cost: O(items * depth of the tree).
+        """
         return all(self._tie((GIVEN, False), _decision(ways, *pair)) for pair in pairwise(order))
 
     def align(self, lists: Sequence[tuple[Ways, Sequence[Leaf]]]) -> bool:
