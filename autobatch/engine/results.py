@@ -383,5 +383,5 @@ def check_finite(losses: Array, first: int = 0) -> None:
         raise NumericError(
             f"the loss of {wrong.size} of {losses.size} instances is not finite (instance {first + wrong[0]}: "
             f"{losses[wrong[0]]}); their gradients are not used. Lower the learning rate, clip gradients, or call the "
-            f"function directly on that instance to find the origin of the number."
+            f"function directly on that instance to find where the value arises."
         )

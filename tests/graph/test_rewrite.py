@@ -297,7 +297,7 @@ def test_a_name_is_no_list_of_names() -> None:
 
 def test_the_report_reads_as_a_sentence() -> None:
     assert str(Rewrites(3, 7, 1, 2, 5, 760, 6772, 6000)) == (
-        "3 edges forwarded; 7 nodes without use dropped; 5 sums dissolved into 2; 1 sums made variadic; "
+        "3 edges forwarded; 7 unused nodes dropped; 5 sums dissolved into 2; 1 sums made variadic; "
         "760 sums folded into 6772 edges; 6000 nodes shared"
     )
 

@@ -67,7 +67,7 @@ class Rewrites:
     def __str__(self) -> str:
         done = {
             f"{self.forwarded} edges forwarded": self.forwarded,
-            f"{self.dropped} nodes without use dropped": self.dropped,
+            f"{self.dropped} unused nodes dropped": self.dropped,
             f"{self.dissolved} sums dissolved into {self.sums}": self.dissolved,
             f"{self.widened} sums made variadic": self.widened,
             f"{self.folded} sums folded into {self.folded_edges} edges": self.folded,
