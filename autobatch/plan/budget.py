@@ -23,7 +23,9 @@ from autobatch.graph.graph import Graph
 from autobatch.graph.rewrite.passes import Rewrites
 from autobatch.plan.plan import Plan
 
-HEADROOM = 1.05  # runs of equal nodes differ in bytes; of 1, 1.05, 1.1 and 1.2, this gave the fewest parts in total
+HEADROOM = (
+    1.05  # runs with equally many nodes differ in bytes; of 1, 1.05, 1.1 and 1.2, this gave the fewest parts in total
+)
 
 
 class Figures(NamedTuple):

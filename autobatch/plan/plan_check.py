@@ -65,8 +65,15 @@ def check_made(made: object, graph: Graph, schedule: Schedule, cells: PlannedTyp
         raise PlanError(
             f"{doing}: place() must return an autobatch.plan.plan.Plan, got {made!r} ({type(made).__name__})."
         )
-    if made.graph is not graph or made.schedule is not schedule or made.tables is not cells.tables:
-        raise PlanError(f"{doing}: the plan must be of the graph, schedule and types that place() gets.")
+    is_other = {
+        "graph": made.graph is not graph,
+        "schedule": made.schedule is not schedule,
+        "table of types": made.tables is not cells.tables,
+    }
+    for which in filter(is_other.get, is_other):
+        raise PlanError(
+            f"{doing}: the plan must refer to the graph, schedule and types given to place(), got another {which}."
+        )
     try:
         check_plan(made, cells)
     except (LookupError, ValueError, TypeError, AttributeError) as error:
