@@ -313,5 +313,5 @@ class Symbol(Operators):
 
     def __format__(self, spec: str) -> str:
         if spec:
-            raise self._refuse(f"a text in the format {spec!r}")
+            raise self._refuse(f"a string in the format {spec!r}")
         return str(self)

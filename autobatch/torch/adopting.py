@@ -80,7 +80,7 @@ def _array_of(tensor: torch.Tensor) -> Any:
 
 
 def _converted(tensor: torch.Tensor) -> Any:
-    """Return the value that represents a tensor of another dtype than the module's."""
+    """Return the value that represents a tensor of a different dtype from the module's."""
     dtype, model = tensor.dtype, CURRENT.dtype
     is_float = dtype.is_floating_point or dtype.is_complex
     if is_float and dtype not in WITHIN[model]:

@@ -197,7 +197,7 @@ def slots_of_tangents(own: SlotTable, along: SlotTable, gradients: Mapping[int, 
         gradients: the gradients of outputs, whose slots are mapped.
 
     Raises:
-        GraphError: a slot has results of another dtype than the module's.
+        GraphError: a slot has results of a different dtype from the module's.
     """
     rows, numbers = own.rows(), _numbers(along)
     found = {}

@@ -126,8 +126,8 @@ def _apply_special(function: Any, name: str, args: tuple[Any, ...], kwargs: dict
         refuse_backward()
     if function in REGISTER_HOOK:
         raise GraphError(
-            f"{named(name)} is called on a recorded value, whose gradient is only computed with its mini-batch; call "
-            f"it in a cell, on a tensor that the cell computes."
+            f"{named(name)} is called on a recorded value, whose gradient is computed only when its mini-batch runs; "
+            f"call it in a cell, on a tensor that the cell computes."
         )
     if function is REQUIRES:
         return args[0]

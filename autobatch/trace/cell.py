@@ -74,7 +74,7 @@ class Cell(CellBase):
         self.name = function.__name__
         if inspect.iscoroutinefunction(function):
             raise GraphError(
-                f"cell {self.name!r} must not be an async function, because cells cannot wait; write it with "
+                f"cell {self.name!r} must not be an async function, because a cell cannot await; write it with "
                 f"def, and await in the function that calls it."
             )
         self.static, self.ragged = static, ragged

@@ -328,7 +328,7 @@ class Recorder:
         if self.n_states and any(graph.state != self.n_states for graph in graphs):
             raise GraphError(
                 f"running recorded graphs: {self.module._kind.__name__} must have the same submodules "  # type: ignore[union-attr]
-                f"outside cells as when they were recorded, got others; record the instances anew."
+                f"outside cells as when they were recorded, got others; record the instances again."
             )
 
     def graphs_of(self, minibatch: MiniBatch) -> list[Graph]:
@@ -473,7 +473,7 @@ def refuse_inside() -> None:
         is_eager = isinstance(STAGE.current, EagerTape)
         raise GraphError(
             "a batched function must not be called inside a differentiated function; for gradients call its "
-            "value_and_grad, and for those of each instance ab.batched(ab.grad(function))."
+            "value_and_grad, and for per-instance gradients call ab.batched(ab.grad(function))."
             if is_eager
             else "a batched function must not be called inside a recorded or traced function; call its cells instead."
         )

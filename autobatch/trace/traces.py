@@ -524,7 +524,7 @@ def _reason(family: Family, before: Trace | None, error: Exception | None) -> st
 
 def _outcome(error: Exception | None) -> str:
     has_other = error is None or isinstance(error, NeedsLength)
-    return "has another signature now" if has_other else f"cannot be traced any more: {error}"
+    return "now has a different signature" if has_other else f"can no longer be traced: {error}"
 
 
 def _roots(entry: Entry, keys: Mapping[str, Key]) -> list[tuple[str, Any]]:

@@ -223,7 +223,7 @@ def test_recorded_graphs_follow_or_are_refused(name: str, runs: str) -> None:
     graphs = net.batch.record_all(rows_of(net))
     assert_as_torch(net, net.batch, graphs)
     (FOLLOWED | REFUSED)[name](net)
-    refusing = pytest.raises(AutobatchError, match=r"recorded graphs: .*; record the instances anew\.$")
+    refusing = pytest.raises(AutobatchError, match=r"recorded graphs: .*; record the instances again\.$")
     expected: AbstractContextManager[Any] = refusing if name in REFUSED else nullcontext()
     with expected:
         assert_as_torch(net, net.batch, graphs)

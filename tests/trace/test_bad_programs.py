@@ -27,7 +27,7 @@ READING: dict[str, tuple[Callable[[Any], Any], str]] = {
     "array of": (lambda v: np.array([v, v]), "a NumPy array needs the number"),
     "index": (lambda v: [1, 2][v], "an index needs the number"),
     "range": (lambda v: list(range(v)), "an index needs the number"),
-    "format": (lambda v: f"{v:.2f}", "a text in the format '.2f' needs the number"),
+    "format": (lambda v: f"{v:.2f}", "a string in the format '.2f' needs the number"),
 }
 
 

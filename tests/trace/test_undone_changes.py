@@ -251,5 +251,5 @@ def test_parts_whose_cells_were_called_may_be_replaced(seed: int) -> None:
         if change == "a parameter":
             np.testing.assert_allclose(run(graphs), [whole(x)], rtol=1e-6)
         elif change == "another" and before is not whole.second:
-            with pytest.raises(ab.GraphError, match="has been replaced; record the instances anew"):
+            with pytest.raises(ab.GraphError, match="has been replaced; record the instances again"):
                 run(graphs)
