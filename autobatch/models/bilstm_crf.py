@@ -17,7 +17,7 @@ from autobatch.models.crf import CRF
 from autobatch.models.data.dataset import SENTENCES, load_sentences
 from autobatch.models.data.sentence import Sentence
 from autobatch.models.data.vocabulary import Vocabulary
-from autobatch.models.metric import count_tagged, tell_tags
+from autobatch.models.metric import count_tagged, describe_tags
 from autobatch.models.spec import Counts, ModelSpec
 
 
@@ -52,6 +52,6 @@ SPEC = ModelSpec(
     load=load_sentences,
     load_inputs=load_sentences.inputs,
     count_correct=count_correct,
-    predict=tell_tags,
+    predict=describe_tags,
     predictor="tags",
 )

@@ -29,7 +29,7 @@ class DoublyRecurrent(NodeStates):
 
     Args:
         n_words, n_labels, dim, rng: as for `NodeStates`; labels are 0 to C - 1.
-        max_steps: largest number of steps, down or aside, from the root to a grown node; bounds trees to 2^max_steps
+        max_steps: largest number of steps, down or sideways, from the root to a grown node; bounds trees to 2^max_steps
             nodes.
     """
 

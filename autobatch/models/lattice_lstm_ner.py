@@ -21,7 +21,7 @@ from autobatch.models.data.dataset import LATTICES, Dataset, load_lattices
 from autobatch.models.data.lattice import NAMES, Lattice
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.lattice_reader import LatticeReader
-from autobatch.models.metric import count_tagged, tell_tags
+from autobatch.models.metric import count_tagged, describe_tags
 from autobatch.models.spec import Counts, ModelSpec
 
 
@@ -118,6 +118,6 @@ SPEC = ModelSpec(
     load_inputs=load_character_lattices.inputs,
     say_missing=say_missing_names,
     count_correct=count_correct,
-    predict=tell_tags,
+    predict=describe_tags,
     predictor="tags",
 )

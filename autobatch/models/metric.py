@@ -52,48 +52,50 @@ def find_entities(tags: Sequence[str]) -> list[Entity]:
     return entities
 
 
-def count_entities(found: Sequence[Sequence[str]], meant: Sequence[Sequence[str]]) -> tuple[int, int]:
+def count_entities(predicted: Sequence[Sequence[str]], expected: Sequence[Sequence[str]]) -> tuple[int, int]:
     """Count entities so that the ratio of the two counts is F1, also after summing the counts of many sentences.
 
     Args:
-        found: predicted tags, per sentence.
-        meant: right tags, per sentence.
+        predicted: predicted tags, per sentence.
+        expected: correct tags, per sentence.
 
     Returns:
-        Twice the number of correct entities, and the number of predicted plus right entities.
+        Twice the number of correct entities, and the number of predicted plus expected entities.
     """
-    return count_common(list(map(find_entities, found)), list(map(find_entities, meant)))
+    return count_common(list(map(find_entities, predicted)), list(map(find_entities, expected)))
 
 
-def count_common(found: Sequence[Iterable[Any]], meant: Sequence[Iterable[Any]]) -> tuple[int, int]:
+def count_common(predicted: Sequence[Iterable[Any]], expected: Sequence[Iterable[Any]]) -> tuple[int, int]:
     """Count for the F1 of collections: twice the common elements, and the elements of both.
 
     >>> count_common([[1, 2, 2], [3]], [[2, 2], [4]])
     (4, 7)
     """
-    pairs = [(Counter(a), Counter(b)) for a, b in zip(found, meant, strict=True)]
+    pairs = [(Counter(a), Counter(b)) for a, b in zip(predicted, expected, strict=True)]
     return 2 * sum((a & b).total() for a, b in pairs), sum(a.total() + b.total() for a, b in pairs)
 
 
-def count_tags(found: Sequence[Sequence[int]], meant: Sequence[Sequence[int]]) -> tuple[int, int]:
+def count_tags(predicted: Sequence[Sequence[int]], expected: Sequence[Sequence[int]]) -> tuple[int, int]:
     """Count correct tags and all tags; a tag outside the vocabulary is never correct."""
-    pairs = [pair for tags, right in zip(found, meant, strict=True) for pair in zip(tags, right, strict=True)]
-    return sum(tag == right != UNKNOWN for tag, right in pairs), len(pairs)
+    pairs = [
+        pair for tags, correct in zip(predicted, expected, strict=True) for pair in zip(tags, correct, strict=True)
+    ]
+    return sum(tag == correct != UNKNOWN for tag, correct in pairs), len(pairs)
 
 
-def count_squares(found: Any, meant: Any) -> tuple[float, ...]:
-    """Sum the statistics for `explained_variance`: count, sum and squares of the right numbers, and squared errors.
+def count_squares(predicted: Any, expected: Any) -> tuple[float, ...]:
+    """Sum the statistics for `explained_variance`: count, sum and squares of the correct numbers, and squared errors.
 
     Args:
-        found: predicted numbers (N,).
-        meant: right numbers (N,).
+        predicted: predicted numbers (N,).
+        expected: correct numbers (N,).
 
     >>> count_squares([1.0, 2.5], [1.0, 2.0])
     (2, 3.0, 5.0, 0.25)
     """
-    right = np.asarray(meant, np.float64)
-    errors = np.asarray(found, np.float64) - right
-    return len(right), float(right.sum()), float(right @ right), float(errors @ errors)
+    correct = np.asarray(expected, np.float64)
+    errors = np.asarray(predicted, np.float64) - correct
+    return len(correct), float(correct.sum()), float(correct @ correct), float(errors @ errors)
 
 
 def explained_variance(n: float, total: float, squares: float, errors: float) -> float:
@@ -109,7 +111,7 @@ def explained_variance(n: float, total: float, squares: float, errors: float) ->
     return 1 - errors / variance if variance > 0 else float(errors == 0)
 
 
-def count_errors(found: Any, meant: Any) -> tuple[tuple[float, int], tuple[float, int]]:
+def count_errors(predicted: Any, expected: Any) -> tuple[tuple[float, int], tuple[float, int]]:
     """Sum the squared and the absolute errors of predicted numbers (N,); return each sum with N.
 
     The root of the first ratio is the RMSE, see `root_of_mean`, and the second ratio is the MAE.
@@ -117,7 +119,7 @@ def count_errors(found: Any, meant: Any) -> tuple[tuple[float, int], tuple[float
     >>> count_errors([1.0, 2.5], [1.0, 2.0])
     ((0.25, 2), (0.5, 2))
     """
-    errors = np.asarray(found, np.float64) - np.asarray(meant, np.float64)
+    errors = np.asarray(predicted, np.float64) - np.asarray(expected, np.float64)
     return (float(errors @ errors), len(errors)), (float(np.abs(errors).sum()), len(errors))
 
 
@@ -149,35 +151,35 @@ def name_tags(tags: Sequence[Sequence[int]], names: Vocabulary) -> list[list[str
 
 
 def count_tagged(
-    found: Sequence[Sequence[int]], meant: Sequence[Sequence[int]], names: Vocabulary
+    predicted: Sequence[Sequence[int]], expected: Sequence[Sequence[int]], names: Vocabulary
 ) -> dict[str, tuple[int, int]]:
     """Count correct tags and all tags, and entities as in `count_entities`.
 
     Entities are left out if no tag marks one, as with parts of speech.
 
     Args:
-        found: predicted tags, per sentence.
-        meant: right tags, per sentence.
+        predicted: predicted tags, per sentence.
+        expected: correct tags, per sentence.
         names: names of the tags, such as I-LOC.
     """
-    counts = {"tag_accuracy": count_tags(found, meant)}
+    counts = {"tag_accuracy": count_tags(predicted, expected)}
     if any(find_entities([name]) for name in names.words):
-        counts["entity_f1"] = count_entities(name_tags(found, names), name_tags(meant, names))
+        counts["entity_f1"] = count_entities(name_tags(predicted, names), name_tags(expected, names))
     return counts
 
 
-def tell_tags(
-    found: Sequence[Sequence[int]], instances: Sequence[Any], vocabularies: Mapping[str, Vocabulary]
+def describe_tags(
+    predicted: Sequence[Sequence[int]], instances: Sequence[Any], vocabularies: Mapping[str, Vocabulary]
 ) -> list[dict[str, Any]]:
     """Name the predicted tags, {"tags": [...]} for each instance; a `ModelSpec.predict`."""
-    return [{"tags": tags} for tags in name_tags(found, vocabularies["tags"])]
+    return [{"tags": tags} for tags in name_tags(predicted, vocabularies["tags"])]
 
 
 def predict_tags(
     outputs: Sequence[Sequence[Any]], instances: Sequence[Any], vocabularies: Mapping[str, Vocabulary]
 ) -> list[dict[str, Any]]:
     """Name the best tag at every position, by its logits; a `ModelSpec.predict`."""
-    return tell_tags(pick_best(outputs, vocabularies["tags"]), instances, vocabularies)
+    return describe_tags(pick_best(outputs, vocabularies["tags"]), instances, vocabularies)
 
 
 def count_classes(
@@ -262,19 +264,19 @@ def perplexity(log_probability: float, n_words: float) -> float:
         return math.inf
 
 
-def count_ngrams(found: Sequence[str], meant: Sequence[str]) -> tuple[int, ...]:
+def count_ngrams(predicted: Sequence[str], expected: Sequence[str]) -> tuple[int, ...]:
     """Count the statistics for BLEU: for n from 1 to 4 the correct n-grams, then all, then the words of either side.
 
     Args:
-        found: one or more translations, with words separated by spaces.
-        meant: their references.
+        predicted: one or more translations, with words separated by spaces.
+        expected: their references.
 
     >>> count_ngrams(["a b c d e"], ["a b c d f"])
     (4, 3, 2, 1, 5, 4, 3, 2, 5, 5)
     """
     from sacrebleu.metrics.bleu import BLEU
 
-    score = BLEU(tokenize="none", force=True).corpus_score(found, [meant])
+    score = BLEU(tokenize="none", force=True).corpus_score(predicted, [expected])
     return (*score.counts, *score.totals, score.sys_len, score.ref_len)
 
 
@@ -282,6 +284,6 @@ def bleu(*counts: int) -> float:
     """Compute BLEU, 0 to 1, from sums of `count_ngrams`."""
     from sacrebleu.metrics.bleu import BLEU
 
-    n_found, n_meant = counts[8:]
-    score = BLEU.compute_bleu(list(counts[:4]), list(counts[4:8]), n_found, n_meant, smooth_method="exp")
+    n_predicted, n_expected = counts[8:]
+    score = BLEU.compute_bleu(list(counts[:4]), list(counts[4:8]), n_predicted, n_expected, smooth_method="exp")
     return float(score.score) / 100
