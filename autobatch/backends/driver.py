@@ -237,7 +237,7 @@ class PlanRun(ABC, Generic[M]):
         else:
             with self.memory.on_device(targets.arrays, self.options) as gradients:
                 self._differentiate(seeds, gradients, activity, reader)
-        if targets.apart:
+        if targets.scattered:
             self.copied_bytes += targets.finish()
 
     def _differentiate(

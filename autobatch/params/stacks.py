@@ -320,7 +320,8 @@ class Targets:
 
     Attributes:
         arrays: by `id` of the parameter or stack.
-        apart: stacks whose parts' gradients are not adjacent, with temporary arrays for their gradients; see `finish`.
+        scattered: stacks whose parts' gradients are not adjacent, with temporary arrays for their gradients; see
+            `finish`.
 
     Args:
         gradients: by `id` of each trainable parameter.
@@ -329,7 +330,7 @@ class Targets:
 
     def __init__(self, gradients: Mapping[int, Gradient], stacks: Sequence[Stack]) -> None:
         self.arrays: dict[int, Gradient] = dict(gradients)
-        self.apart: list[tuple[Stack, FloatArray]] = []
+        self.scattered: list[tuple[Stack, FloatArray]] = []
         self._gradients = dict(gradients)
         self._stacks = stacks
         for stack in dict.fromkeys(stack for stack in stacks if stack.trainable):
@@ -340,7 +341,7 @@ class Targets:
             together = find_whole(parts, stack.rectangles, stack.store)
             if together is None:
                 together = stack.store.xp.zeros(stack.shape, stack.dtype)
-                self.apart.append((stack, together))
+                self.scattered.append((stack, together))
             self.arrays[id(stack)] = together.reshape(stack.shape)
 
     def restart(self, gradients: Mapping[int, Gradient], stacks: Sequence[Stack]) -> bool:
@@ -355,18 +356,18 @@ class Targets:
             return False
         if not all(map(is_, gradients.values(), known.values())):
             return False
-        for _, together in self.apart:
+        for _, together in self.scattered:
             together.fill(0)
         return True
 
     def finish(self) -> int:
         """Add the temporary arrays to the gradients of the parts, once per run; return the bytes moved."""
-        for stack, together in self.apart:
+        for stack, together in self.scattered:
             for part, piece in pieces_of(stack, together):
                 array = self._gradients[id(part)]
                 assert not isinstance(array, Rows)
                 array += piece
-        return sum(together.nbytes for _, together in self.apart)
+        return sum(together.nbytes for _, together in self.scattered)
 
 
 def _parts(rows: Sequence[Row]) -> tuple[Row, tuple[Rectangle, ...]]:

@@ -130,13 +130,15 @@ class InstanceWeights:
         """Return the sum of the squared norms of all gradients, per instance and on the host: float64 (B,)."""
         total = self._xp.zeros(self._interpreter.plan.graph.n_instances, np.float64)
         for read in reads:
-            add = self._of_products if read.is_product else self._of_table if read.is_table else self._of_wholes
+            add = self._add_squares_of_table if read.is_table else self._add_squares_of_arrays
+            if read.is_product:
+                add = self._add_squares_of_products
             for first, end in cut(read.need_of_norm(self.counts)):
                 add(read, total[first:end], first)
         found: NDArray[np.float64] = self._interpreter.store.get(total)
         return found
 
-    def _of_products(self, read: Read, total: Array, first: int) -> None:
+    def _add_squares_of_products(self, read: Read, total: Array, first: int) -> None:
         for group in groups_of([self._rows_of(source) for source in read.sources], first, first + len(total)):
             pairs = zip(read.sources, group.taken, strict=True)
             several = zip(*(self._factors(source, taken) for source, taken in pairs), strict=True)
@@ -149,7 +151,7 @@ class InstanceWeights:
                 one *= one
             total[group.where(self._put)] += _sums(one)
 
-    def _of_table(self, read: Read, total: Array, first: int) -> None:
+    def _add_squares_of_table(self, read: Read, total: Array, first: int) -> None:
         n, (n_ids, *width) = len(total), read.parameter.shape
         rows = Rows.zeros((n * n_ids, *width), self._dtype, self._interpreter.store)
         for source in read.sources:
@@ -157,7 +159,7 @@ class InstanceWeights:
         of_row = self._interpreter.store.get(_sums(rows.values * rows.values))
         total += self._put(np.bincount(rows.ids // n_ids, of_row, n))
 
-    def _of_wholes(self, read: Read, total: Array, first: int) -> None:
+    def _add_squares_of_arrays(self, read: Read, total: Array, first: int) -> None:
         whole = self._xp.zeros((len(total), *read.parameter.shape), self._dtype)
         for number, source in enumerate(read.sources):
             self.add(source, whole, first, is_zero=number == 0)
