@@ -25,7 +25,7 @@ LINE_WIDTH = 110
 ADVICE = "give a file that policy.save wrote"
 
 
-class Kept(Protocol):
+class Savable(Protocol):
     """A policy that can be saved."""
 
     rule: ClassVar[str]
@@ -41,10 +41,10 @@ class Kept(Protocol):
         """Return the learned content as JSON values; None if nothing was learned."""
 
 
-P = TypeVar("P", bound=Kept)
+P = TypeVar("P", bound=Savable)
 
 
-def save_policy(policy: Kept, path: str | os.PathLike[str]) -> None:
+def save_policy(policy: Savable, path: str | os.PathLike[str]) -> None:
     """Write a policy to a file, replacing an existing file only after everything is written.
 
     Raises:
@@ -59,7 +59,7 @@ def save_policy(policy: Kept, path: str | os.PathLike[str]) -> None:
         raise PolicyError(f"{doing}: {reason}; give a file in an existing, writable folder with free space.") from error
 
 
-def to_text(policy: Kept, doing: str) -> str:
+def to_text(policy: Savable, doing: str) -> str:
     """Return the text of a policy file; `doing` begins error messages.
 
     Raises:
@@ -67,7 +67,9 @@ def to_text(policy: Kept, doing: str) -> str:
     """
     learned = policy.describe()
     if learned is None:
-        raise PolicyError(f"{doing}: {policy.name!r} has learned nothing to save; make it by its name instead.")
+        raise PolicyError(
+            f"{doing}: {policy.name!r} has learned nothing to save; create it by name with ab.policies.get instead."
+        )
     names = [known["name"] for known in learned.get("types", ())]
     if len(set(names)) < len(names):
         raise PolicyError(f"{doing}: its types must have different names, got {', '.join(names)}; rename one.")
@@ -99,7 +101,7 @@ def load_policy(path: str | os.PathLike[str], kinds: Mapping[str, Callable[..., 
 
 
 def from_text(text: str, kinds: Mapping[str, Callable[..., P]], doing: str) -> P:
-    """Rebuild a policy from a text that `to_text` wrote; `doing` begins error messages.
+    """Rebuild a policy from the text that `to_text` wrote; `doing` begins error messages.
 
     Args:
         kinds: by rule, a function that rebuilds a policy from its content, direction and compact.

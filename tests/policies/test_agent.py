@@ -78,7 +78,7 @@ def test_an_agent_is_described_and_saved(tmp_path: Path) -> None:
     policy = rl.Agent(agent, "mine")
     assert policy.describe() == {"policy": "mine", "agent": "First", "n_types": 3}
     assert "First" in repr(policy)
-    with pytest.raises(ab.PolicyError, match="First must have a method save"):
+    with pytest.raises(ab.PolicyError, match="First must have a save\\(path\\) method"):
         policy.save(tmp_path / "agent.zip")
 
 

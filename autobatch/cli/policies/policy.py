@@ -113,7 +113,7 @@ def diff(one: Path, other: Path) -> None:
     if isinstance(first, Score) and isinstance(second, Score):
         click.echo("\n".join(_diff_weights(first, second)))
         return
-    if not isinstance(first, Fsm) or not isinstance(second, Fsm) or _list_sights(first) != _list_sights(second):
+    if not isinstance(first, Fsm) or not isinstance(second, Fsm) or _list_encodings(first) != _list_encodings(second):
         raise PolicyError(
             f"cannot compare {str(one)!r} with {str(other)!r}: {_kind(first)} and {_kind(second)} have different "
             f"states; give policies with the same encoding of states."
@@ -126,7 +126,7 @@ def diff(one: Path, other: Path) -> None:
                 click.echo("\n".join(_diff_choices(way, a.choices(way), b.choices(way))))
 
 
-def _list_sights(shown: Fsm) -> list[tuple[str, bool]]:
+def _list_encodings(shown: Fsm) -> list[tuple[str, bool]]:
     return [(machine.encoding, machine.critical) for machine, _ in shown.machines]
 
 

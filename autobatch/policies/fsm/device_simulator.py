@@ -69,7 +69,7 @@ class Runs(NamedTuple):
 
 
 class Episodes(NamedTuple):
-    """The exploration of runs. In unknown states the type of the lowest id runs, instead of the choice of the rule.
+    """The exploration of runs. In unknown states the type with the lowest id runs, instead of the choice of the rule.
 
     Attributes:
         seed: the seed of the random numbers, an int of 63 bits.
@@ -133,7 +133,7 @@ class DeviceSimulator:
         self._kernel = device.load(SOURCE.read_text(encoding="utf-8"), [KERNEL], ABOUT)[KERNEL]
 
     def run(self, machines: Sequence[Ranked], steps: bool = False) -> Played:
-        """Schedule every dag by every machine; run m * G + g is that of machine m and dag g.
+        """Schedule every dag with every machine; run m * G + g is that of machine m and dag g.
 
         Args:
             machines: at least one, of the T types.

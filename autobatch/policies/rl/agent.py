@@ -50,14 +50,16 @@ class Agent:
         return {"policy": self.name, "agent": type(self._agent).__name__, "n_types": self._n_types}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Save the agent by its own `save`; `Agent(MaskablePPO.load(path))` restores the policy.
+        """Save the agent with its own `save`; `Agent(MaskablePPO.load(path))` restores the policy.
 
         Raises:
             PolicyError: the agent has no method `save`.
         """
         save = getattr(self._agent, "save", None)
         if save is None:
-            raise PolicyError(f"saving policy {self.name!r}: {type(self._agent).__name__} must have a method save.")
+            raise PolicyError(
+                f"saving policy {self.name!r}: {type(self._agent).__name__} must have a save(path) method."
+            )
         save(path)
 
     def __repr__(self) -> str:

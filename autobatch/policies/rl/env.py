@@ -113,7 +113,7 @@ class Batching(gymnasium.Env[Observation, Any]):
         """Start an episode on a graph drawn at random.
 
         Args:
-            seed: of the draws from now on.
+            seed: seed of the draws from now on.
             options: ignored; Gymnasium asks for this argument.
 
         Returns:
