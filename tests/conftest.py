@@ -70,9 +70,9 @@ def _interpreted() -> Iterator[None]:
 def _patient() -> Iterator[None]:
     """Print no lines because of slow work, whatever the machine; tests of such lines set the times."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("SECONDS_BETWEEN_LINES", "SECONDS_UNTOLD"):
+        for name in ("SECONDS_BETWEEN_LINES", "SECONDS_BEFORE_REPORT"):
             patch.setattr(f"autobatch.cli.progress.{name}", math.inf)
-        patch.setattr("autobatch.system.background.SECONDS_UNTOLD", threading.TIMEOUT_MAX)
+        patch.setattr("autobatch.system.background.SECONDS_BEFORE_REPORT", threading.TIMEOUT_MAX)
         yield
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from autobatch.system.background import untold
+from autobatch.system.background import unreported
 from autobatch.system.cache import cache_folder
 from autobatch.system.compiling import Compilation, watch_compilation
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.status import Status
 
 SECONDS_BETWEEN_LINES = 10.0
-SECONDS_UNTOLD = 2.0  # of compiling, before a plain line reports it
+SECONDS_BEFORE_REPORT = 2.0  # of compiling, before a plain line reports it
 TEXT_WIDTH = 76  # terminal columns of the text beside the bar
 NARROWEST_BAR, WIDEST_BAR = 4, 40
 
@@ -83,7 +83,7 @@ def _in_view(progress: Progress) -> Iterator[Progress]:
 def show_compilation() -> Iterator[None]:
     """Show compilations while the block runs."""
     display = _Compilations()
-    with untold(), watch_compilation(display.begun, display.done):
+    with unreported(), watch_compilation(display.begun, display.done):
         yield
 
 
@@ -93,15 +93,15 @@ class _Compilations:
     def __init__(self) -> None:
         self._console: Console | None = None
         self._status: Status | None = None
-        self._untold = SECONDS_UNTOLD
+        self._next_report = SECONDS_BEFORE_REPORT
         self._seconds = 0.0
 
     def begun(self, compilation: Compilation) -> None:
         """Show a compilation that begins."""
         what = f"compiling {compilation.what}"
         if not sys.stdout.isatty():
-            if self._seconds >= self._untold:
-                self._untold = self._seconds + SECONDS_BETWEEN_LINES
+            if self._seconds >= self._next_report:
+                self._next_report = self._seconds + SECONDS_BETWEEN_LINES
                 note = "" if cache_folder() is None else " (cached for later runs)"
                 click.echo(f"  {what}{note}")
         elif _shown:
@@ -134,7 +134,7 @@ class _Lines(Progress):
     def advance(self, what: str, figures: str) -> None:
         self._n_done += 1
         if time.monotonic() > self._next_line:
-            self.say(f"  {what}, {self._n_done / self._n_steps:.0%} of all: {figures}")
+            self.say(f"  {what}, {self._n_done / self._n_steps:.0%} done: {figures}")
 
     def note(self, what: str) -> None:
         if time.monotonic() > self._next_line:

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 VARIABLE = "AUTOBATCH_COMPILE_WAIT"
 PATIENCE_S = 0.3
-SECONDS_UNTOLD = 2.0  # of compiling, before a line on standard error reports it
+SECONDS_BEFORE_REPORT = 2.0  # of compiling, before a line on standard error reports it
 
 
 class Job(Generic[T]):
@@ -98,7 +98,7 @@ class _Worker:
                 self._thread.start()
             if self._notice is None:
                 self.n_done = 0
-                self._notice = threading.Timer(SECONDS_UNTOLD, self._tell)
+                self._notice = threading.Timer(SECONDS_BEFORE_REPORT, self._tell)
                 self._notice.daemon = True
                 self._notice.start()
             self._jobs.put(job)
@@ -214,7 +214,7 @@ def waiting_for_code() -> Iterator[None]:
 
 
 @contextmanager
-def untold() -> Iterator[None]:
+def unreported() -> Iterator[None]:
     """Suppress the line on standard error in the block, which shows compilations itself."""
     _quiet.append(None)
     try:

@@ -115,8 +115,8 @@ def keep_entry(kind: str, signature: str, content: Mapping[str, Any]) -> Path | 
         write_whole(path, json.dumps({**content, CHECKSUM: _checksum(content)}, indent=1).encode(), PUBLIC[1])
     except OSError as error:
         warnings.warn(
-            f"cannot cache {kind} in {str(path.parent)!r} ({error}); continuing without. Set {VARIABLE} to a writable "
-            f"folder, or to off.",
+            f"cannot cache {kind} in {str(path.parent)!r} ({error}); continuing without the cache. Set {VARIABLE} to "
+            f"a writable folder, or to off.",
             stacklevel=2,
         )
         return None
@@ -157,7 +157,8 @@ def keep_code(kind: str, signature: str, code: bytes) -> None:
         _shrink(path.parent)
     except OSError as error:
         warnings.warn(
-            f"cannot cache compiled code in {str(path.parent)!r} ({error.strerror or error}); continuing without.",
+            f"cannot cache compiled code in {str(path.parent)!r} ({error.strerror or error}); continuing "
+            f"without the cache.",
             stacklevel=2,
         )
 

@@ -527,7 +527,7 @@ def test_progress_elsewhere_is_a_line_now_and_then(
     with show_progress(4) as progress:
         for step in range(3):
             progress.advance("epoch 1 of 1", f"loss {step}")
-    assert capsys.readouterr().out == "  epoch 1 of 1, 50% of all: loss 1\n"
+    assert capsys.readouterr().out == "  epoch 1 of 1, 50% done: loss 1\n"
 
 
 def test_tables_line_up() -> None:

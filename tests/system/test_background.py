@@ -22,7 +22,7 @@ from autobatch.system.background import (
     n_waiting,
     patience,
     submit,
-    untold,
+    unreported,
     wait_for_all,
     waiting_for_code,
 )
@@ -96,10 +96,10 @@ def test_a_line_tells_of_long_compiling(
     is_quiet: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wait_for_all()
-    monkeypatch.setattr(background, "SECONDS_UNTOLD", 0.05)
+    monkeypatch.setattr(background, "SECONDS_BEFORE_REPORT", 0.05)
     monkeypatch.setenv(VARIABLE, "0.3")
     gate = threading.Event()
-    with untold() if is_quiet else watch_compilation(print):
+    with unreported() if is_quiet else watch_compilation(print):
         jobs = [asked(lambda: gate.wait(0.5)), asked(lambda: None)]
         jobs[-1].wait(inf)
     line = (

@@ -99,7 +99,9 @@ def test_a_damaged_entry_is_told_and_replaced(folder: Path, content: bytes) -> N
 def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path / "file"))
-    with pytest.warns(UserWarning, match=r"cannot cache tuning in .*; continuing without\. Set AUTOBATCH_CACHE"):
+    with pytest.warns(
+        UserWarning, match=r"cannot cache tuning in .*; continuing without the cache\. Set AUTOBATCH_CACHE"
+    ):
         assert keep() is None
     assert find_entry("tuning", SIGNATURE, load) is None
     monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path / "cache"))
