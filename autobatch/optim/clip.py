@@ -41,7 +41,7 @@ def clip_by_norm(grads: Mapping[str, Gradient], max_norm: float) -> float | Late
 
     Raises:
         NumericError: a gradient holds NaN or infinity; the message names it and nothing has changed.
-        DataError: `max_norm` is not above 0, a gradient is not a writeable array of floats, or devices differ.
+        DataError: `max_norm` is not above 0, a gradient is not a writable array of floats, or devices differ.
 
     >>> import numpy as np
     >>> import autobatch as ab
@@ -73,7 +73,7 @@ def clip_by_value(grads: Mapping[str, Gradient], limit: float) -> None:
 
     Raises:
         NumericError: a gradient on the host holds NaN or infinity; the message names it and nothing has changed.
-        DataError: `limit` is not above 0, a gradient is not a writeable array of floats, or devices differ.
+        DataError: `limit` is not above 0, a gradient is not a writable array of floats, or devices differ.
 
     >>> import numpy as np
     >>> import autobatch as ab
@@ -141,7 +141,7 @@ def _find_store(grads: Mapping[str, Gradient]) -> Store:
 
 
 def _numbers(name: str, grad: Any, store: Store) -> FloatArray:
-    """Return the writeable numbers of a gradient; raise a DataError if it is not an array of floats."""
+    """Return the writable numbers of a gradient; raise a DataError if it is not an array of floats."""
     array: Any = grad.values if isinstance(grad, Rows) else grad
     if store is HOST:
         is_usable = isinstance(array, np.ndarray) and array.dtype.kind == "f" and array.flags.writeable
@@ -150,7 +150,7 @@ def _numbers(name: str, grad: Any, store: Store) -> FloatArray:
         is_usable = array.dtype in (FLOAT32, FLOAT64)
     if not is_usable:
         raise DataError(
-            f"cannot clip gradients: {name!r} must be a writeable array of floats; pass gradients as value_and_grad "
+            f"cannot clip gradients: {name!r} must be a writable array of floats; pass gradients as value_and_grad "
             "returns them, or copies."
         )
     numbers: FloatArray = array

@@ -89,7 +89,7 @@ def _is_for(job: Job, change: Change) -> bool:
 
 
 def _readable(array: FloatArray) -> Lines:
-    """Convert an array to writeable, aligned lines, with a copy only if necessary."""
+    """Convert an array to writable, aligned lines, with a copy only if necessary."""
     return to_lines(array if array.flags.writeable and array.flags.aligned else array.copy())
 
 

@@ -88,7 +88,7 @@ def test_a_gradient_that_cannot_be_changed_changes_nothing(wrong: Any) -> None:
         wrong = np.ones(3)
         wrong.setflags(write=False)
     grads: Any = {"first": np.array([30.0, 40.0]), "second": wrong}
-    with pytest.raises(DataError, match="'second' must be a writeable array of floats"):
+    with pytest.raises(DataError, match="'second' must be a writable array of floats"):
         clip_by_norm(grads, 1.0)
     assert grads["first"].tolist() == [30.0, 40.0]
 

@@ -391,7 +391,7 @@ def test_gradients_that_cannot_be_clipped_are_named(device: Device) -> None:
             DataError, match=r"gradients to clip must be on one device, got 'a' on cuda and 'b' on cpu;"
         ):
             clip_by_norm({"a": there, "b": wrong}, 1.0)  # type: ignore[dict-item]
-    with pytest.raises(DataError, match="'b' must be a writeable array of floats"):
+    with pytest.raises(DataError, match="'b' must be a writable array of floats"):
         clip_by_norm({"a": there, "b": device.put(np.arange(3))}, 1.0)
     assert device.get(there).tolist() == [30.0, 40.0]
 
