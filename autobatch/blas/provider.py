@@ -28,7 +28,7 @@ class Provider(ABC):
         name: the name that selects it.
         version: the version of the library.
         addresses: the addresses of its routines for native code (`native/blas/calling.h`), by the dtype of the
-            operands: "float32" and "float64". Native code cannot call a routine without address.
+            operands: "float32" and "float64". Native code cannot call a routine without an address.
     """
 
     def __init__(self, name: str, version: str, addresses: Mapping[str, int]) -> None:

@@ -24,7 +24,7 @@ BF16_CAPABILITY = 80  # Ampere, the first with products of bf16 and tf32
 ALIGNED = 8  # bf16 numbers, 16 bytes: rows with this alignment are read fastest
 
 TO_BF16 = r"""
-// Round a matrix to bf16, to nearest and ties to even; the rows of `out` are `out_step` apart. NaN stays.
+// Round a matrix to bf16, to nearest and ties to even; the rows of `out` are `out_step` apart. NaN stays NaN.
 extern "C" __global__ void to_bf16(const unsigned *x, long long x_step, unsigned short *out, long long out_step,
                                    long long n_rows, long long width) {
     long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;

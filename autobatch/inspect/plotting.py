@@ -1,4 +1,4 @@
-"""Drawings of schedules, as SVG in notebooks and as files by Matplotlib.
+"""Drawings of schedules: SVG in notebooks, and files drawn with Matplotlib.
 
 A drawing has a lane per type, with a bar per batch whose height is its number of rows.
 """

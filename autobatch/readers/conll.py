@@ -56,8 +56,8 @@ def read_conll(
         token's head, or -1, for `autobatch.fold(parents="parent")`. Trees may be non-projective.
 
     Raises:
-        DataError: the file cannot be read, or holds no sentence; a line lacks a column, or has another number of
-            columns than others of its sentence, or heads form no forest.
+        DataError: the file cannot be read, or holds no sentence; a line lacks a column, or has a different number of
+            columns from others of its sentence, or heads form no forest.
     """
     if not columns:
         raise refusal("columns of read_conll", "a dict with at least one field", columns)

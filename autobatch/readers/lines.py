@@ -96,7 +96,9 @@ def all_tagged(line: Line, what: str, tokens: Sequence[re.Match[str]], tagged: S
         return False
     if all(tagged):
         return True
-    raise line.fault(what, tokens[tagged.index(False)].start(), f"{expected}, like others of the line, or no tags")
+    raise line.fault(
+        what, tokens[tagged.index(False)].start(), f"{expected}, like the other tokens of the line, or no tags at all"
+    )
 
 
 def to_number(text: str) -> float:

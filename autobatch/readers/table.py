@@ -35,8 +35,8 @@ def read_csv(
         A dict per row, from the name of a column to the value. `float` accepts finite numbers only.
 
     Raises:
-        DataError: the file cannot be read, or holds no row; a column is missing or named twice, a row has another
-            number of values than the first line, or a value cannot be converted.
+        DataError: the file cannot be read, or holds no row; a column is missing or named twice, a row has a
+            different number of values from the first line, or a value cannot be converted.
     """
     if len(delimiter) != 1 or delimiter in '"\r\n':
         raise refusal("delimiter of read_csv", "one character, neither a quote nor a line ending", delimiter)

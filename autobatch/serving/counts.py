@@ -88,7 +88,7 @@ class Counts:
         done, failed, cancelled: the numbers of requests that ended this way.
         waiting, running: the numbers of current requests.
         rounds: the last rounds.
-        plans: the plans of the very last round.
+        plans: the plans of the last round.
         latencies: the latencies of the last completed requests.
         names: the names of the types.
     """

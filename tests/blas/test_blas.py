@@ -367,6 +367,6 @@ def test_the_doctor_tells_every_library_and_its_speed(monkeypatch: pytest.Monkey
             assert float(line[-1]) > 0
     for name, why in list_absent().items():
         said = "it is used only in programs that import torch" if name == "torch" else why
-        assert f"Without {name}: {said}." in told.output
+        assert f"Not available: {name} ({said})." in told.output
     assert "Chosen for 4 rows: numpy." in told.output
     assert ("OPENBLAS_CORETYPE=SkylakeX" in told.output) == (finding.faster_routines() is not None)

@@ -135,7 +135,7 @@ def test_a_line_with_tags_at_some_words_alone_is_refused(model: str, command: Co
     status, _, err = command("predict", model, "--checkpoint", tmp_path / "run", "--data", tmp_path / "new.txt")
     assert status == 2
     assert f"line 1, column {len(words[0]) + 4}: expected " in err
-    assert "like others of the line, or no tags" in err
+    assert "like the other tokens of the line, or no tags at all" in err
 
 
 def test_blank_lines_keep_the_numbers_of_translations(command: Command, tmp_path: Path) -> None:

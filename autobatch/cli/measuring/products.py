@@ -63,7 +63,7 @@ def show_speeds() -> None:
     for name, why in list_absent().items():
         if name == "torch":
             why = "it is used only in programs that import torch"
-        click.echo(f"Without {name}: {why}.")
+        click.echo(f"Not available: {name} ({why}).")
     if routines := faster_routines():
         click.echo(
             f"NumPy's OpenBLAS does not recognise this processor. Setting OPENBLAS_CORETYPE={routines} in the "

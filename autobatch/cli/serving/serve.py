@@ -47,7 +47,7 @@ def serve(
 ) -> int:
     """Serve the predictions of a trained MODEL over HTTP.
 
-    MODEL is the name used in training. An instance is a text in the format of the data's files, and its result is the
+    MODEL is the name used in training. An instance is a string in the format of the data's files, and its result is the
     output of `autobatch predict`. Concurrent requests share batches.
 
     A new checkpoint or file is loaded without downtime, within a second of being written or on SIGHUP. SIGTERM ends the
