@@ -196,7 +196,7 @@ PyObject* transpose_of(PyObject* given, PyObject* into) {
   if (!read_table<T>(given, "matrix", matrix) || !read_table<T>(into, "out", out)) return nullptr;
   if (out.rows != matrix.columns || out.columns != matrix.rows)
     return refuse_value("out must have the shape of the transpose, got another");
-  if (overlap(matrix.all(), out.all())) return refuse_value("out must not share memory with matrix, got such");
+  if (overlap(matrix.all(), out.all())) return refuse_value("out must not share memory with matrix");
   {
     Unlocked unlocked;
     transpose_matrix(matrix, out.data);

@@ -71,7 +71,7 @@ bool read_dag(PyObject* tuple, Dag& dag) {
   if (!read<double>(parts[4], "costs", dag.costs)) return false;
   bool fits = dag.costs.size <= dag.n_types;
   for (double cost : dag.costs) fits &= cost > 0 && cost <= DBL_MAX;
-  if (!fits) PyErr_SetString(PyExc_ValueError, "costs must be positive numbers, at most one for each type, got others");
+  if (!fits) PyErr_SetString(PyExc_ValueError, "costs must be positive finite numbers, at most one for each type");
   return fits;
 }
 

@@ -47,12 +47,16 @@ bool Placement::read_layout(PyObject* tuple, const Types& types) {
     return false;
   training_ = training != 0;
   if (widths_.saved.size == tables_.n_blocks()) return true;
-  return PyErr_SetString(PyExc_ValueError, "saved_width must have an element per block of tables, got others"), false;
+  return PyErr_Format(PyExc_ValueError, "saved_width must have an element per block of tables (%zd), got %zd",
+                      (ptrdiff_t)tables_.n_blocks(), widths_.saved.size),
+         false;
 }
 
 bool Placement::fits(const TypedGraph& graph, Span<const double> floats) const {
   if (floats.size != graph.sizes.floats)
-    return PyErr_SetString(PyExc_ValueError, "floats must be as many as words say, got others"), false;
+    return PyErr_Format(PyExc_ValueError, "floats must be as many as words say, %zd, got %zd",
+                        (ptrdiff_t)graph.sizes.floats, floats.size),
+           false;
   if (tables_.port_block.size || !graph.graph.edge_src.size) return true;
   return PyErr_SetString(PyExc_ValueError, "tables must have the ports that edges lead to, got none"), false;
 }

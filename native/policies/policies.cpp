@@ -425,7 +425,7 @@ PyObject* to_python(const Batches& batches) {
 
 bool refuse_backward_edges(const Dag& dag) {
   if (points_forward(dag)) return false;
-  PyErr_SetString(PyExc_ValueError, "dag must have edges that point forward, got others");
+  PyErr_SetString(PyExc_ValueError, "dag must have edges that point forward");
   return true;
 }
 

@@ -9,6 +9,13 @@ namespace {
 
 constexpr int64_t MOST_NODES = INT32_MAX;
 
+// Returns the first value outside low..high - 1; 0 if there is none.
+long long first_outside(Span<const int64_t> values, int64_t low, int64_t high) {
+  for (int64_t value : values)
+    if (value < low || value >= high) return value;
+  return 0;
+}
+
 Forest* as_forest(PyObject* self) { return reinterpret_cast<Forest*>(self); }
 
 Ref make_forest() {
@@ -376,7 +383,8 @@ PyObject* from_arrays(PyObject*, PyObject* const* args, Py_ssize_t n_args) {
   if (!are_pairs || edges.size / 2 > MOST_NODES)
     return set_data_error("edges must have the shape (edges, 2)."), nullptr;
   if (!within(edges, 0, n))
-    return set_data_error("edges must join nodes 0..%lld, got others.", (long long)n - 1), nullptr;
+    return set_data_error("edges must join nodes 0..%lld, got %lld.", (long long)n - 1, first_outside(edges, 0, n)),
+           nullptr;
   Ref made = make_forest();
   if (!made || !add_columns(as_forest(made.get()), args[2])) return nullptr;
   Forest* forest = as_forest(made.get());
@@ -419,7 +427,9 @@ PyObject* edges_of(PyObject*, PyObject* parents) {
   if (!array) return nullptr;
   Span<const int64_t> of = ints_in(array);
   if (!within(of, -1, of.size))
-    return set_data_error("parents must be nodes 0..%zd, or -1 for roots, got others.", of.size - 1), nullptr;
+    return set_data_error("parents must be nodes 0..%zd, or -1 for roots, got %lld.", of.size - 1,
+                          first_outside(of, -1, of.size)),
+           nullptr;
   ptrdiff_t n_roots = 0;
   for (int64_t parent : of) n_roots += parent < 0;
   Table<int64_t> edges;
@@ -437,7 +447,8 @@ PyObject* count_nodes(PyObject*, PyObject* edges) {
   if (!array) return nullptr;
   int64_t greatest = -1;
   for (int64_t node : ints_in(array)) greatest = node > greatest ? node : greatest;
-  if (greatest >= MOST_NODES) return set_data_error("edges must join nodes below 2^31, got others."), nullptr;
+  if (greatest >= MOST_NODES)
+    return set_data_error("edges must join nodes below 2^31, got %lld.", (long long)greatest), nullptr;
   return PyLong_FromLongLong(greatest + 1);
 }
 

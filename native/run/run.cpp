@@ -10,7 +10,9 @@ namespace autobatch {
 bool check_calls(Span<const BoundStep> steps, Span<const Call> calls, int64_t at, int64_t end) {
   bool is_outside = at < 0 || end > calls.size;
   for (int64_t k = at; !is_outside && k < end; k++) is_outside = (uint64_t)calls[k].step >= (uint64_t)steps.size;
-  if (is_outside) PyErr_SetString(PyExc_ValueError, "calls must be of these steps, got others");
+  if (is_outside)
+    PyErr_Format(PyExc_ValueError, "calls %lld..%lld must lie in 0..%zd and name steps below %zd", (long long)at,
+                 (long long)end, calls.size, steps.size);
   return !is_outside;
 }
 
@@ -18,7 +20,8 @@ bool read_calls(PyObject* array, Span<const Call>& calls) {
   Table<const int64_t> rows;
   if (!read_table<int64_t>(array, "calls", rows)) return false;
   static_assert(sizeof(Call) == 2 * sizeof(int64_t));
-  if (rows.columns != 2) return refuse_value("calls must have two columns, step and tile, got others"), false;
+  if (rows.columns != 2)
+    return PyErr_Format(PyExc_ValueError, "calls must have 2 columns, step and tile, got %zd", rows.columns), false;
   calls = {reinterpret_cast<const Call*>(rows.data), rows.rows};
   return true;
 }
@@ -35,7 +38,9 @@ bool read_call_list(PyObject* tuple, Span<const BoundStep> steps, int64_t first,
   int64_t tile = fits ? list.ptr[first] : 0, end = fits ? list.ptr[last] : 0;
   for (int64_t p = tile; fits && p < end; p++) fits = list.tile_ptr[p] <= list.tile_ptr[p + 1];
   if (!fits)
-    return PyErr_SetString(PyExc_ValueError, "ptr and tile_ptr must rise to the end of calls, got others"), false;
+    return PyErr_SetString(PyExc_ValueError,
+                           "ptr must never decrease and stay in tile_ptr, and tile_ptr must never decrease"),
+           false;
   return check_calls(steps, list.calls, list.tile_ptr[tile], list.tile_ptr[end]);
 }
 
@@ -125,9 +130,11 @@ PyObject* sum_rows(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments
     if (n < 0 || n > room[0].size || n > ids.size || !rows_fit(n, width, width, sums.size))
       return refuse_value("work, ids and sums must have room for n rows, got less");
     if (first < 0 || first > values.size || !rows_fit(n, width, step, values.size - first))
-      return refuse_value("rows must lie in values, got others");
+      return PyErr_Format(PyExc_ValueError, "%lld rows from %lld on, %lld apart, must lie in the %zd numbers of values",
+                          (long long)n, (long long)first, (long long)step, values.size);
     for (int64_t at = 0; at < n; at++)
-      if (room[0][at] < 0) return refuse_value("ids must not be negative, got others");
+      if (room[0][at] < 0)
+        return PyErr_Format(PyExc_ValueError, "ids must not be negative, got %lld", (long long)room[0][at]);
     int64_t n_ids;
     {
       Unlocked unlocked;
@@ -158,8 +165,8 @@ PyObject* merge_rows(PyObject*, PyObject* const* arguments, Py_ssize_t n_argumen
         !rows_fit(n + n_more, width, width, values.size) || !rows_fit(n_more, width, width, more_values.size))
       return refuse_value("ids and values must have room for all rows, got less");
     if (!rises_strictly(ids.part(0, n), INT64_MAX) || !rises_strictly(more.part(0, n_more), INT64_MAX))
-      return refuse_value("ids must increase, got others");
-    if (overlap<int64_t, int64_t>(ids, more)) return refuse_value("more must not be part of ids, got such");
+      return refuse_value("ids must be at least 0 and strictly increase");
+    if (overlap<int64_t, int64_t>(ids, more)) return refuse_value("more must not share memory with ids");
     int64_t total;
     {
       Unlocked unlocked;
@@ -181,6 +188,10 @@ bool read_state(PyObject* object, const char* what, const Parameter<T>& p, T*& s
          false;
 }
 
+PyObject* refuse_constants(ptrdiff_t size) {
+  return PyErr_Format(PyExc_ValueError, "constants must have %zd numbers, got %zd", N_CONSTANTS, size);
+}
+
 // Reads a parameter from `given` (rows, data, first, second), and the constants of its rule from `numbers`.
 template <class T>
 bool read_parameter(PyObject* const* given, PyObject* numbers, Parameter<T>& p, Span<const T>& constants) {
@@ -193,9 +204,14 @@ bool read_parameter(PyObject* const* given, PyObject* numbers, Parameter<T>& p, 
       !read<T>(numbers, "constants", constants))
     return false;
   p.data = data.data;
-  if (!rows_fit(p.n_rows, p.width, p.step, data.size) || p.step < p.width || constants.size != N_CONSTANTS ||
-      (given[2] == Py_None && given[3] != Py_None))
-    return refuse_value("data, state and constants must fit rows, got others"), false;
+  if (!rows_fit(p.n_rows, p.width, p.step, data.size) || p.step < p.width)
+    return PyErr_Format(PyExc_ValueError,
+                        "%lld rows of %lld numbers, %lld apart, must not overlap and lie in the %zd "
+                        "numbers of data",
+                        (long long)p.n_rows, (long long)p.width, (long long)p.step, data.size),
+           false;
+  if (constants.size != N_CONSTANTS) return refuse_constants(constants.size), false;
+  if (given[2] == Py_None && given[3] != Py_None) return refuse_value("second must be None where first is None"), false;
   return read_state<T>(given[2], "first", p, p.first) && read_state<T>(given[3], "second", p, p.second);
 }
 
@@ -211,7 +227,8 @@ PyObject* update_dense(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
         !read_long(arguments[5], "grad_step", grad_step))
       return nullptr;
     if (!rows_fit(parameter.n_rows, parameter.width, grad_step, grad.size))
-      return refuse_value("grad must have the rows of data, got others");
+      return PyErr_Format(PyExc_ValueError, "grad must have %lld rows of %lld numbers, like data, got %zd numbers",
+                          (long long)parameter.n_rows, (long long)parameter.width, grad.size);
     {
       Unlocked unlocked;
       autobatch::update_dense<T>(parameter, grad.data, grad_step, constants.data);
@@ -237,7 +254,9 @@ PyObject* update_rows(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
       return nullptr;
     if (!rises_strictly(ids, parameter.n_rows) || !rows_fit(ids.size, parameter.width, parameter.width, values.size) ||
         touched.size != parameter.n_rows)
-      return refuse_value("ids, values and touched must be of rows of data, got others");
+      return refuse_value(
+          "ids must strictly increase within the rows of data, values must have a row per id, and touched an element "
+          "per row");
     {
       Unlocked unlocked;
       autobatch::update_rows<T>(parameter, ids, values.data, const_cast<uint8_t*>(touched.data), constants.data,
@@ -253,7 +272,7 @@ PyObject* changes_all(PyObject*, PyObject* constants) {
     using T = decltype(zero);
     Span<const T> numbers;
     if (!read<T>(constants, "constants", numbers)) return nullptr;
-    if (numbers.size != N_CONSTANTS) return refuse_value("constants must be those of a rule, got others");
+    if (numbers.size != N_CONSTANTS) return refuse_constants(numbers.size);
     return PyBool_FromLong(rows_that_change<T>(false, false, numbers.data) == RowsChanged::ALL);
   });
 }

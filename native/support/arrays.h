@@ -164,7 +164,7 @@ bool read_records(PyObject* object, const char* what, Span<const T>& span) {
     span = {static_cast<const T*>(PyArray_DATA(array)), PyArray_DIM(array, 0)};
     return true;
   }
-  PyErr_Format(PyExc_ValueError, "%s must be records of %d bytes, got some of %d", what, (int)sizeof(T),
+  PyErr_Format(PyExc_ValueError, "%s must be records of %d bytes, got records of %d bytes", what, (int)sizeof(T),
                (int)PyArray_ITEMSIZE(array));
   return false;
 }

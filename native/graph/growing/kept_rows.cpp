@@ -4,7 +4,7 @@
 #include "graph/growing/round.h"
 
 namespace autobatch {
-// Returns whether a value is a source of this round, or may be read later.
+// Returns whether a value is a source of this round, or may be read later. `mark` is -now for a source of this round.
 static bool may_be_read(const Growing& g, int32_t v, int32_t now) {
   return g.in_use[v] != 0 || g.readers[v] > 0 || g.mark[v] == -(int64_t)now;
 }
@@ -17,7 +17,9 @@ bool RowMoves::read(PyObject* of, PyObject* const* arguments) {
   if (free_.rows == n_slots() && free_.columns == held_.columns && n_free_.size == n_slots() &&
       size_.size == n_slots() && of_.size <= INT32_MAX)
     return true;
-  PyErr_SetString(PyExc_ValueError, "free, n_free and size must be of the slots and rows of held, got other sizes");
+  PyErr_Format(PyExc_ValueError,
+               "free must have the shape of held, and n_free and size one number per slot (%zd), got %zd and %zd",
+               n_slots(), n_free_.size, size_.size);
   return false;
 }
 
