@@ -34,9 +34,9 @@ __all__ = [
 
 COMPILERS = ("c++", "g++", "clang++", "cl")
 ZIG = "ziglang==0.17.1"
-# With a target, zig takes its own headers of the C library, and not those of a compiler that is not there. Without the
-# other flags it would first build its libraries, of which libc++ takes minutes. The processor is the least of its kind:
-# on x86-64 `CMakeLists.txt` chooses it.
+# With a target, zig uses its own C library headers instead of looking for a system compiler's. Without the other flags
+# it would first build its own libraries, and libc++ alone takes minutes. `baseline` is the oldest processor of an
+# architecture; on x86-64 `CMakeLists.txt` raises it to x86-64-v2.
 LIBC = "gnu.2.17" if platform.libc_ver()[0] == "glibc" else "musl"
 ZIG_FLAGS = f"-target native-native-{LIBC} -mcpu=baseline -nostdlib -lc -O2 -g0"
 
@@ -44,7 +44,7 @@ Settings: TypeAlias = dict[str, str | list[str]] | None
 
 
 def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
-    """Return what scikit-build-core requires, which is CMake and ninja where they are absent, and maybe zig."""
+    """Return what scikit-build-core requires (CMake and ninja if missing), and zig if there is no compiler."""
     zig = [] if has_compiler() else [ZIG]
     return [*core.get_requires_for_build_wheel(config_settings), *zig]
 
@@ -79,13 +79,13 @@ def build_editable(
 
 
 def has_compiler() -> bool:
-    """Whether CMake will find a C++ compiler. On Windows that is Visual Studio, which is not on PATH."""
+    """Return whether CMake will find a C++ compiler; on Windows that is Visual Studio, which is not on PATH."""
     return bool(os.environ.get("CXX")) or any(map(shutil.which, COMPILERS)) or sys.platform == "win32"
 
 
 @contextmanager
 def compiler() -> Iterator[None]:
-    """Let CMake find zig where there is no other compiler; what zig caches is gone afterwards."""
+    """Let CMake find zig if there is no other compiler; zig's cache is deleted afterwards."""
     with TemporaryDirectory() as cache:
         if not has_compiler():
             os.environ["CXX"] = zig_command()
@@ -94,7 +94,7 @@ def compiler() -> Iterator[None]:
 
 
 def zig_command() -> str:
-    """Write how to call zig as a compiler, in the form of the environment variable CXX."""
+    """Return the command that runs zig as a C++ compiler, for the environment variable CXX."""
     return f'"{files("ziglang") / "zig"}" c++ {ZIG_FLAGS}'
 
 
