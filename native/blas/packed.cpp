@@ -6,7 +6,7 @@ namespace autobatch {
 namespace {
 
 // Rounds a float32 to bf16, its upper 16 bits, to nearest and ties to even. NaN stays NaN: its quiet bit is set,
-// because a payload only in the lower bits would be cut off, which leaves infinity.
+// because cutting off a payload that lies only in the lower bits would leave infinity.
 AUTOBATCH_INLINE uint32_t to_bf16(uint32_t bits) {
   constexpr uint32_t MAGNITUDE = 0x7fffffff, INFINITE = 0x7f800000, QUIET = 0x40;
   uint32_t high = bits >> 16, rounded = (bits + (0x7fff + (high & 1))) >> 16;

@@ -71,7 +71,8 @@ PyObject* first_out_of_range(PyObject*, PyObject* const* arguments, Py_ssize_t n
   Problem problem;
   {
     Unlocked unlocked;
-    bool counts_edges = !within(read.types.range_size, 0, int64_t{1} << 31);  // by port, so check ports
+    // A negative size means the number of rows of a group, which is counted over the edges of ports; so check these.
+    bool counts_edges = !within(read.types.range_size, 0, int64_t{1} << 31);
     problem = counts_edges ? check_types(read) : find_starts(read);
     if (!problem && !find_all(read, rows)) problem = NO_MEMORY;
   }

@@ -22,7 +22,7 @@ bool bucket(Span<const int32_t> position, int32_t n_positions, Vec<int32_t>& ptr
 }
 
 // Maps each dropped position to the next one of its type: a union-find forest with path halving.
-class Instead {
+class NextKept {
  public:
   bool start(int32_t n_positions) {
     if (!next_.resize(n_positions + 1)) return false;
@@ -48,21 +48,21 @@ class Instead {
 bool keep_from_right(const Dag& dag, const Stops& turned, Span<const int32_t> early, Vec<int32_t>& kept) {
   int32_t size = turned.size();
   Vec<int32_t> ptr, order, ready;
-  Instead instead;
-  if (!bucket(early, size, ptr, order) || !ready.assign(dag.n_nodes(), 0) || !instead.start(size) ||
+  NextKept next_kept;
+  if (!bucket(early, size, ptr, order) || !ready.assign(dag.n_nodes(), 0) || !next_kept.start(size) ||
       !kept.reserve(size))
     return false;
   for (int32_t k = 0; k < size; k++) {
     bool is_needed = false;
     for (int32_t i = ptr[size - 1 - k]; i < ptr[size - k]; i++) {
-      int32_t node = order[i], place = instead.find(turned.next(dag.type_id[node], ready[node]));
+      int32_t node = order[i], place = next_kept.find(turned.next(dag.type_id[node], ready[node]));
       is_needed |= place == k;
       for (int32_t source : dag.sources(node)) ready[source] = larger(ready[source], place + 1);
     }
     if (is_needed)
       kept.append(turned.sequence[k]);
     else
-      instead.drop(k, turned.next_same(k));
+      next_kept.drop(k, turned.next_same(k));
   }
   turn<int32_t>(kept);
   return true;
@@ -73,9 +73,9 @@ bool keep_from_right(const Dag& dag, const Stops& turned, Span<const int32_t> ea
 bool keep_from_left(const Dag& dag, const Stops& stops, Span<int32_t> position, Vec<int32_t>& kept) {
   int32_t size = stops.size();
   Vec<int32_t> ptr, order;
-  Instead instead;
+  NextKept next_kept;
   kept.resize(0);
-  if (!bucket(position, size, ptr, order) || !instead.start(size) || !kept.reserve(size)) return false;
+  if (!bucket(position, size, ptr, order) || !next_kept.start(size) || !kept.reserve(size)) return false;
   // Nodes with late position k run at the first position of their type after their sources that is kept or undecided.
   // If this is k for any of them, k is needed. `autobatch.policies.sequences.compaction` has the proof.
   for (int32_t k = 0; k < size; k++) {
@@ -83,13 +83,13 @@ bool keep_from_left(const Dag& dag, const Stops& stops, Span<int32_t> position, 
     for (int32_t i = ptr[k]; i < ptr[k + 1]; i++) {
       int32_t node = order[i], ready = 0;
       for (int32_t source : dag.sources(node)) ready = larger(ready, position[source] + 1);
-      position[node] = instead.find(stops.next(dag.type_id[node], ready));
+      position[node] = next_kept.find(stops.next(dag.type_id[node], ready));
       is_needed |= position[node] == k;
     }
     if (is_needed)
       kept.append(stops.sequence[k]);
     else
-      instead.drop(k, stops.next_same(k));
+      next_kept.drop(k, stops.next_same(k));
   }
   return true;
 }

@@ -15,7 +15,7 @@ bool Simulator::find_readers() {
   int32_t n = dag.n_nodes();
   if (!reader_ptr_.assign(n + 1, 0) || !reader_.resize(dag.n_edges())) return false;
   for (int32_t source : dag.edge_src) reader_ptr_[source]++;
-  int32_t end = 0;
+  int32_t end = 0;  // counts become the ends of lists, which the next loop moves down to their starts
   for (int32_t node = 0; node <= n; node++) reader_ptr_[node] = end += node < n ? reader_ptr_[node] : 0;
   for (int32_t node = n - 1; node >= 0; node--)  // backward: each list fills from its end, in node order
     for (ptrdiff_t e = dag.edge_ptr[node + 1] - 1; e >= dag.edge_ptr[node]; e--)
