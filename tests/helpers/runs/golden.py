@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -101,7 +101,7 @@ def digests_of(drawn: Drawn) -> dict[str, str]:
     }
     for name, passes in {**{name: (name,) for name in PASSES}, "default": DEFAULT, "all": PASSES}.items():
         changed, done = rewrite(merged, passes)
-        found[name] = digest(changed.words, changed.floats, str(done))
+        found[name] = digest(changed.words, changed.floats, *astuple(done))
     return found | {
         "digest": digest(merged.digest, *[graph.digest for graph in graphs]),
         "starts": digest(*data_starts(merged.type_id, merged.attr, arrays)),
