@@ -22,13 +22,14 @@ import numpy as np
 
 import autobatch as ab
 from autobatch._native import Simulation, data_starts, find_depths
+from autobatch.arrays import IntArray
 from autobatch.backends.reference import Reference
 from autobatch.engine.kept_values import KeptValues
 from autobatch.errors import AutobatchError
 from autobatch.graph.build import find_out_of_range, merge_graphs, split_graph
 from autobatch.graph.dag import Dag, chains_ahead, reverse, to_dag
 from autobatch.graph.graph import Graph
-from autobatch.graph.growing import GrowingGraph
+from autobatch.graph.growing import GrowingGraph, Moved
 from autobatch.graph.marks import Marks
 from autobatch.graph.rewrite.passes import DEFAULT, PASSES, rewrite
 from autobatch.ir.flows import FlowArrays, join_flows, make_flows
@@ -195,9 +196,15 @@ def _noting(noted: dict[str, list[Any]]) -> Iterator[None]:
         noting(GrowingGraph, "append", "append", lambda _, growing, phase, rows: (phase.words, phase.floats, rows)),
         noting(GrowingGraph, "note", "chosen", lambda chosen, *_: (chosen.nodes, chosen.sources, *chosen.kept)),
         noting(GrowingGraph, "emitted", "emitted", lambda graph, *_: (graph.words, graph.floats, graph.keys)),
-        noting(KeptValues, "copy", "moved", lambda _, kept, moved: (*moved, kept.rows.size) * (moved.ptr.size > 1)),
+        noting(KeptValues, "copy", "moved", lambda _, kept, moved: _moved(moved, kept.rows.size)),
     ):
         yield
+
+
+def _moved(moved: Moved, size: IntArray) -> tuple[Any, ...]:
+    """Return the rows that values move between, and the rows of each table; slots without rows do not count."""
+    n = int(np.max(np.flatnonzero(size), initial=-1)) + 1
+    return (moved.found, moved.rows, moved.ptr[: n + 1], size[:n]) if n else ()
 
 
 def _rounded(graph: Graph) -> Graph:
