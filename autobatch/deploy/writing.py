@@ -22,7 +22,7 @@ from autobatch.trace.elements import NeedsLength
 from autobatch.trace.fold import Fold
 from autobatch.trace.recursion import BoundRecursion, Recursion
 from autobatch.trace.scan import Scan
-from autobatch.trace.traces import Family
+from autobatch.trace.traces import Specialization
 
 FORMAT, VERSION = MODEL_FORMAT, 1
 PARAMETER = "parameter."
@@ -92,7 +92,9 @@ def export(
     if any(part.training for part in modules_in(module)):
         raise GraphError(f"{type(module).__name__} must be in evaluation mode to be exported; call eval() on it first.")
     fresh(examples)
-    if not any(family.entry.origin[0] == "cell" for family in fresh.recorder.calls.traces.families):
+    if not any(
+        specialization.entry.origin[0] == "cell" for specialization in fresh.recorder.calls.traces.specializations
+    ):
         raise GraphError("examples of export must call at least one cell; give instances that do.")
     names = {id(x): name for name, x in module._named_parts()}
     cells = _called_cells(fresh.recorder.calls, names)
@@ -120,16 +122,16 @@ def export(
     write_arrays(path, arrays, {"format": FORMAT, "version": str(VERSION), "content": text}, doing)
 
 
-def _called_cells(calls: Calls, names: dict[int, str]) -> dict[tuple[str, str], list[Family]]:
+def _called_cells(calls: Calls, names: dict[int, str]) -> dict[tuple[str, str], list[Specialization]]:
     """Return the variants of each called cell, by the path of its module and its name."""
-    families: dict[tuple[str, str], list[Family]] = defaultdict(list)
-    for family in calls.traces.families:
-        if family.number >= 0 and family.entry.origin[0] == "cell":
-            _, cell, owner = family.entry.origin
+    specializations: dict[tuple[str, str], list[Specialization]] = defaultdict(list)
+    for specialization in calls.traces.specializations:
+        if specialization.number >= 0 and specialization.entry.origin[0] == "cell":
+            _, cell, owner = specialization.entry.origin
             if owner is not None and id(owner) not in names:
                 raise GraphError(f"cell {cell.name!r} must belong to the model, got one of a {type(owner).__name__}.")
-            families[names.get(id(owner), ""), cell.name].append(family)
-    return families
+            specializations[names.get(id(owner), ""), cell.name].append(specialization)
+    return specializations
 
 
 def _recursions(module: Module, cells: Collection[tuple[str, str]]) -> list[dict[str, Any]]:
@@ -178,45 +180,50 @@ def _exported_recursion(
 
 
 def _cell(
-    path: str, families: list[Family], calls: Calls, names: dict[int, str], encoder: Encoder, longest: int
+    path: str,
+    specializations: list[Specialization],
+    calls: Calls,
+    names: dict[int, str],
+    encoder: Encoder,
+    longest: int,
 ) -> dict[str, Any]:
-    cell = families[0].entry.origin[1]
-    if len({id(family.entry) for family in families}) > 1:
+    cell = specializations[0].entry.origin[1]
+    if len({id(specialization.entry) for specialization in specializations}) > 1:
         raise GraphError(f"names of cells in {path or 'the model'} must differ, got {cell.name!r} twice; rename one.")
     variants = []
-    for family in families:
-        _walk(family, calls, longest)
+    for specialization in specializations:
+        _walk(specialization, calls, longest)
         try:
             variants.append(
                 {
-                    "key": key_text(family.keys, lambda x: names.get(id(x))),
-                    "program": encoder.program(family.node_type.program),
-                    "structure": encoder.structure(family.node_type.structure),
-                    "walked": list(family.lengths.walked),
-                    "lengths": sorted(map(list, family.lengths.found)),
-                    "kinds": sorted(kinds_of(family.keys.values())),
+                    "key": key_text(specialization.keys, lambda x: names.get(id(x))),
+                    "program": encoder.program(specialization.node_type.program),
+                    "structure": encoder.structure(specialization.node_type.structure),
+                    "walked": list(specialization.lengths.walked),
+                    "lengths": sorted(map(list, specialization.lengths.found)),
+                    "kinds": sorted(kinds_of(specialization.keys.values())),
                 }
             )
         except GraphError as error:
             raise GraphError(f"cannot export cell {cell.name!r}: {error}") from error
     parameters = [
         [p.name, p.kind.name, *([] if p.default is p.empty else [encoder.default(p.default)])]
-        for p in families[0].entry.signature.parameters.values()
+        for p in specializations[0].entry.signature.parameters.values()
     ]
     about = {"module": path, "name": cell.name, "parameters": parameters}
     return {**about, "static": list(cell.static), "ragged": list(cell.ragged), "variants": variants}
 
 
-def _walk(family: Family, calls: Calls, longest: int) -> None:
+def _walk(specialization: Specialization, calls: Calls, longest: int) -> None:
     """Trace a cell that iterates over lists at all lengths up to `longest`, to check that they give one program."""
-    walked = family.lengths.walked
+    walked = specialization.lengths.walked
     if not walked:
         return
     for length in range(1, longest + 1):
-        lengths = [*family.example]
+        lengths = [*specialization.example]
         for group in walked:
             lengths[group] = length
         try:
-            calls.traces.family_of(family.entry, family.keys, tuple(lengths))
+            calls.traces.specialization_of(specialization.entry, specialization.keys, tuple(lengths))
         except NeedsLength:
             return

@@ -99,7 +99,9 @@ class Flow:
 
     def _is_view_in_use(self, form: int) -> bool:
         """Return whether values made by calls of a form may share memory with others."""
-        shares = any(reach.shared or reach.is_twin for reach in reaches(self._calls.families[form].node_type.program))
+        shares = any(
+            reach.shared or reach.is_twin for reach in reaches(self._calls.specializations[form].node_type.program)
+        )
         return shares and self._calls.log.uses_form(form)
 
     def _read(self) -> None:
@@ -108,8 +110,8 @@ class Flow:
         self._read_up_to = len(calls.log), calls.log.n_floats
         calls.close_tape(tape)
         for k, (form, number) in enumerate(tape.calls):
-            family = calls.families[form]
-            origin, program = family.entry.origin, family.node_type.program
+            specialization = calls.specializations[form]
+            origin, program = specialization.entry.origin, specialization.node_type.program
             first = number << OUTPUT_BITS
             refs: dict[int, list[int]] | None = None
             is_copy = origin[0] == "cell" and isinstance(origin[1], FunctionCell) and origin[1].eager in COPIES

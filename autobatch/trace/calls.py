@@ -35,7 +35,7 @@ from autobatch.trace.forms import EACH, Form, FormReader, Item, code_of, make_fo
 from autobatch.trace.handles import Handles, Rows
 from autobatch.trace.inputs import FloatInput
 from autobatch.trace.kept import Kept
-from autobatch.trace.traces import Family, Traces
+from autobatch.trace.traces import Specialization, Traces
 from autobatch.trace.wrapping import Wrapping, never, to_floats, to_values, treatment_of
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Calls:
         log: the log of the calls, in the native core.
         traces: the traces of the cells called so far.
         forms: the call forms met so far, by number.
-        families: the family of each form.
+        specializations: the specialization of each form.
         rules: the rules for the derivatives met so far.
         tapes: the tapes from which derivatives may still be recorded.
         open_tapes: the tapes to which calls are added.
@@ -113,7 +113,7 @@ class Calls:
         self.traces = Traces(lambda: self._entry_of_function(SUM_N), self._renew, make_portable)
         self.types = self.traces.types
         self.forms: list[Form] = []
-        self.families: list[Family] = []
+        self.specializations: list[Specialization] = []
         self.rules: dict[bytes, Rule] = {}
         self.open_tapes: list[Tape] = []
         self.noted: Noted | None = None
@@ -159,7 +159,7 @@ class Calls:
         if entry is None:
             run: Callable[..., Any] = lambda arguments: OPS["lookup"](table, arguments["row"])  # noqa: E731
             entry = self._add(key, Entry("kept", (Static("kept"), Static(table)), NUMBERED_ROW, run, never, key))
-        return self.family_of(entry, {"row": Key("int", ())}, ()).node_type.number
+        return self.specialization_of(entry, {"row": Key("int", ())}, ()).node_type.number
 
     def type_at(self, at: int) -> NodeType:
         """Return the type of the node whose call begins at this position of the log."""
@@ -335,8 +335,8 @@ class Calls:
         """Return the form of sums of any number of values of a shape, which logs their number and refs."""
         if shape not in self._sums:
             values = {"values": Key("each", None, (Key("value", shape),))}
-            family = self.family_of(self._entry_of_function(SUM_N), values, ())
-            self._sums[shape] = self.add_form(family, [Item(EACH, ((first_leaf(0),),))], ())
+            specialization = self.specialization_of(self._entry_of_function(SUM_N), values, ())
+            self._sums[shape] = self.add_form(specialization, [Item(EACH, ((first_leaf(0),),))], ())
         return self._sums[shape]
 
     def add_up(self, refs: Sequence[int], shape: Shape) -> int:
@@ -360,10 +360,10 @@ class Calls:
         """Return the layout of the calls of a form."""
         from autobatch.trace.tape import make_layout
 
-        family = self.families[form]
-        program, found = family.node_type.program, self._layouts.get(form)
+        specialization = self.specializations[form]
+        program, found = specialization.node_type.program, self._layouts.get(form)
         if found is None or found[0] is not program:
-            found = self._layouts[form] = program, make_layout(form, self.forms[form], family)
+            found = self._layouts[form] = program, make_layout(form, self.forms[form], specialization)
         return found[1]
 
     def make_rule(self, *args: Any) -> Rule:
@@ -442,7 +442,7 @@ class Calls:
         reader, keys = self._read(entry, dict(zip(entry.names, args, strict=True)))
         conditions = reader.conditions
         try:
-            family = self.family_of(entry, keys, reader.lengths)
+            specialization = self.specialization_of(entry, keys, reader.lengths)
         except NeedsLength as needs:
             text = reader.lists[needs.group]
             if text in reader.rows:
@@ -465,11 +465,11 @@ class Calls:
             return self._slow(entry, args)
         if conditions not in entry.known:
             self._note_lengths(entry, keys, reader)
-            self._add_form(entry, reader, family)
+            self._add_form(entry, reader, specialization)
         recorder = entry.known[conditions].recorder
         assert recorder is not None
         made = Function.record(recorder, args)
-        return self._refuse_lengths(entry, family.node_type.program, args) if made is None else made
+        return self._refuse_lengths(entry, specialization.node_type.program, args) if made is None else made
 
     def _wrapped(self, entry: Entry, args: Sequence[Any]) -> list[Any]:
         """Return the arguments with values in place of arrays and parameters, and floats in place of some ints."""
@@ -510,19 +510,19 @@ class Calls:
                 return reader, keys
             fixed |= needed
 
-    def _add_form(self, entry: Entry, reader: FormReader, family: Family) -> None:
-        outputs = self.handles.outputs_of(family.node_type)
-        form = make_form(reader, self.log, family.node_type, family.lengths, outputs)
+    def _add_form(self, entry: Entry, reader: FormReader, specialization: Specialization) -> None:
+        outputs = self.handles.outputs_of(specialization.node_type)
+        form = make_form(reader, self.log, specialization.node_type, specialization.lengths, outputs)
         self.forms.append(form)
-        self.families.append(family)
+        self.specializations.append(specialization)
         self._know(entry, {**entry.known, form.conditions: form})
 
-    def add_form(self, family: Family, ints: Sequence[Item], floats: Sequence[Item]) -> int:
-        """Add a form of a family that only derivatives record, with the items its calls log; return its number."""
-        self.handles.outputs_of(family.node_type)  # raises an error for too many outputs
-        code = code_of(family.node_type, ints)
+    def add_form(self, specialization: Specialization, ints: Sequence[Item], floats: Sequence[Item]) -> int:
+        """Add a form of a specialization that only derivatives record, given its logged items; return its number."""
+        self.handles.outputs_of(specialization.node_type)  # raises an error for too many outputs
+        code = code_of(specialization.node_type, ints)
         self.forms.append(Form((), code, tuple(ints), tuple(floats)))
-        self.families.append(family)
+        self.specializations.append(specialization)
         return self.log.add_form(code)
 
     def _refuse_lengths(self, entry: Entry, program: CellProgram, args: tuple[Any, ...]) -> Any:
@@ -572,10 +572,10 @@ class Calls:
         self.log.forget_cells()
         self.rules.clear()
 
-    def family_of(self, entry: Entry, keys: dict[str, Key], lengths: Sequence[int]) -> Family:
-        """Return the family of calls of an entry with these keys and lengths of lists; see `Traces.family_of`."""
+    def specialization_of(self, entry: Entry, keys: dict[str, Key], lengths: Sequence[int]) -> Specialization:
+        """Return the specialization of an entry for these keys and lengths, see `Traces.specialization_of`."""
         with nullcontext() if self.patches is None else self.patches.suspended():
-            return self.traces.family_of(entry, keys, tuple(lengths))
+            return self.traces.specialization_of(entry, keys, tuple(lengths))
 
     def _renew(self, entry: Entry, before: Hashable, now: Hashable) -> None:
         """Switch an entry to the forms of its current types, and keep the forms of its former types."""

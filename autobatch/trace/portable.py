@@ -31,7 +31,7 @@ from autobatch.params.parameter import Parameter
 from autobatch.trace.calls import Calls, cell_at
 from autobatch.trace.elements import Lengths
 from autobatch.trace.results import Slot, SlotTable
-from autobatch.trace.traces import Family
+from autobatch.trace.traces import Specialization
 
 MOST_KNOWN = 16  # type tables of other processes whose numbers are cached
 
@@ -123,11 +123,19 @@ class TypeTranslator:
         Raises:
             GraphError: something that a type depends on cannot be pickled, or found by its name.
         """
-        types, families = self._calls.types, self._calls.traces.families
-        state = types.state, len(self._slots.shapes), sum(len(family.lengths.found) for family in families)
+        types, specializations = self._calls.types, self._calls.traces.specializations
+        state = (
+            types.state,
+            len(self._slots.shapes),
+            sum(len(specialization.lengths.found) for specialization in specializations),
+        )
         if self._written is None or self._written[0] != state:
             names = {id(x): name for name, x in self._named()}
-            calls = [_dumps(_describe(family), names, family.entry.name) for family in families if family.number >= 0]
+            calls = [
+                _dumps(_describe(specialization), names, specialization.entry.name)
+                for specialization in specializations
+                if specialization.number >= 0
+            ]
             content = pickle.dumps((calls, self._slots.rows()))
             self._written = state, PortableTypes(tuple(types.names), content)
         return self._written[1]
@@ -165,20 +173,20 @@ class TypeTranslator:
     def _number_of(self, call: PortableCall) -> int:
         entry = self._calls.entry_of(call.origin)
         traces, walked = self._calls.traces, call.lengths.walked
-        family = traces.family_of(entry, call.keys, call.example)
+        specialization = traces.specialization_of(entry, call.keys, call.example)
         for found in call.lengths.found:
             lengths = list(call.example)
             for group, length in zip(walked, found, strict=True):
                 lengths[group] = length
-            family = traces.family_of(entry, call.keys, tuple(lengths))
-        traces.keep_products(family, call.kept)
-        assert family.current is not None
-        if repr(family.current.body.signature) != call.signature:
+            specialization = traces.specialization_of(entry, call.keys, tuple(lengths))
+        traces.keep_products(specialization, call.kept)
+        assert specialization.current is not None
+        if repr(specialization.current.body.signature) != call.signature:
             raise GraphError(
                 f"cell {call.name!r} must have the signature that it has in the process of a recorded graph, got "
                 f"another one; record it with the same model."
             )
-        return family.number
+        return specialization.number
 
     def renumber(self, graph: Graph, memo: dict[int, Any]) -> Graph:
         """Convert a graph of another process to the numbers of this one.
@@ -238,17 +246,17 @@ def dump_graphs(graphs: Graph | list[Graph]) -> bytes:
         ) from error
 
 
-def _describe(family: Family) -> PortableCall:
-    assert family.current is not None
-    node_type, origin = family.node_type, family.entry.origin
+def _describe(specialization: Specialization) -> PortableCall:
+    assert specialization.current is not None
+    node_type, origin = specialization.node_type, specialization.entry.origin
     if origin[0] == "cell" and origin[2] is not None:
         _, cell, owner = origin
         path = cell.path
         if getattr(cell_at(owner, path), "cell", None) is cell:
             origin = "method", owner, path
     return PortableCall(
-        node_type.number, node_type.name, origin, family.keys, family.example, family.lengths,
-        family.kept, repr(family.current.body.signature),
+        node_type.number, node_type.name, origin, specialization.keys, specialization.example, specialization.lengths,
+        specialization.kept, repr(specialization.current.body.signature),
     )  # fmt: skip
 
 

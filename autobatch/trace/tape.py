@@ -31,7 +31,7 @@ from autobatch.trace.forms import EACH, VALUE, Form, Item
 from autobatch.trace.handles import Rows
 from autobatch.trace.ragged import Ragged
 from autobatch.trace.tracer import collect_outputs
-from autobatch.trace.traces import Family
+from autobatch.trace.traces import Specialization
 
 GRADIENT, TANGENT = "gradient", "tangent"
 NOTHING = "nothing"
@@ -71,16 +71,16 @@ def _product_argument(number: int, cell: str) -> str:
     return f"{product(number)} of {cell}"
 
 
-def make_layout(number: int, form: Form, family: Family) -> Layout:
+def make_layout(number: int, form: Form, specialization: Specialization) -> Layout:
     """Describe the calls of a form to the core.
 
     Args:
         number: number of the form.
-        family: family of the form.
+        specialization: specialization of the form.
     """
-    program, shapes = family.node_type.program, list[Shape]()
+    program, shapes = specialization.node_type.program, list[Shape]()
     vars, own = program.vars, program.float_leaves
-    names = [*range(len(program.results)), *(FIRST_PRODUCT + number for number in family.kept)]
+    names = [*range(len(program.results)), *(FIRST_PRODUCT + number for number in specialization.kept)]
     outputs, arguments = list[tuple[int, ...]](), list[tuple[int, ...]]()
     for k, index in enumerate(program.outputs):
         if k in program.float_outputs:
@@ -95,7 +95,7 @@ def make_layout(number: int, form: Form, family: Family) -> Layout:
         code += [*_header(item), len(item.leaves), *chain(*([len(part), *part] for part in item.leaves))]
     code += [len(form.floats), *chain(*map(_header, form.floats))]
     code += [len(outputs), *chain(*outputs), len(arguments), *chain(*arguments)]
-    n_lists = sum(key.n_lists for key in family.keys.values())
+    n_lists = sum(key.n_lists for key in specialization.keys.values())
     return Layout(number, n_lists, code, tuple(shapes), tuple(program.parameters), _count_rows(program))
 
 
@@ -121,7 +121,7 @@ def make_rule(
             number of rows, -1 for a value.
         lengths: lengths of the lists of the call.
     """
-    base, form = calls.families[layout.form], calls.forms[layout.form]
+    base, form = calls.specializations[layout.form], calls.forms[layout.form]
     pattern = Pattern(KINDS[kind], tuple(map(_name, outputs)), tuple(leaves), tuple(parameters))
     of_parameters = [f"parameter {n}" for n in range(len(parameters))]
     whats = pattern.outputs if pattern.kind == GRADIENT else (*of_parameters, *leaves)
@@ -129,14 +129,14 @@ def make_rule(
     products = _products(base) if not calls.in_rounds else {}
     argument = {pattern.argument(base.entry.name, what): n for n, what in enumerate(whats)}
     passed_keys = (_key_of(x, parameters[n] if n < len(parameters) else None) for n, x in enumerate(given))
-    family = calls.family_of(
+    specialization = calls.specialization_of(
         calls.derived(base.entry, pattern),
         {**base.keys, **products, **dict(zip(argument, passed_keys, strict=True))},
         (*lengths, *rows_given),
     )
-    program, vars = family.node_type.program, family.node_type.program.vars
+    program, vars = specialization.node_type.program, specialization.node_type.program.vars
     leaf_of = {source.name: source.leaf for source, _ in _ports(program)}
-    walked = family.lengths.walked
+    walked = specialization.lengths.walked
     measured = _measured(program, walked)
     ints, floats = ([_needed(item, program, measured) for item in items] for items in (form.ints, form.floats))
     kept = {name: number for number, name in enumerate(products) if name in leaf_of}
@@ -147,7 +147,7 @@ def make_rule(
     items = [item for item, _ in ints if item is not None]
     items += [Item(VALUE, ((leaf_of[name],),)) for name in kept]
     items += [Item(EACH, ((leaf,),), group=group_of[n]) for n, leaf in own.items()]
-    number = calls.add_form(family, items, [item for item, _ in floats if item is not None])
+    number = calls.add_form(specialization, items, [item for item, _ in floats if item is not None])
     code = [
         *_logged(ints),
         *_logged(floats),
@@ -156,7 +156,7 @@ def make_rule(
         len(own),
         *own,
     ]
-    whats_made = [what for what in family.node_type.structure.labels if what != NOTHING]
+    whats_made = [what for what in specialization.node_type.structure.labels if what != NOTHING]
     code.append(len(whats_made))
     for what, index in zip(whats_made, program.outputs, strict=False):
         given_as = argument.get(_passed_port(vars, index), -1)
@@ -164,11 +164,11 @@ def make_rule(
 
     def serves(lengths: Sequence[int]) -> bool:
         """Return whether the rule is valid for a call with lists of these lengths."""
-        known = family.lengths
+        known = specialization.lengths
         is_known = not known.walked or known.of(lengths) in known.found
-        return family.number == number_of_type and is_known
+        return specialization.number == number_of_type and is_known
 
-    number_of_type = family.number
+    number_of_type = specialization.number
     return Rule(layout, number, len(given), code, bool(walked), serves, _count_rows(program))
 
 
@@ -305,7 +305,7 @@ def _result(what: int | str, pattern: Pattern) -> tuple[int, int]:
     return OF_LEAF if isinstance(what, int) else OF_PARAMETER, last
 
 
-def _products(base: Family) -> dict[str, Key]:
+def _products(base: Specialization) -> dict[str, Key]:
     """Return the products of a cell, as arguments of its derivatives; none if a node cannot have so many outputs."""
     vars, name = base.node_type.program.vars, base.entry.name
     found = products_of(vars, base.node_type.program.instructions)

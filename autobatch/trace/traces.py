@@ -1,10 +1,11 @@
 """Traces: a cache with one trace per type of each cell, which retraces a body when something that it read has changed.
 
-A *family* is one cell called with arguments of one key. Each of its traces has guards (`autobatch.trace.guards`); one
-trace is in force. Once per call, all guards in force are checked. If one fails, an earlier trace whose guards hold is
-reused, so switching back and forth traces nothing; if there is none, the body is traced again. A new trace with the
-same signature (ports, attributes, outputs) replaces the old one under its type id, so that recorded graphs stay valid.
-A trace with another signature is a new type, and graphs with the old type raise a GraphError.
+A *specialization* is one cell called with arguments of one key. Each of its traces has guards
+(`autobatch.trace.guards`); one trace is in force. Once per call, all guards in force are checked. If one fails, an
+earlier trace whose guards hold is reused, so switching back and forth traces nothing; if there is none, the body is
+traced again. A new trace with the same signature (ports, attributes, outputs) replaces the old one under its type id,
+so that recorded graphs stay valid. A trace with another signature is a new type, and graphs with the old type raise a
+GraphError.
 
 A body that iterates over a list is traced for each length of the list in calls; one trace serves all lengths that give
 the same program (`autobatch.trace.elements`).
@@ -40,7 +41,7 @@ from autobatch.trace.tracer import Tracer
 from autobatch.trace.tracking import ReadTracker
 
 FEW = 3  # length to which the first trace of a body cuts a list: a first, a middle and a last element
-MOST_TRACES = 8  # traces kept per family, with their compiled code
+MOST_TRACES = 8  # traces kept per specialization, with their compiled code
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +91,7 @@ class Trace(NamedTuple):
 
 
 @dataclass(eq=False)
-class Family:
+class Specialization:
     """A cell called with arguments of one key.
 
     Attributes:
@@ -128,7 +129,7 @@ class Family:
 
 
 class Traces:
-    """All families of one recorded function.
+    """All specializations of one recorded function.
 
     Args:
         sum_of: returns the entry of the variadic sum.
@@ -156,13 +157,13 @@ class Traces:
         self.n_traced = self.n_renewed = 0
         self.lives = Lives()
         self._sum_of, self._renew_entry = sum_of, renew
-        self._families: dict[Hashable, Family] = {}
-        self._of_entry: dict[Entry, list[Family]] = {}
+        self._specializations: dict[Hashable, Specialization] = {}
+        self._of_entry: dict[Entry, list[Specialization]] = {}
         self._serial = count()
         self.known_guards: GuardSet | None = None
 
-    def family_of(self, entry: Entry, keys: dict[str, Key], lengths: tuple[int, ...]) -> Family:
-        """Return the family of calls with these keys; trace the cell if the family, or these lengths, are new.
+    def specialization_of(self, entry: Entry, keys: dict[str, Key], lengths: tuple[int, ...]) -> Specialization:
+        """Return the specialization for calls with these keys; trace the cell if it, or these lengths, are new.
 
         Args:
             lengths: lengths of the list arguments.
@@ -171,25 +172,25 @@ class Traces:
             NeedsLength: the type depends on the length of a list.
         """
         identity = (entry.identity, tuple(keys.items()))
-        family = self._families.get(identity)
-        if family is None:
-            family = Family(entry, keys)
-        if family.current is None:
-            tracer, body = self._trace_first(family, lengths)
+        specialization = self._specializations.get(identity)
+        if specialization is None:
+            specialization = Specialization(entry, keys)
+        if specialization.current is None:
+            tracer, body = self._trace_first(specialization, lengths)
             if tracer.resolved:
                 groups = count()
                 keys = {name: _resolve(key, tracer.resolved, groups) for name, key in keys.items()}
-                return self.family_of(entry, keys, lengths)
-            if identity not in self._families:
-                self._families[identity] = family
-                self._of_entry.setdefault(entry, []).append(family)
+                return self.specialization_of(entry, keys, lengths)
+            if identity not in self._specializations:
+                self._specializations[identity] = specialization
+                self._of_entry.setdefault(entry, []).append(specialization)
             with self.types.growing.lock:
-                self._put(family, self._keep(family, body))
-        elif family.lengths.of(lengths) not in family.lengths.found:
-            self._add_lengths(family, family.current, lengths)
-        return family
+                self._put(specialization, self._keep(specialization, body))
+        elif specialization.lengths.of(lengths) not in specialization.lengths.found:
+            self._add_lengths(specialization, specialization.current, lengths)
+        return specialization
 
-    def _trace_first(self, family: Family, lengths: tuple[int, ...]) -> tuple[Tracer, Body]:
+    def _trace_first(self, specialization: Specialization, lengths: tuple[int, ...]) -> tuple[Tracer, Body]:
         """Trace a body for the first time; twice, for two lengths, if it iterates over lists.
 
         One of these traces cuts long lists to a few elements. A derivative is traced only for the given lengths, for
@@ -198,56 +199,59 @@ class Traces:
         short = tuple(min(n, FEW) for n in lengths)
         if short != lengths:
             with suppress(Exception):  # if the body needs more elements, there is no short trace
-                tracer, body = self._trace(family, short)
-                other = self._trace(family, lengths)[1]
+                tracer, body = self._trace(specialization, short)
+                other = self._trace(specialization, lengths)[1]
                 if body.lengths.walked and body.content == other.content:
-                    family.example = short
+                    specialization.example = short
                     return tracer, _join(body, other)
-        family.example = lengths
-        tracer, body = self._trace(family, lengths)
-        if body.lengths.walked and not tracer.resolved and not family.entry.is_derivative:
-            body = _join(body, self._trace_longer(family, body, tuple(n + 1 for n in lengths)))
+        specialization.example = lengths
+        tracer, body = self._trace(specialization, lengths)
+        if body.lengths.walked and not tracer.resolved and not specialization.entry.is_derivative:
+            body = _join(body, self._trace_longer(specialization, body, tuple(n + 1 for n in lengths)))
         return tracer, body
 
-    def _trace_longer(self, family: Family, body: Body, lengths: tuple[int, ...]) -> Body:
+    def _trace_longer(self, specialization: Specialization, body: Body, lengths: tuple[int, ...]) -> Body:
         """Trace a body for longer lists than in any call; NeedsLength if it raises an error for them."""
         try:
-            return self._trace(family, lengths)[1]
+            return self._trace(specialization, lengths)[1]
         except NeedsLength:
             raise
         except Exception as error:  # may come from the user's code, such as a strict zip
             raise NeedsLength(body.lengths.walked[0], f"fails if it is longer ({error})") from error
 
-    def _add_lengths(self, family: Family, current: Trace, lengths: tuple[int, ...]) -> None:
+    def _add_lengths(self, specialization: Specialization, current: Trace, lengths: tuple[int, ...]) -> None:
         """Trace a body for other lengths of its lists; NeedsLength unless that gives the same program."""
-        body = _join(current.body, self._trace(family, lengths)[1])
+        body = _join(current.body, self._trace(specialization, lengths)[1])
         with self.types.growing.lock:
-            self._put(family, current._replace(body=body))
+            self._put(specialization, current._replace(body=body))
 
-    def keep_products(self, family: Family, numbers: Iterable[int]) -> dict[int, int]:
-        """Let the nodes of a family keep some of their products; return the output number of each kept product.
+    def keep_products(self, specialization: Specialization, numbers: Iterable[int]) -> dict[int, int]:
+        """Let the nodes of a specialization keep some of their products; return the output number of each kept product.
 
         The type keeps its number, so existing graphs stay valid.
         """
-        current, new = family.current, [number for number in numbers if number not in family.kept]
+        current, new = specialization.current, [number for number in numbers if number not in specialization.kept]
         if new and current is not None:
-            family.kept += new
-            body = replace(current.body, program=keep_products(current.node_type.program, family.kept))
+            specialization.kept += new
+            body = replace(current.body, program=keep_products(current.node_type.program, specialization.kept))
             node_type = replace(current.node_type, program=body.program, trace=next(self._serial))
-            family.traces = []
-            family.numbers[body.signature] = node_type.number
+            specialization.traces = []
+            specialization.numbers[body.signature] = node_type.number
             with self.types.growing.lock:
-                self._put(family, Trace(node_type, body))
-        return {number: output for output, number in enumerate(family.kept, len(family.node_type.program.results))}
+                self._put(specialization, Trace(node_type, body))
+        return {
+            number: output
+            for output, number in enumerate(specialization.kept, len(specialization.node_type.program.results))
+        }
 
     @property
-    def families(self) -> list[Family]:
-        """Return all families."""
-        return list(self._families.values())
+    def specializations(self) -> list[Specialization]:
+        """Return all specializations."""
+        return list(self._specializations.values())
 
     def keys_of(self, entry: Entry, most: int) -> list[dict[str, Key]]:
         """Return the keys of an entry's most recent calls, up to a limit."""
-        return [family.keys for family in self._of_entry.get(entry, [])[-most:]]
+        return [specialization.keys for specialization in self._of_entry.get(entry, [])[-most:]]
 
     # Once per call.
 
@@ -272,16 +276,16 @@ class Traces:
     def renew(self) -> None:
         """Replace traces whose guards fail, and retry failed bodies that read something that has changed."""
         self.n_renewed += 1
-        for family in list(self._families.values()):
-            if family.current is not None:
-                if not family.current.holds():
-                    self._renew(family, family.current)
-            elif not all(guard.holds() for guard in family.failed):
-                self._renew(family, family.traces[-1] if family.traces else None)
+        for specialization in list(self._specializations.values()):
+            if specialization.current is not None:
+                if not specialization.current.holds():
+                    self._renew(specialization, specialization.current)
+            elif not all(guard.holds() for guard in specialization.failed):
+                self._renew(specialization, specialization.traces[-1] if specialization.traces else None)
         self.known_guards = None
 
     def forget(self, gone: set[int], bound: set[int]) -> set[int]:
-        """Drop traces that read removed objects, and families of calls of these objects; return the retired types.
+        """Drop traces that read removed objects, and specializations for these objects; return the retired types.
 
         Cells that read removed objects are retraced; graphs with calls of them raise a GraphError.
 
@@ -290,70 +294,76 @@ class Traces:
             bound: `id`s of rebound parameters, whose old tensors are released.
         """
         retired = set[int]()
-        for identity, family in list(self._families.items()):
-            current, given = family.current, [x for key in family.keys.values() for x in _statics(key)]
-            if family.entry.uses(gone) or any(not gone.isdisjoint(ids_in(x)) for x in given):
-                del self._families[identity]
-                self._of_entry[family.entry].remove(family)
-                self.types.forgotten |= {trace.node_type.trace for trace in family.traces}
-                family.traces, family.current = [], None
+        for identity, specialization in list(self._specializations.items()):
+            current, given = specialization.current, [x for key in specialization.keys.values() for x in _statics(key)]
+            if specialization.entry.uses(gone) or any(not gone.isdisjoint(ids_in(x)) for x in given):
+                del self._specializations[identity]
+                self._of_entry[specialization.entry].remove(specialization)
+                self.types.forgotten |= {trace.node_type.trace for trace in specialization.traces}
+                specialization.traces, specialization.current = [], None
                 if current is not None:
                     retired.add(current.node_type.number)
                     self.types.retire(current.node_type.number, _replaced(current.node_type))
                 continue
-            before = {trace.node_type.trace for trace in family.traces}
-            family.traces = [trace for trace in family.traces if not _reads(trace, gone)]
+            before = {trace.node_type.trace for trace in specialization.traces}
+            specialization.traces = [trace for trace in specialization.traces if not _reads(trace, gone)]
             if current is not None and _reads(current, gone | bound):
-                self._renew(family, current)
-                family.traces = family.traces[-1:]
-            self.types.forgotten |= before - {trace.node_type.trace for trace in family.traces}
-        self._of_entry = {entry: families for entry, families in self._of_entry.items() if families}
+                self._renew(specialization, current)
+                specialization.traces = specialization.traces[-1:]
+            self.types.forgotten |= before - {trace.node_type.trace for trace in specialization.traces}
+        self._of_entry = {
+            entry: specializations for entry, specializations in self._of_entry.items() if specializations
+        }
         self.known_guards = None
         return retired
 
     def _guards(self) -> list[Guard]:
         """Return all active guards, including those of bodies that could not be retraced."""
-        families = list(self._families.values())
-        return [guard for f in families for guard in (f.failed if f.current is None else f.current.body.guards)]
+        specializations = list(self._specializations.values())
+        return [guard for f in specializations for guard in (f.failed if f.current is None else f.current.body.guards)]
 
-    def _renew(self, family: Family, before: Trace | None) -> None:
-        """Replace the current trace of a family; `before` is the previous one, None if all were dropped."""
+    def _renew(self, specialization: Specialization, before: Trace | None) -> None:
+        """Replace the current trace of a specialization; `before` is the previous one, None if all were dropped."""
         changed = differences(before.body.guards) if before is not None else []
-        known = next((trace for trace in reversed(family.traces) if trace.holds()), None)
+        known = next((trace for trace in reversed(specialization.traces) if trace.holds()), None)
         error: Exception | None = None
         body: Body | None = None
         if known is None:
             self.lives.changing |= {difference.key for difference in changed if difference.is_numeric}
             try:
-                body = self._trace(family, family.example)[1]
+                body = self._trace(specialization, specialization.example)[1]
             except Exception as failed:  # raised again when the cell is called; graphs with this type are refused
                 error = failed
         with self.types.growing.lock:
-            self._put(family, self._keep(family, body) if body is not None else known, _reason(family, before, error))
-            self._explain_again(family, before, error)
+            self._put(
+                specialization,
+                self._keep(specialization, body) if body is not None else known,
+                _reason(specialization, before, error),
+            )
+            self._explain_again(specialization, before, error)
 
-    def _explain_again(self, family: Family, before: Trace | None, error: Exception | None) -> None:
-        """Set the reasons why outdated types of a family differ, except the type of the previous trace."""
-        kept = {trace.node_type.number: trace for trace in family.traces}
+    def _explain_again(self, specialization: Specialization, before: Trace | None, error: Exception | None) -> None:
+        """Set the reasons why outdated types of a specialization differ, except the type of the previous trace."""
+        kept = {trace.node_type.number: trace for trace in specialization.traces}
         explained = set() if before is None else {before.node_type.number}
-        for number in ({*family.numbers.values()} - explained) & self.types.outdated.keys():
-            self.types.retire(number, _reason(family, kept.get(number), error))
+        for number in ({*specialization.numbers.values()} - explained) & self.types.outdated.keys():
+            self.types.retire(number, _reason(specialization, kept.get(number), error))
 
-    def _put(self, family: Family, trace: Trace | None, why: str = "") -> None:
+    def _put(self, specialization: Specialization, trace: Trace | None, why: str = "") -> None:
         """Put a trace in force, or none."""
-        entry = family.entry
-        before, old = self._numbers(entry) if why else (), family.number
-        family.current = trace
-        family.lengths.found.clear()
+        entry = specialization.entry
+        before, old = self._numbers(entry) if why else (), specialization.number
+        specialization.current = trace
+        specialization.lengths.found.clear()
         if trace is not None:
-            family.failed = ()
-            family.lengths.walked = trace.body.lengths.walked
-            family.lengths.found |= trace.body.lengths.found
-            family.numbers[trace.body.signature] = trace.node_type.number
-            others = (t for t in family.traces if t.body.content != trace.body.content)
-            family.traces = [*others, trace][-MOST_TRACES:]
+            specialization.failed = ()
+            specialization.lengths.walked = trace.body.lengths.walked
+            specialization.lengths.found |= trace.body.lengths.found
+            specialization.numbers[trace.body.signature] = trace.node_type.number
+            others = (t for t in specialization.traces if t.body.content != trace.body.content)
+            specialization.traces = [*others, trace][-MOST_TRACES:]
             self.types.put(trace.node_type)
-        if old not in (-1, family.number):
+        if old not in (-1, specialization.number):
             self.types.retire(old, why)
         if why and before != self._numbers(entry):
             self._renew_entry(entry, before, self._numbers(entry))
@@ -363,19 +373,21 @@ class Traces:
             self.known_guards = None
 
     def _numbers(self, entry: Entry) -> tuple[int, ...]:
-        return tuple(family.number for family in self._of_entry.get(entry, ()))
+        return tuple(specialization.number for specialization in self._of_entry.get(entry, ()))
 
     # Tracing.
 
-    def _trace(self, family: Family, lengths: tuple[int, ...]) -> tuple[Tracer, Body]:
+    def _trace(self, specialization: Specialization, lengths: tuple[int, ...]) -> tuple[Tracer, Body]:
         """Trace a body. Guards of state that the body changes, such as a counter, hold its value after the trace."""
         # A guard that held before the trace and fails after it was changed by the body itself, so it takes the new
         # value. One that failed before must keep failing, so that `renew` replaces the traces that it belongs to.
         guard_set = self.guard_set
         held = None if guard_set.holds() else [*filter(HOLDS, self._guards())]
-        tracer, body = self._trace_body(family, lengths)
-        if _refuses_changes(family.entry) and (changed := [guard for guard in body.guards if not guard.holds()]):
-            tracer, body = self._trace_unchanging(family, lengths, body, differences(changed))
+        tracer, body = self._trace_body(specialization, lengths)
+        if _refuses_changes(specialization.entry) and (
+            changed := [guard for guard in body.guards if not guard.holds()]
+        ):
+            tracer, body = self._trace_unchanging(specialization, lengths, body, differences(changed))
         if held is None and not guard_set.holds():
             held = self._guards()
         for guard in (*(held or ()), *body.guards):
@@ -386,52 +398,53 @@ class Traces:
         return tracer, body
 
     def _trace_unchanging(
-        self, family: Family, lengths: tuple[int, ...], before: Body, changed: Sequence[Difference]
+        self, specialization: Specialization, lengths: tuple[int, ...], before: Body, changed: Sequence[Difference]
     ) -> tuple[Tracer, Body]:
         """Retrace a body that changed state that it reads; GraphError unless it is stable now.
 
         A body that caches its first result, such as a table of angles, changes nothing in the second run. The programs
         of bodies run by another library cannot be compared, so there only arrays may change, which hooks recompute.
         """
-        tracer, body = self._trace_body(family, lengths)
+        tracer, body = self._trace_body(specialization, lengths)
         is_same = body.content == before.content
         if not is_same and any(body.program.vars[i].source.op.once for i in body.program.instructions):  # type: ignore
             is_same = body.signature == before.signature and all(map(_is_of_arrays, changed))
         if not is_same or not all(guard.holds() for guard in body.guards):
             raise GraphError(
-                f"cell {family.entry.name!r} must not change state that it reads, because its body is traced once for "
-                f"all its calls, got: {_describe(changed)}; change it outside cells, or pass it as an argument."
+                f"cell {specialization.entry.name!r} must not change state that it reads, because its body is "
+                f"traced once for all its calls, got: {_describe(changed)}; change it outside cells, or pass it as an "
+                f"argument."
             )
         return tracer, body
 
-    def _trace_body(self, family: Family, lengths: tuple[int, ...]) -> tuple[Tracer, Body]:
+    def _trace_body(self, specialization: Specialization, lengths: tuple[int, ...]) -> tuple[Tracer, Body]:
         """Trace a body with symbolic numbers, and retrace it with constants where it needs actual numbers.
 
         Garbage collection is disabled: a list of thousands of elements makes so many objects that collection would
         take as long as the trace.
         """
         with tracing_lock():
-            return self._trace_alone(family, lengths)
+            return self._trace_alone(specialization, lengths)
 
-    def _trace_alone(self, family: Family, lengths: tuple[int, ...]) -> tuple[Tracer, Body]:
-        entry, roots = family.entry, _roots(family.entry, family.keys)
-        has_drawn = any(trace.body.program.draws for trace in family.traces)
+    def _trace_alone(self, specialization: Specialization, lengths: tuple[int, ...]) -> tuple[Tracer, Body]:
+        entry, roots = specialization.entry, _roots(specialization.entry, specialization.keys)
+        has_drawn = any(trace.body.program.draws for trace in specialization.traces)
         while True:
             tracer = Tracer(entry.name, self.weight_names, lengths, returns_rows=not entry.lists)
-            tracker = ReadTracker(tracer.builder, self.lives, family.by_value)
+            tracker = ReadTracker(tracer.builder, self.lives, specialization.by_value)
             self.n_traced += 1
             try:
                 run = _drawing(entry.run, tracer.builder) if has_drawn else entry.run
                 with without_collection():
-                    program, structure = tracer.trace(run, family.keys, tracker.tracking(roots))
+                    program, structure = tracer.trace(run, specialization.keys, tracker.tracking(roots))
             except NeedsLength as needs:
-                family.failed = tuple(tracker.guards.values())
+                specialization.failed = tuple(tracker.guards.values())
                 needs.group = tracer.builder.argument_of(needs.group)
                 raise
             except Exception as error:
                 needed = tracer.builder.needed if isinstance(error, NeedsNumber) else set(tracker.offered)
                 if not needed:
-                    family.failed = tuple(tracker.guards.values())
+                    specialization.failed = tuple(tracker.guards.values())
                     raise
             else:
                 needed = tracer.builder.needed
@@ -439,27 +452,27 @@ class Traces:
                     walked = tuple(sorted(tracer.builder.walked))
                     _check_ties(program, walked, lengths)
                     known = Lengths(walked, {tuple(lengths[group] for group in walked)})
-                    program = keep_products(program, family.kept)
+                    program = keep_products(program, specialization.kept)
                     return tracer, Body(program, structure, tuple(tracker.guards.values()), known)
-            family.by_value |= {tracker.offered[live] for live in needed}
+            specialization.by_value |= {tracker.offered[live] for live in needed}
 
-    def _keep(self, family: Family, body: Body) -> Trace:
-        """Make the trace of a family with this body; an equal kept trace is reused with the new guards."""
-        for known in family.traces:
+    def _keep(self, specialization: Specialization, body: Body) -> Trace:
+        """Make the trace of a specialization with this body; an equal kept trace is reused with the new guards."""
+        for known in specialization.traces:
             if known.body.content == body.content:
                 return known._replace(body=body)
-        number = family.numbers.get(body.signature)
-        node_type = self._make_type(family.entry, family.keys, body.program, body.structure)
+        number = specialization.numbers.get(body.signature)
+        node_type = self._make_type(specialization.entry, specialization.keys, body.program, body.structure)
         if number is not None:
             node_type = replace(node_type, number=number)
-        family.numbers[body.signature] = node_type.number
+        specialization.numbers[body.signature] = node_type.number
         return Trace(replace(node_type, trace=next(self._serial)), body)
 
     def _make_type(self, entry: Entry, keys: dict[str, Key], program: CellProgram, structure: Any) -> NodeType:
         called, sum_type = entry.identity[0].value, -1
         if called is add and (shape := _shape_of_both(keys["args"])) is not None:
             values = {"values": Key("each", None, (Key("value", shape),))}
-            sum_type = self.family_of(self._sum_of(), values, ()).number
+            sum_type = self.specialization_of(self._sum_of(), values, ()).number
         elif called is SUM_N and keys["values"].kind == "each" and len(program.ports) == 1:
             sum_type = len(self.types)
         owner = entry.identity[-1].value
@@ -515,10 +528,10 @@ def _replaced(node_type: NodeType) -> str:
     return f"since {node_type.name!r} was recorded, {what} has been replaced"
 
 
-def _reason(family: Family, before: Trace | None, error: Exception | None) -> str:
+def _reason(specialization: Specialization, before: Trace | None, error: Exception | None) -> str:
     """Explain why a trace (None if dropped) is not current: the changes, and the result of retracing the body."""
     if before is None:
-        return f"state that cell {family.entry.name!r} reads has changed since, and it {_outcome(error)}"
+        return f"state that cell {specialization.entry.name!r} reads has changed since, and it {_outcome(error)}"
     return f"{_describe(differences(before.body.guards))}, and cell {before.node_type.name!r} {_outcome(error)}"
 
 
