@@ -191,7 +191,7 @@ def test_a_choice_of_development_data_may_be_refused(command: Command, tmp_path:
         (("--data", one, "--dev", tmp_path / "none.txt"), "none.txt"),
         (("--data", one, "--dev", tmp_path), "is a directory"),
         (("--data", one, "--dev", ""), "must be a path, got ''"),
-        *[(("--data", one, "--split", share), "between 0 and 1, got") for share in (0, 1, -0.1, "10%", "nan")],
+        *[(("--data", one, "--split", share), "above 0 and below 1, got") for share in (0, 1, -0.1, "10%", "nan")],
     ]
     for words, why in refused:
         status, out, err = command("train", "tree-lstm", *words)
