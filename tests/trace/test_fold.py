@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import pickle
-import sys
 import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.trace.record import Recorder
+from helpers.counters.counting import count_python_calls
 
 N_WORDS, DIM = 30, 4
 
@@ -665,18 +665,7 @@ def test_calls_of_known_forms_call_no_python() -> None:
         """Count the Python calls made while recording 10 trees of up to n nodes."""
         trees = [as_parents(draw_tree(np.random.default_rng(k), n, True, 0.0)) for k in range(10)]
         recorder.record(trees)
-        calls = 0
-
-        def note(frame: Any, event: str, argument: Any) -> None:
-            nonlocal calls
-            calls += event == "call"
-
-        sys.setprofile(note)
-        try:
-            recorder.record(trees)
-        finally:
-            sys.setprofile(None)
-        return calls
+        return count_python_calls(recorder.record, trees)
 
     assert count(5) == count(30)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.trace.record import Recorder
+from helpers.counters.counting import count_python_calls
 
 N_KINDS, N_BONDS, DIM, N_ROUNDS = 6, 3, 3, 3
 
@@ -267,18 +267,7 @@ def test_calls_of_known_forms_call_no_python() -> None:
         """Count the Python calls made while recording 10 graphs of n nodes."""
         graphs = [draw(np.random.default_rng(k), n) for k in range(10)]
         recorder.record(graphs)
-        calls = 0
-
-        def note(frame: Any, event: str, argument: Any) -> None:
-            nonlocal calls
-            calls += event == "call"
-
-        sys.setprofile(note)
-        try:
-            recorder.record(graphs)
-        finally:
-            sys.setprofile(None)
-        return calls
+        return count_python_calls(recorder.record, graphs)
 
     assert count(5) == count(30)
 

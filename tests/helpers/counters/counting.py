@@ -61,3 +61,20 @@ def files_in_order(function: Callable[..., Any], *args: Any) -> list[str]:
     finally:
         sys.setprofile(before)
     return entered
+
+
+def count_python_calls(function: Callable[..., Any], *args: Any) -> int:
+    """Count the calls of Python functions, also of other modules, during a call."""
+    calls = 0
+
+    def hear(_: FrameType, event: str, __: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(hear)
+    try:
+        function(*args)
+    finally:
+        sys.setprofile(before)
+    return calls
