@@ -26,7 +26,7 @@ from autobatch.plan.plan import Batch, Plan, PlannedCell, PlannedTypes
 
 Array: TypeAlias = Any  # an array of the device, or of NumPy
 Env: TypeAlias = dict[int, Any]
-RUNS = 8  # free memory that was too large for each of this many consecutive runs
+RUNS = 8  # free memory that was too large for this many consecutive runs
 SPARE, SMALL = 4, 2**20  # memory is too large above SPARE times the bytes that a run needs, plus SMALL bytes
 
 

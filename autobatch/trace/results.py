@@ -29,7 +29,7 @@ MOST_PARTS = 1 << 16
 
 
 class Known(dict[Any, Any]):
-    """A cache of what is known of structures; it is emptied when the structures have too many parts in total."""
+    """A bounded cache of structures; it is emptied when they have too many parts in total."""
 
     n_parts = 0
 

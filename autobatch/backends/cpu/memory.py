@@ -49,7 +49,7 @@ class CpuMemory(Memory):
         self.reserved_for: Needed | None = None
 
     def has_room(self, needed: Needed) -> bool:
-        """Return whether the memory reserved for another plan is enough; with a limit, it may be too much."""
+        """Return whether the memory reserved for another plan suffices; False with a limit, which it may exceed."""
         last = self.reserved_for
         if last is None or needed.max_bytes is not None:
             return False
