@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from autobatch.errors import DataError
-from autobatch.models.data import brackets, python_ast, reviews, translation
+from autobatch.models.data import brackets, python_ast, reviews
 from autobatch.models.data.agreement import draw_texts
-from autobatch.models.data.commands import ACTIONS, ADVERBS, draw_commands
+from autobatch.models.data.circuit import draw_circuits
+from autobatch.models.data.comparison import draw_edits
 from autobatch.models.data.compounds import draw_compounds
 from autobatch.models.data.dag import draw_dags, draw_lattices, draw_named_lattices
 from autobatch.models.data.dataset import (
@@ -37,19 +38,17 @@ from autobatch.models.data.dataset import (
     load_texts,
     load_trees,
 )
-from autobatch.models.data.edits import draw_edits
 from autobatch.models.data.force_field import draw_conformations
-from autobatch.models.data.gates import draw_circuits
 from autobatch.models.data.labelled_tree import LabelledTree
 from autobatch.models.data.lattice import Lattice
 from autobatch.models.data.listops import draw_operations
 from autobatch.models.data.listops import draw_trees as draw_listops
-from autobatch.models.data.moves import draw_moves
-from autobatch.models.data.picture import Picture
+from autobatch.models.data.ordered_tree import ACTIONS, ADVERBS, draw_commands
+from autobatch.models.data.pair import ADJECTIVES, FUTURE, JOINTS, NOUNS, VERBS, draw_pairs
+from autobatch.models.data.picture import COLOURS, THINGS, Picture, draw_scenes
 from autobatch.models.data.python_ast import N_CLASSES
-from autobatch.models.data.scenes import COLOURS, THINGS, draw_scenes
-from autobatch.models.data.sentence import Sentence
-from autobatch.models.data.tagging import GROUP_VERBS, PREPOSITIONS, TITLES, draw_rare_names, draw_sentences
+from autobatch.models.data.repeats import draw_moves
+from autobatch.models.data.sentence import GROUP_VERBS, PREPOSITIONS, TITLES, Sentence, draw_rare_names, draw_sentences
 from autobatch.models.data.tree import Tree
 from autobatch.models.data.vocabulary import UNKNOWN, Vocabulary
 from autobatch.models.lattice_lstm_ner import load_character_lattices
@@ -69,7 +68,7 @@ DRAWERS: dict[str, Callable[[int, np.random.Generator], list[Any]]] = {
     "lattice-names": draw_named_lattices,
     "random-dag": draw_dags,
     "scenes": draw_scenes,
-    "translation": translation.draw_pairs,
+    "translation": draw_pairs,
     "reviews": reviews.draw_reviews,
     "brackets": brackets.draw_brackets,
     "commands": draw_commands,
@@ -119,15 +118,13 @@ def test_names_alone_tell_nothing() -> None:
 
 def test_translations_have_another_order() -> None:
     """In each clause, the nouns are compared from the end of the sentence and from the start of the translation."""
-    for pair in translation.draw_pairs(300, np.random.default_rng(0)):
-        joints = [translation.JOINTS[word] for word in pair.source if word in translation.JOINTS]
-        assert [word for word in pair.target if word in translation.JOINTS.values()] == joints
-        for source, target in zip(
-            clauses(pair.source, translation.JOINTS), clauses(pair.target, translation.JOINTS.values()), strict=True
-        ):
-            verb = next(place for place, word in enumerate(source) if word in translation.VERBS)
+    for pair in draw_pairs(300, np.random.default_rng(0)):
+        joints = [JOINTS[word] for word in pair.source if word in JOINTS]
+        assert [word for word in pair.target if word in JOINTS.values()] == joints
+        for source, target in zip(clauses(pair.source, JOINTS), clauses(pair.target, JOINTS.values()), strict=True):
+            verb = next(place for place, word in enumerate(source) if word in VERBS)
             nouns = [tell(phrase) for phrase in (source[verb + 1 :], source[:verb])]
-            ending = [translation.VERBS[source[verb]], *([translation.FUTURE] if "will" in source else [])]
+            ending = [VERBS[source[verb]], *([FUTURE] if "will" in source else [])]
             assert target == [*nouns[0], *nouns[1], *ending]
 
 
@@ -137,8 +134,8 @@ def clauses(words: list[str], joints: Collection[str]) -> list[list[str]]:
 
 def tell(phrase: list[str]) -> list[str]:
     """Translate a noun with its article and adjectives."""
-    nouns = [translation.NOUNS[word] for word in phrase if word in translation.NOUNS] * (1 + phrase.count("two"))
-    return nouns + [translation.ADJECTIVES[word] for word in phrase[::-1] if word in translation.ADJECTIVES]
+    nouns = [NOUNS[word] for word in phrase if word in NOUNS] * (1 + phrase.count("two"))
+    return nouns + [ADJECTIVES[word] for word in phrase[::-1] if word in ADJECTIVES]
 
 
 # --- reviews, brackets and commands ---

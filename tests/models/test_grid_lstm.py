@@ -10,8 +10,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.errors import DataError
-from autobatch.models.data.comparison import Comparison, parse_comparison
-from autobatch.models.data.edits import draw_edits
+from autobatch.models.data.comparison import Comparison, draw_edits, parse_comparison
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.grid_lstm import SPEC, GridLSTM
 from autobatch.readers.lines import Line

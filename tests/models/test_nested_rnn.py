@@ -9,8 +9,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.errors import DataError
-from autobatch.models.data.moves import SEATS, draw_moves
-from autobatch.models.data.repeats import Repeats, parse_repeats
+from autobatch.models.data.repeats import SEATS, Repeats, draw_moves, parse_repeats
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.nested_rnn import SPEC, NestedRNN
 from autobatch.readers.lines import Line

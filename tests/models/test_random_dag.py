@@ -9,8 +9,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.errors import DataError
-from autobatch.models.data.circuit import Circuit, parse_circuit
-from autobatch.models.data.gates import draw_circuits
+from autobatch.models.data.circuit import Circuit, draw_circuits, parse_circuit
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.random_dag import SPEC, RandomDag
 from autobatch.readers.lines import Line

@@ -19,20 +19,19 @@ from autobatch.keywords import nearest
 from autobatch.models.data import (
     agreement,
     brackets,
-    commands,
+    circuit,
+    comparison,
     compounds,
     dag,
-    edits,
     force_field,
-    gates,
     listops,
-    moves,
+    ordered_tree,
+    picture,
     python_ast,
+    repeats,
     reviews,
-    scenes,
+    sentence,
     sst,
-    tagging,
-    translation,
 )
 from autobatch.models.data.circuit import Circuit, read_circuits
 from autobatch.models.data.comparison import Comparison, read_comparisons
@@ -41,7 +40,7 @@ from autobatch.models.data.labelled_tree import LabelledTree, read_labelled_tree
 from autobatch.models.data.lattice import NAMES, Lattice, read_lattices
 from autobatch.models.data.molecule import Molecule, read_molecules
 from autobatch.models.data.ordered_tree import DescribedTree, read_described_trees
-from autobatch.models.data.pair import Pair, find_translations, read_pairs
+from autobatch.models.data.pair import Pair, draw_pairs, find_translations, read_pairs
 from autobatch.models.data.picture import Picture, read_pictures
 from autobatch.models.data.repeats import Repeats, read_repeats
 from autobatch.models.data.sentence import Sentence, read_sentences, read_texts
@@ -327,9 +326,9 @@ SENTENCES = Format(
     reads="tagged sentences, one per line: Paris|I-LOC is|O; a file, or a folder with train.txt and dev.txt",
     read=read_sentences,
     generators={
-        "tagging": Generator("sentences of a made-up language with people, places and groups", tagging.draw_sentences),
+        "tagging": Generator("sentences of a made-up language with people, places and groups", sentence.draw_sentences),
         "rare-names": Generator(
-            "the same with rare names, whose types follow from their endings", tagging.draw_rare_names
+            "the same with rare names, whose types follow from their endings", sentence.draw_rare_names
         ),
     },
 )
@@ -350,16 +349,14 @@ PICTURES = Format(
     reads="pictures of tagged pixels, one row per line: blue|sky red|boat, separated by blank lines; a file, or a "
     "folder with train.txt and dev.txt",
     read=read_pictures,
-    generators={"scenes": Generator("sky over sea and land, in ambiguous colours", scenes.draw_scenes)},
+    generators={"scenes": Generator("sky over sea and land, in ambiguous colours", picture.draw_scenes)},
 )
 PAIRS = Format(
     reads="sentences with translations on the same lines of another file: a folder with train.en and dev.en, or one "
     "file; beside each, a file that differs only in the suffix, such as train.vi",
     read=read_pairs,
     generators={
-        "translation": Generator(
-            "sentences of a small language, with translations in another word order", translation.draw_pairs
-        )
+        "translation": Generator("sentences of a small language, with translations in another word order", draw_pairs)
     },
     parts=("train.en", "dev.en"),
     beside=find_translations,
@@ -369,7 +366,7 @@ DESCRIBED_TREES = Format(
     "train.txt and dev.txt",
     read=read_described_trees,
     generators={
-        "commands": Generator("commands of a few words, and trees of the described actions", commands.draw_commands)
+        "commands": Generator("commands of a few words, and trees of the described actions", ordered_tree.draw_commands)
     },
 )
 TEXTS = Format(
@@ -406,19 +403,21 @@ COMPARISONS = Format(
     reads="two texts and a label per line, separated by tabs: a cat<tab>an animal<tab>yes; a file, or a folder with "
     "train.txt and dev.txt",
     read=read_comparisons,
-    generators={"edits": Generator("pairs of spelled words, labelled with their edit distance", edits.draw_edits)},
+    generators={"edits": Generator("pairs of spelled words, labelled with their edit distance", comparison.draw_edits)},
 )
 REPEATS = Format(
     reads="words with counts and tags, one text per line: right*3|F left*1|E; a file, or a folder with train.txt and "
     "dev.txt",
     read=read_repeats,
-    generators={"moves": Generator("walks around six seats, tagged with the seat after each move", moves.draw_moves)},
+    generators={"moves": Generator("walks around six seats, tagged with the seat after each move", repeats.draw_moves)},
 )
 CIRCUITS = Format(
     reads="graphs, one per line, of nodes with inputs and tags: true()|1 not(0)|0; a file, or a folder with "
     "train.txt and dev.txt",
     read=read_circuits,
-    generators={"circuits": Generator("random circuits of logic gates, tagged with their values", gates.draw_circuits)},
+    generators={
+        "circuits": Generator("random circuits of logic gates, tagged with their values", circuit.draw_circuits)
+    },
 )
 FORMATS = (
     TREES, LABELLED_TREES, SENTENCES, LATTICES, PICTURES, PAIRS, DESCRIBED_TREES, TEXTS, MOLECULES,

@@ -1,9 +1,16 @@
-r"""Ordered trees with any number of children, each with a text that describes it: one per line, separated by a tab.
+"""Ordered trees with any number of children, each with a text that describes it: of a file, or random commands.
+
+A line of a file has the text and its tree, separated by a tab:
 
     twice hop turn\t(do (twice (hop lift land)) (turn left))
 
 A node is its label, or its label and children in brackets. Labels contain neither blanks nor brackets. Trees may have
 any depth, as no function recurses. If answers are not required, a line may contain only the text.
+
+A random command is a few words, and its tree the robot actions that they describe: one to three actions, which become
+the children of "do". Each action stands for a fixed small tree, and may follow an adverb that becomes its parent.
+Siblings with the same label have the same children, because a network that only knows the labels above a node could not
+distinguish them.
 """
 
 from __future__ import annotations
@@ -14,6 +21,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
+
+import numpy as np
 
 from autobatch.readers.lines import Line, parse_lines
 
@@ -165,3 +174,52 @@ def _parse_tree(line: Line, start: int) -> OrderedTree[str]:
 def _outline(tree: OrderedTree[W]) -> list[tuple[W, int]]:
     """List labels and numbers of children, parents first; equal lists mean equal trees."""
     return [(node.label, len(node.children)) for node in tree.preorder()]
+
+
+ROOT = "do"
+ADVERBS = ("twice", "slowly", "backwards")
+ACTIONS: dict[str, list[str | tuple[str, str]]] = {
+    "hop": ["bend", "rise"],
+    "salute": [("raise", "arm"), "nod"],
+    "wait": [],
+    "turn": ["left"],
+    "dance": ["left", ("raise", "leg"), "right"],
+    "fetch": [("go", "there"), ("take", "ball"), ("come", "back")],
+    "bow": [("bend", "head")],
+    "leave": ["right", ("go", "there")],
+}
+"""The children of each action: labels, or a label with the label of its only child."""
+
+
+def draw_commands(n_commands: int, rng: np.random.Generator, *, max_actions: int = 3) -> list[DescribedTree[str]]:
+    """Draw commands of 1 to `max_actions` actions, with their trees.
+
+    Returns:
+        Commands of about 3 words on average, by default, and trees of about 9 nodes.
+
+    >>> draw_commands(1, np.random.default_rng(1))[0].tree
+    (do (salute (raise arm) nod))
+    """
+    return [_draw_command(rng, max_actions) for _ in range(n_commands)]
+
+
+def _draw_command(rng: np.random.Generator, max_actions: int) -> DescribedTree[str]:
+    words: list[str] = []
+    trees = []
+    adverbs = rng.permutation(ADVERBS).tolist()
+    for _ in range(rng.integers(1, max_actions, endpoint=True)):
+        action = list(ACTIONS)[rng.integers(len(ACTIONS))]
+        parts = [OrderedTree(*_split(part)) for part in ACTIONS[action]]
+        tree = OrderedTree(action, parts)
+        if rng.random() < 0.4:
+            adverb = adverbs.pop()
+            words.append(adverb)
+            tree = OrderedTree(adverb, [tree])
+        words.append(action)
+        trees.append(tree)
+    return DescribedTree(words, OrderedTree(ROOT, trees))
+
+
+def _split(part: str | tuple[str, str]) -> tuple[str, list[OrderedTree[str]]]:
+    label, *below = (part,) if isinstance(part, str) else part
+    return label, [OrderedTree(word) for word in below]

@@ -1,20 +1,33 @@
-"""Sentences with their translations, in two files of aligned lines as in IWSLT: `train.en` beside `train.vi`.
+"""Sentences with their translations: two files of aligned lines as in IWSLT, or random sentences of a small language.
 
-Words are separated by plain spaces or tabs. Lines that are blank in both files are skipped. Lines that are blank in
-only one are skipped with a warning. If answers are not required, the other file is not read, and blank lines are
-sentences without words, so that predictions match line numbers.
+The files are `train.en` beside `train.vi`. Words are separated by plain spaces or tabs. Lines that are blank in both
+files are skipped. Lines that are blank in only one are skipped with a warning. If answers are not required, the other
+file is not read, and blank lines are sentences without words, so that predictions match line numbers.
 
 Source of the data: Cettolo et al. 2015, The IWSLT 2015 evaluation campaign, in the form of Luong and Manning 2015.
+
+Random sentences are translated into a language of another word order:
+
+    two broken lamp sings and the river will finds the bright letter
+    ilu ilu tek jada e rodi kir sul neku ha
+
+A clause is a subject, a verb and perhaps an object; clauses are joined by conjunctions. In the translation, the order
+is object, subject, verb; adjectives follow their noun, the nearest one first; "the" has no translation; a noun after
+"two" is repeated; and "will" becomes the last word of its clause. Words thus move far, some become two words and some
+none, and a sentence and its translation differ in length.
 """
 
 from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Generic, TypeVar
+
+import numpy as np
 
 from autobatch.errors import DataError
 from autobatch.readers.lines import read_lines
@@ -95,3 +108,56 @@ def make_pair(source: str, target: str) -> Pair[str]:
     ['sul', 'tova']
     """
     return Pair(_WORD.findall(source), _WORD.findall(target), " ".join(_WORD.findall(target)))
+
+
+NOUNS = {
+    "river": "sul", "song": "tova", "bird": "mela", "mountain": "karo", "stranger": "beni", "lamp": "ilu",
+    "garden": "fasa", "letter": "rodi",
+}  # fmt: skip
+ADJECTIVES = {"old": "dov", "bright": "kir", "quiet": "pem", "small": "ano", "green": "zul", "broken": "tek"}
+VERBS = {"sees": "sati", "follows": "bora", "finds": "neku", "leaves": "vimi", "falls": "lumo", "sings": "jada"}
+JOINTS = {"and": "e", "because": "kesu", "while": "den"}
+FUTURE = "ha"
+
+
+def draw_pairs(n_pairs: int, rng: np.random.Generator, *, max_clauses: int = 2) -> list[Pair[str]]:
+    """Draw sentences of 1 to `max_clauses` clauses, with their translations.
+
+    Returns:
+        Sentences of about 10 words on average, by default, and translations of about 8.
+
+    >>> pair = draw_pairs(1, np.random.default_rng(2), max_clauses=1)[0]
+    >>> print(" ".join(pair.source), "->", pair.reference)
+    the garden follows two green broken bird -> mela mela tek zul fasa bora
+    """
+    return [_draw_pair(rng, max_clauses) for _ in range(n_pairs)]
+
+
+def _draw_pair(rng: np.random.Generator, max_clauses: int) -> Pair[str]:
+    source, target = _draw_clause(rng)
+    for _ in range(rng.integers(max_clauses)):
+        joint = _pick(rng, JOINTS)
+        more_source, more_target = _draw_clause(rng)
+        source, target = [*source, joint, *more_source], [*target, JOINTS[joint], *more_target]
+    return make_pair(" ".join(source), " ".join(target))
+
+
+def _draw_clause(rng: np.random.Generator) -> tuple[list[str], list[str]]:
+    subject, told_subject = _draw_noun_phrase(rng)
+    verb, is_future = _pick(rng, VERBS), rng.random() < 0.3
+    source, target = [*subject, *(["will"] if is_future else []), verb], [*told_subject, VERBS[verb]]
+    if rng.random() < 0.6:
+        thing, told_thing = _draw_noun_phrase(rng)
+        source, target = [*source, *thing], [*told_thing, *target]
+    return source, [*target, *([FUTURE] if is_future else [])]
+
+
+def _draw_noun_phrase(rng: np.random.Generator) -> tuple[list[str], list[str]]:
+    noun, article = _pick(rng, NOUNS), ("the", "two")[rng.integers(2)]
+    adjectives = [_pick(rng, ADJECTIVES) for _ in range(rng.integers(3))]
+    told = [NOUNS[noun]] * (2 if article == "two" else 1)
+    return [article, *adjectives, noun], [*told, *(ADJECTIVES[word] for word in reversed(adjectives))]
+
+
+def _pick(rng: np.random.Generator, words: Mapping[str, str] | Sequence[str]) -> str:
+    return list(words)[rng.integers(len(words))]

@@ -15,8 +15,8 @@ import pytest
 from autobatch.models.data.dag import draw_lattices
 from autobatch.models.data.lattice import Lattice
 from autobatch.models.data.listops import draw_trees
-from autobatch.models.data.tagging import draw_sentences
-from autobatch.models.data.translation import draw_pairs
+from autobatch.models.data.pair import draw_pairs
+from autobatch.models.data.sentence import draw_sentences
 from autobatch.models.data.tree import Tree
 from autobatch.models.data.vocabulary import Vocabulary
 

@@ -16,15 +16,12 @@ from autobatch.models.bilstm_crf import BiLSTMCRF
 from autobatch.models.bilstm_tagger import BiLSTMTagger
 from autobatch.models.data import brackets
 from autobatch.models.data.agreement import draw_texts
-from autobatch.models.data.commands import draw_commands
 from autobatch.models.data.dag import draw_dags, draw_lattices, draw_named_lattices
 from autobatch.models.data.lattice import Lattice
 from autobatch.models.data.listops import N_CLASSES
-from autobatch.models.data.ordered_tree import DescribedTree, OrderedTree
-from autobatch.models.data.pair import Pair, make_pair
-from autobatch.models.data.sentence import Sentence, SpelledSentence
-from autobatch.models.data.tagging import draw_rare_names, draw_sentences
-from autobatch.models.data.translation import draw_pairs
+from autobatch.models.data.ordered_tree import DescribedTree, OrderedTree, draw_commands
+from autobatch.models.data.pair import Pair, draw_pairs, make_pair
+from autobatch.models.data.sentence import Sentence, SpelledSentence, draw_rare_names, draw_sentences
 from autobatch.models.data.tree import Tree
 from autobatch.models.data.two_type_tree import TwoTypeTree, draw_kinds
 from autobatch.models.data.vocabulary import Vocabulary

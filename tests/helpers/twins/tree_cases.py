@@ -11,8 +11,7 @@ import numpy as np
 from autobatch.models.dag_rnn import DagRNN
 from autobatch.models.data import listops, reviews
 from autobatch.models.data.labelled_tree import LabelledTree
-from autobatch.models.data.picture import Picture
-from autobatch.models.data.scenes import draw_scenes
+from autobatch.models.data.picture import Picture, draw_scenes
 from autobatch.models.data.sentence import Sentence
 from autobatch.models.data.tree import Tree
 from autobatch.models.data.vocabulary import Vocabulary
