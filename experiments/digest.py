@@ -28,10 +28,7 @@ RUNTIME = tuple(
 """Modules that a mini-batch passes through on a processor."""
 STEP = (
     *RUNTIME,
-    *(
-        f"autobatch.models.{name}"
-        for name in ("tree_classifier", "tree_lstm", "bilstm_tagger", "lattice_lstm", "lattice_tagger")
-    ),
+    *(f"autobatch.models.{name}" for name in ("tree_classifier", "tree_lstm", "bilstm_tagger", "lattice_tagger")),
 )
 """`RUNTIME`, and the models that most experiments run."""
 GPU = (*RUNTIME, "autobatch.devices", "autobatch.compiler.cuda", "autobatch.backends.cuda")

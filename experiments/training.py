@@ -120,7 +120,7 @@ TASKS = {
     "python-ast": Task("tree-lstm", "python-ast", 1e-3, 5, "root_accuracy", make_baseline),
 }
 MODELS = (
-    "tree_classifier", "tree_lstm", "bilstm_tagger", "bilstm_char_tagger", "crf", "lattice_reader", "lattice_lstm_ner",
+    "tree_classifier", "tree_lstm", "bilstm_tagger", "crf", "lattice_lstm_ner",
     "translator", "lstm_nmt_attention",
 )  # fmt: skip
 """The modules of the models of `TASKS`."""

@@ -1,10 +1,13 @@
-"""Metrics: accuracy and entity F1 of tags, BLEU of translations, perplexity of texts, explained variance of numbers.
+"""Metrics: accuracy and entity F1 of tags, F1 of trees, BLEU of translations, perplexity of texts, explained variance.
 
 An entity is a run of words tagged with one type. B-type begins an entity; I-type continues one of the same type or else
 begins one (this reads both IOB2 and IOB1, where B- only separates adjacent entities of one type); E-type ends an
 entity; S-type is an entity of one word. Other tags, such as O, are outside entities. An entity is correct if its type,
 its first and its last word are. Source: Tjong Kim Sang and Buchholz 2000, Introduction to the CoNLL-2000 shared task,
 and the rules of its script conlleval.
+
+Predicted trees are compared by brackets or edges. A bracket is an inner node with its label and the span of its words;
+an edge is the labels of a node and its child.
 
 sacrebleu computes BLEU, with the data's own tokens: Post 2018, A call for clarity in reporting BLEU scores.
 """
@@ -18,7 +21,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from autobatch.models.data.actions import brackets_in, brackets_of, write_tree
+from autobatch.models.data.ordered_tree import DescribedTree, OrderedTree
+from autobatch.models.data.tree import Tree
 from autobatch.models.data.vocabulary import UNKNOWN, Vocabulary
+from autobatch.models.spec import Counts
 from autobatch.readers.node_text import to_label
 
 PREFIXES = ("B", "I", "E", "S")
@@ -287,3 +294,49 @@ def bleu(*counts: int) -> float:
     n_predicted, n_expected = counts[8:]
     score = BLEU.compute_bleu(list(counts[:4]), list(counts[4:8]), n_predicted, n_expected, smooth_method="exp")
     return float(score.score) / 100
+
+
+def count_brackets(
+    outputs: Sequence[list[int]], trees: Sequence[Tree[int]], vocabularies: Mapping[str, Vocabulary]
+) -> Counts:
+    """Count brackets for F1, as in `count_common`, and correct trees and all trees.
+
+    Args:
+        outputs: results of batched `StackLSTMParser.parse`: actions per text.
+        trees: one per output.
+        vocabularies: not used.
+    """
+    found, meant = list(map(brackets_of, outputs)), list(map(brackets_in, trees))
+    right = sum(brackets == others for brackets, others in zip(found, meant, strict=True))
+    return {"bracket_f1": count_common(found, meant), "exact": (right, len(trees))}
+
+
+def predict_parses(
+    outputs: Sequence[list[int]], trees: Sequence[Tree[int]], vocabularies: Mapping[str, Vocabulary]
+) -> list[dict[str, Any]]:
+    """Write the tree of each text, {"tree": "(3 good film)"}; a `ModelSpec.predict`."""
+    texts = ([vocabularies["words"].word(word) for word in tree.words()] for tree in trees)
+    labels = vocabularies["classes"].words
+    return [{"tree": write_tree(actions, words, labels)} for actions, words in zip(outputs, texts, strict=True)]
+
+
+def count_edges(
+    outputs: Sequence[OrderedTree[int]], described: Sequence[DescribedTree[int]], vocabularies: Mapping[str, Vocabulary]
+) -> Counts:
+    """Count edges for F1, as in `count_common`, and correct trees and all trees.
+
+    Args:
+        outputs: results of batched `DoublyRecurrent.grow`: a tree per text.
+        described: one per output.
+        vocabularies: not used.
+    """
+    grown, meant = [tree.edges() for tree in outputs], [one.tree.edges() for one in described]
+    right = sum(tree == one.tree for tree, one in zip(outputs, described, strict=True))
+    return {"edge_f1": count_common(grown, meant), "exact": (right, len(described))}
+
+
+def predict_trees(
+    outputs: Sequence[OrderedTree[int]], described: Sequence[DescribedTree[int]], vocabularies: Mapping[str, Vocabulary]
+) -> list[dict[str, Any]]:
+    """Write the tree of each text, {"tree": "(turn left)"}; a `ModelSpec.predict`."""
+    return [{"tree": repr(tree.map(vocabularies["labels"].word))} for tree in outputs]

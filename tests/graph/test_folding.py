@@ -17,7 +17,7 @@ from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_graph
 from autobatch.graph.rewrite.passes import DEFAULT, Rewrites, rewrite
 from autobatch.models.data.dataset import load_lattices
-from autobatch.models.lattice_lstm import LatticeLSTM
+from autobatch.models.lattice_tagger import LatticeLSTM
 from autobatch.schedule.schedule import min_batches
 from autobatch.trace.record import Recorder
 from helpers.data.datasets import SMALL, real

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 import autobatch as ab
-from autobatch.models.bilstm_char_tagger import BiLSTMCharTagger
+from autobatch.models.bilstm_tagger import BiLSTMCharTagger
 from autobatch.models.data.dataset import load_spelled_sentences
 from autobatch.models.data.sentence import ENDINGS, SpelledSentence, draw_rare_names
 from autobatch.models.data.vocabulary import UNKNOWN

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.models.bilstm_crf import SPEC, BiLSTMCRF
+from autobatch.models.bilstm_tagger import CRF_SPEC, BiLSTMCRF
 from autobatch.models.crf import CRF
 from autobatch.models.data.sentence import Sentence
 from autobatch.models.data.vocabulary import Vocabulary
@@ -68,7 +68,7 @@ def test_tags_are_counted_and_told() -> None:
     names = {"tags": Vocabulary(["O", "B-PER", "I-PER"])}
     sentences = [Sentence([1, 2, 3], [2, 3, 1]), Sentence([4], [2])]
     found = [[2, 3, 1], [1]]
-    assert SPEC.count_correct is not None
-    assert SPEC.predict is not None
-    assert SPEC.count_correct(found, sentences, names) == {"tag_accuracy": (3, 4), "entity_f1": (2, 3)}
-    assert SPEC.predict(found, sentences, names) == [{"tags": ["B-PER", "I-PER", "O"]}, {"tags": ["O"]}]
+    assert CRF_SPEC.count_correct is not None
+    assert CRF_SPEC.predict is not None
+    assert CRF_SPEC.count_correct(found, sentences, names) == {"tag_accuracy": (3, 4), "entity_f1": (2, 3)}
+    assert CRF_SPEC.predict(found, sentences, names) == [{"tags": ["B-PER", "I-PER", "O"]}, {"tags": ["O"]}]

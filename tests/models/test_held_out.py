@@ -14,7 +14,7 @@ import pytest
 from autobatch.cli.training.stored import LAST_TENTH, read_run
 from autobatch.models.data.dataset import load_texts, load_trees
 from autobatch.models.data.tree import Tree
-from autobatch.models.data.two_type_tree import load_two_type_trees
+from autobatch.models.tree_lstm import load_two_type_trees
 from autobatch.params.checkpoint import load_checkpoint, save_checkpoint
 from helpers.runs.commands import Command
 

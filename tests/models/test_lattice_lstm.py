@@ -12,7 +12,7 @@ import autobatch as ab
 from autobatch.graph.rewrite.passes import DEFAULT
 from autobatch.models.data.dataset import load_lattices
 from autobatch.models.data.lattice import Lattice
-from autobatch.models.lattice_lstm import SPEC, LatticeLSTM
+from autobatch.models.lattice_tagger import LSTM_SPEC, LatticeLSTM
 from helpers.data.datasets import SMALL, real
 from helpers.runs.recorded import types_of_nodes
 
@@ -39,7 +39,7 @@ def test_a_position_with_one_arc_is_no_sum() -> None:
 def test_batches_of_lattices(folder: Path, unfolded: tuple[int, ...], folded: tuple[int, ...]) -> None:
     """The counts leave out the first state, whose parameters, h and c, are a batch each."""
     data = load_lattices(str(folder / "lattice"), np.random.default_rng(0))
-    model = SPEC.build(data, 2, np.random.default_rng(0))
+    model = LSTM_SPEC.build(data, 2, np.random.default_rng(0))
     assert isinstance(model, LatticeLSTM)
     for rewrites, (by_depth, by_agenda, bound) in ((UNFOLDED, unfolded), (DEFAULT, folded)):
         for policy, batches in (("depth", by_depth), ("agenda", by_agenda)):

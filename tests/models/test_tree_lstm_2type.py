@@ -7,9 +7,8 @@ import pytest
 
 import autobatch as ab
 from autobatch.models.data.tree import Tree
-from autobatch.models.data.two_type_tree import TwoTypeTree
 from autobatch.models.data.vocabulary import Vocabulary
-from autobatch.models.tree_lstm_2type import SPEC, TwoTypeTreeLSTM, count_correct
+from autobatch.models.tree_lstm import TWO_TYPE_SPEC, TwoTypeTree, TwoTypeTreeLSTM, count_correct
 from helpers.runs.recorded import types_of_nodes
 from helpers.twins.cases import draw_two_type_case
 
@@ -41,6 +40,6 @@ def test_counting_right_answers() -> None:
     right, wrong = sure[[0, 1, 2]], sure[[0, 1, 1]]
     outputs = np.stack([right[-1], wrong[-1]]), [list(right), list(wrong)]
     assert count_correct(outputs, [instance, instance], {}) == {"root_accuracy": (1, 2), "nodes_accuracy": (5, 6)}
-    assert SPEC.predict is not None
+    assert TWO_TYPE_SPEC.predict is not None
     names = {"classes": Vocabulary.of_labels(["0", "1", "2"])}
-    assert SPEC.predict(outputs, [instance, instance], names)[1] == {"label": 1, "labels": [0, 1, 1]}
+    assert TWO_TYPE_SPEC.predict(outputs, [instance, instance], names)[1] == {"label": 1, "labels": [0, 1, 1]}

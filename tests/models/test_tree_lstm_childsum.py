@@ -7,7 +7,7 @@ import numpy as np
 import autobatch as ab
 from autobatch.models.data.labelled_tree import LabelledTree
 from autobatch.models.data.vocabulary import Vocabulary
-from autobatch.models.tree_lstm_childsum import SPEC, ChildSumTreeLSTM
+from autobatch.models.tree_lstm import CHILD_SUM_SPEC, ChildSumTreeLSTM
 from helpers.runs.recorded import types_of_nodes
 
 
@@ -41,11 +41,11 @@ def test_nodes_without_labels_are_not_asked() -> None:
     sure = np.eye(4)
     trees = [LabelledTree(0, [LabelledTree(1), LabelledTree(1, label=2)], label=3), silent]
     outputs = [[sure[1], sure[1], sure[3]], [sure[0], sure[1]]]
-    assert SPEC.count_correct is not None
-    assert SPEC.predict is not None
+    assert CHILD_SUM_SPEC.count_correct is not None
+    assert CHILD_SUM_SPEC.predict is not None
     names = {"labels": Vocabulary(["a", "b", "c"])}
-    assert SPEC.count_correct(outputs, trees, names) == {"root_accuracy": (1, 1), "nodes_accuracy": (1, 2)}
-    assert SPEC.predict(outputs, trees, names) == [
+    assert CHILD_SUM_SPEC.count_correct(outputs, trees, names) == {"root_accuracy": (1, 1), "nodes_accuracy": (1, 2)}
+    assert CHILD_SUM_SPEC.predict(outputs, trees, names) == [
         {"label": "c", "labels": ["a", "a", "c"]},
         {"label": "a", "labels": ["a", "a"]},
     ]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from autobatch.models.data.ordered_tree import DescribedTree, OrderedTree
 from autobatch.models.data.tree import Tree
 from autobatch.models.data.vocabulary import Vocabulary
+from autobatch.models.metric import count_brackets, count_edges, predict_parses, predict_trees
 from autobatch.models.registry import find_model
-from autobatch.models.tree_metric import count_brackets, count_edges, predict_parses, predict_trees
 
 
 def test_counting_right_brackets() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from autobatch.models.data.two_type_tree import TwoTypeTree, draw_kinds, load_two_type_trees
+from autobatch.models.tree_lstm import TwoTypeTree, draw_kinds, load_two_type_trees
 from helpers.twins.cases import draw_two_type_case
 
 TEXTS = ["(3 (2 good) (2 film))", "(1 (2 bad) (1 (2 long) (2 film)))", "(2 film)", "(4 (3 very) (3 good))"]

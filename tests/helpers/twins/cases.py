@@ -11,9 +11,7 @@ from itertools import chain
 
 import numpy as np
 
-from autobatch.models.bilstm_char_tagger import BiLSTMCharTagger
-from autobatch.models.bilstm_crf import BiLSTMCRF
-from autobatch.models.bilstm_tagger import BiLSTMTagger
+from autobatch.models.bilstm_tagger import BiLSTMCharTagger, BiLSTMCRF, BiLSTMTagger
 from autobatch.models.data import brackets
 from autobatch.models.data.agreement import draw_texts
 from autobatch.models.data.dag import draw_dags, draw_lattices, draw_named_lattices
@@ -23,22 +21,16 @@ from autobatch.models.data.ordered_tree import DescribedTree, OrderedTree, draw_
 from autobatch.models.data.pair import Pair, draw_pairs, make_pair
 from autobatch.models.data.sentence import Sentence, SpelledSentence, draw_rare_names, draw_sentences
 from autobatch.models.data.tree import Tree
-from autobatch.models.data.two_type_tree import TwoTypeTree, draw_kinds
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.doubly_recurrent import DoublyRecurrent
 from autobatch.models.early_exit import EarlyExit
-from autobatch.models.lattice_gru import LatticeGRU
-from autobatch.models.lattice_lstm import LatticeLSTM
 from autobatch.models.lattice_lstm_ner import LatticeLSTMNER
-from autobatch.models.lattice_tagger import LatticeTagger
+from autobatch.models.lattice_tagger import LatticeGRU, LatticeLSTM, LatticeTagger
 from autobatch.models.lstm_lm import LSTMLM
-from autobatch.models.lstm_nmt import LSTMNMT
-from autobatch.models.lstm_nmt_attention import LSTMNMTAttention
-from autobatch.models.seq2seq import Seq2Seq
+from autobatch.models.seq2seq import LSTMNMT, LSTMNMTAttention, Seq2Seq
 from autobatch.models.stack_lstm_parser import StackLSTMParser
 from autobatch.models.translator import Translator
-from autobatch.models.tree_lstm import TreeLSTM
-from autobatch.models.tree_lstm_2type import TwoTypeTreeLSTM
+from autobatch.models.tree_lstm import TreeLSTM, TwoTypeTree, TwoTypeTreeLSTM, draw_kinds
 from helpers.twins import (
     bilstm_char_tagger,
     bilstm_tagger,

@@ -18,7 +18,7 @@ from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.mv_rnn import MVRNN
 from autobatch.models.tree_fc import TreeFC
 from autobatch.models.tree_gru import TreeGRU
-from autobatch.models.tree_lstm_childsum import ChildSumTreeLSTM
+from autobatch.models.tree_lstm import ChildSumTreeLSTM
 from autobatch.models.tree_transformer import TreeTransformer
 from helpers.twins import dag_rnn
 from helpers.twins.case import Case

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from autobatch.models.data.two_type_tree import TwoTypeTree
+from autobatch.models.tree_lstm import TwoTypeTree
 
 State = tuple[Tensor, Tensor]
 
