@@ -715,7 +715,7 @@ def suffixes_to_dag(suffixes: Suffixes) -> tuple[tuple[IntArray, IntArray, IntAr
 def search_layers(
     suffixes: Suffixes, cost: FloatArray, limit: float, width: int, max_states: int
 ) -> tuple[IntArray, float, float, int, bool]:
-    """Search for the cheapest sequence; see `autobatch.policies.search.layered`."""
+    """Search for the cheapest sequence; see `autobatch.policies.search.exact`."""
 
 def visit_states(dag: Dag, sequence: IntArray, n_known: int, machine: MachineRules, width: int) -> NDArray[np.int16]:
     """Run a sequence of types, and give the state before each: int16[K, width]."""

@@ -358,7 +358,7 @@ class Batched(Session):
         """
         from autobatch.inspect.lines import Lines
         from autobatch.memplan.report.memory import report_memory
-        from autobatch.policies.search.judging import judge
+        from autobatch.policies.search.bounds import judge
 
         lines = Lines()
         with lines.noted(self.recorder.calls):

@@ -18,7 +18,7 @@ import autobatch as ab
 from autobatch.cli.workload import load_workload, record
 from autobatch.graph.rewrite.passes import DEFAULT
 from autobatch.memplan.planner import MemoryPlanner
-from autobatch.policies.rules.heuristics import with_origin
+from autobatch.policies.rules.rules import with_origin
 from charts import COLORS, entitle, panels, use_log, whiskers
 from claims import Claim, Records, run_claim
 from digest import STEP

@@ -33,7 +33,7 @@ import autobatch.policies.env as rl
 from autobatch.cli.results import format_table
 from autobatch.graph.dag import Dag, to_dag
 from autobatch.graph.graph import Graph
-from autobatch.policies.rules.heuristics import with_origin
+from autobatch.policies.rules.rules import with_origin
 from autobatch.policies.search.bounds import pair_bound
 from digest import ROOT, STRUCTURE
 from harness import run

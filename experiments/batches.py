@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from autobatch.policies.rules.heuristics import with_origin
-from autobatch.policies.rules.rules import LEARNED
+from autobatch.policies.rules.rules import LEARNED, with_origin
 from charts import COLORS, entitle
 from claims import Claim, Published, Records, in_list, run_claim
 from counted_plans import BOTH, PLANS, RAW, Effort, compare

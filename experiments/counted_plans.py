@@ -25,7 +25,7 @@ from autobatch.policies.rules.directed import Directed
 from autobatch.policies.search.bounds import certify, pair_bound
 from autobatch.policies.search.exact import find_shortest
 from autobatch.policies.search.search import Search
-from autobatch.policies.sequences.compaction import compact
+from autobatch.policies.sequences import compact
 from records import Settings
 
 RULES = ("depth", "agenda", "sufficient", "critical", "score", "network")

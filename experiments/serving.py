@@ -31,7 +31,7 @@ import numpy as np
 
 import autobatch as ab
 from autobatch.cli.workload import load_workload
-from autobatch.policies.rules.heuristics import with_origin
+from autobatch.policies.rules.rules import with_origin
 from autobatch.system.background import wait_for_all
 from charts import COLORS, EACH, OURS, THEIRS, entitle, legend_below, panels, use_log
 from claims import Claim, Records, in_list, run_claim

@@ -19,8 +19,7 @@ from autobatch.cli.results import format_table
 from autobatch.graph.dag import Dag, to_dag
 from autobatch.models.data.dataset import Dataset
 from autobatch.models.shapes import make_two_type_tree_graph
-from autobatch.policies.rules.heuristics import Agenda
-from autobatch.policies.rules.rules import Score
+from autobatch.policies.rules.rules import Agenda, Score
 from harness import load_sst_or_listops, medians, name_of, run, take_turns
 from records import Findings, Settings
 

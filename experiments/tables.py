@@ -31,7 +31,7 @@ import throughput
 import training
 from autobatch.cli.ending import run_process
 from autobatch.errors import AutobatchError, DataError
-from autobatch.policies.rules.heuristics import with_origin
+from autobatch.policies.rules.rules import with_origin
 from claims import NAMES, Records, load_claim, require, show, to_markdown
 from digest import ROOT
 from records import RESULTS, origins, place_of, read_record, read_records, write_whole

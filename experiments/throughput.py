@@ -25,7 +25,7 @@ import autobatch as ab
 from autobatch.cli.measuring.racing import MODES
 from autobatch.cli.workload import load_workload
 from autobatch.models.tree_lstm import TreeLSTM
-from autobatch.policies.rules.heuristics import with_origin
+from autobatch.policies.rules.rules import with_origin
 from charts import EACH, OURS, THEIRS, entitle, legend_below, panels, use_log, whiskers
 from claims import Claim, Published, Records, as_sentence, run_claim
 from digest import STEP

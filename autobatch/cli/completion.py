@@ -28,7 +28,7 @@ def complete_data(ctx: click.Context, param: click.Parameter, incomplete: str) -
 def complete_policies(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Suggest policies with the libraries that they come from; after a comma, only those not listed before it."""
     from autobatch import policies
-    from autobatch.policies.rules.heuristics import ORIGINS
+    from autobatch.policies.rules.rules import ORIGINS
 
     before, comma, last = incomplete.rpartition(",")
     left = [name for name in ("auto", *policies.names()) if name not in before.split(",")]

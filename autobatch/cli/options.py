@@ -17,7 +17,7 @@ from autobatch.cli.threads import DEFAULT_THREADS
 from autobatch.cli.words import Word, check_policy, split_policies
 from autobatch.cli.words import model_argument as make_model_argument
 from autobatch.ir.precision import PRECISIONS
-from autobatch.policies.rules.heuristics import with_origin
+from autobatch.policies.rules.rules import with_origin
 from autobatch.system.processor import usable_cores
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]

@@ -49,7 +49,7 @@ class TypeReport:
 
 
 class Judgement(Protocol):
-    """The quality of a schedule, see `autobatch.policies.search.judging`."""
+    """The quality of a schedule, see `autobatch.policies.search.bounds`."""
 
     @property
     def compacted(self) -> int:
@@ -153,7 +153,7 @@ class Report:
 
     def _facts(self) -> Iterator[str]:
         """Yield the lines about the whole mini-batch."""
-        from autobatch.policies.rules.heuristics import with_origin
+        from autobatch.policies.rules.rules import with_origin
 
         yield (
             f"policy {with_origin(self.policy)}: {self.instances} instances, {self.nodes} nodes, "
@@ -255,7 +255,7 @@ def make_report(
     lines: tuple[LineReport, ...] = (),
 ) -> Report:
     """Describe a mini-batch that has run; `judgements` are the qualities of its parts' schedules."""
-    from autobatch.policies.rules.heuristics import with_origin
+    from autobatch.policies.rules.rules import with_origin
 
     schedule, counts = join_schedules([part.plan.schedule for part in step.parts]), add_up(step.counts)
     compacted, lower = sum(j.compacted for j in judgements), sum(j.bound for j in judgements)

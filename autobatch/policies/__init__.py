@@ -23,9 +23,8 @@ from autobatch.policies.fsm.drawing import draw_machine
 from autobatch.policies.fsm.machine import Fsm
 from autobatch.policies.learning import PUBLISHED, learn
 from autobatch.policies.rules.directed import Directed, Direction
-from autobatch.policies.rules.heuristics import Agenda, Depth, Unbatched, with_origin
 from autobatch.policies.rules.network import Deep
-from autobatch.policies.rules.rules import Critical, Score, Sufficient, Weights
+from autobatch.policies.rules.rules import Agenda, Critical, Depth, Score, Sufficient, Unbatched, Weights, with_origin
 from autobatch.policies.search.recurring import Recurring
 from autobatch.policies.search.search import Search
 from autobatch.schedule.schedule import BasePolicy, Frontier, FrontierPolicy, Policy, Schedule

@@ -21,8 +21,8 @@ import numpy as np
 
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, chains_ahead, reverse
+from autobatch.policies.fsm.practice import Reward
 from autobatch.policies.fsm.qlearning import Progress
-from autobatch.policies.fsm.rewards import Reward
 from autobatch.policies.rules.directed import Direction
 from autobatch.policies.rules.network import Deep, Network
 from autobatch.release import pip_install
@@ -183,7 +183,7 @@ def _make_model(
     from stable_baselines3.common.torch_layers import CombinedExtractor
     from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
 
-    from autobatch.policies.rl.env import Batching
+    from autobatch.policies.env import Batching
     from learning.torch_policy import make_actor_critic, make_masked_dqn
 
     n_types = max(dag.n_types for dag in dags)

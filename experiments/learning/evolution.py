@@ -23,7 +23,7 @@ from autobatch.graph.sketch import Sketch
 from autobatch.policies.fsm.qlearning import Progress
 from autobatch.policies.rules.directed import Direction
 from autobatch.policies.rules.rules import Score, Weights
-from autobatch.policies.sequences.compaction import compact as compact_sequence
+from autobatch.policies.sequences import compact as compact_sequence
 from autobatch.release import pip_install
 from learning.families import draw_graphs
 

@@ -16,8 +16,8 @@ from autobatch import policies
 from autobatch.cli import experiment
 from autobatch.cli.ending import run_to_the_end
 from autobatch.cli.main import dispatch
-from autobatch.policies.fsm.encoding import LISTED
 from autobatch.policies.fsm.machine import WAYS, Fsm
+from autobatch.policies.fsm.table import LISTED
 from autobatch.policies.rules.rules import Score, Weights
 from helpers.runs.commands import Command
 

@@ -17,8 +17,8 @@ from autobatch._native import Course, Simulation
 from autobatch.errors import GraphError
 from autobatch.graph.dag import Dag, to_dag
 from autobatch.graph.graph import Graph
-from autobatch.policies.fsm.episodes import NO_PLAN
 from autobatch.policies.fsm.machine import Fsm, Machine, MachineRules, TypeNames
+from autobatch.policies.fsm.practice import NO_PLAN
 from autobatch.policies.fsm.qlearning import QLearning, learn_fsm
 from autobatch.policies.fsm.table import Table, make_table
 from autobatch.policies.rules.network import Deep, learned_network
@@ -208,7 +208,7 @@ def test_a_walk_takes_dags_from_before_the_machine_learned_more_types() -> None:
 
 def test_environments_are_copied_and_pickled() -> None:
     pytest.importorskip("gymnasium")
-    from autobatch.policies.rl.env import Batching
+    from autobatch.policies.env import Batching
 
     env = Batching([to_dag(random_toys(5))])
     _, told = env.reset(seed=0)

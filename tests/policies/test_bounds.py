@@ -13,9 +13,8 @@ from autobatch.graph.dag import Dag, to_dag
 from autobatch.models.data.lattice import read_lattices
 from autobatch.models.data.sst import read_trees
 from autobatch.models.shapes import make_lattice_graph, make_two_type_tree_graph
-from autobatch.policies.search.beam import beam_search
 from autobatch.policies.search.bounds import Certificate, certify, chain_bound, pair_bound
-from autobatch.policies.search.exact import find_shortest
+from autobatch.policies.search.exact import beam_search, find_shortest
 from autobatch.policies.search.reduction import project
 from autobatch.schedule.schedule import min_batches
 from helpers.data.datasets import REAL, SMALL, needs_real, real

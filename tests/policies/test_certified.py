@@ -17,8 +17,7 @@ from autobatch.graph.graph import Graph
 from autobatch.models.data.lattice import read_lattices
 from autobatch.models.data.sst import read_trees
 from autobatch.models.shapes import make_lattice_graph, make_tree_graph, make_two_type_tree_graph
-from autobatch.policies.search.bounds import pair_bound
-from autobatch.policies.search.judging import judge
+from autobatch.policies.search.bounds import judge, pair_bound
 from autobatch.policies.search.search import Search
 from autobatch.schedule.make import make_schedule
 from autobatch.schedule.schedule import min_batches

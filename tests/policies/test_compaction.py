@@ -15,8 +15,7 @@ from autobatch.graph.build import merge_graphs
 from autobatch.graph.dag import Dag, reverse, to_dag
 from autobatch.graph.graph import Graph
 from autobatch.policies import Agenda
-from autobatch.policies.sequences.compaction import compact
-from autobatch.policies.sequences.embedding import embed_early, embed_late, finishes, to_schedule_at
+from autobatch.policies.sequences import compact, embed_early, embed_late, finishes, to_schedule_at
 from autobatch.schedule.schedule_check import check_schedule
 from helpers.checkers.supersequences import fewest_batches, finishes_paths, is_subsequence, random_sequence
 from helpers.programs.graphs import chain, dags, random_batch, random_dag, random_tree

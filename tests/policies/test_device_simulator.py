@@ -28,11 +28,10 @@ from autobatch.policies.fsm.device_simulator import (
     rank_all,
     rank_tried,
 )
-from autobatch.policies.fsm.encoding import ENCODINGS
-from autobatch.policies.fsm.episodes import run_episode
 from autobatch.policies.fsm.machine import Machine
+from autobatch.policies.fsm.practice import run_episode
 from autobatch.policies.fsm.qlearning import QLearning
-from autobatch.policies.fsm.table import Table, make_table, with_room
+from autobatch.policies.fsm.table import ENCODINGS, Table, make_table, with_room
 from autobatch.policies.rules.rules import LEARNED
 from helpers.checkers.machine_tables import rows_of, states_by_hand
 from helpers.programs.graphs import random_dag, random_tree

@@ -11,7 +11,7 @@ from autobatch.arrays import IntArray
 from autobatch.errors import ScheduleError
 from autobatch.graph.dag import Dag, reverse, to_dag
 from autobatch.graph.graph import Graph
-from autobatch.policies.sequences.embedding import embed_early, embed_late, finishes, to_schedule_at
+from autobatch.policies.sequences import embed_early, embed_late, finishes, to_schedule_at
 from autobatch.schedule.schedule_check import check_schedule
 from helpers.checkers.supersequences import finishes_paths, is_subsequence, paths_from, random_sequence, run
 from helpers.programs.graphs import chain, dags, random_batch, random_tree

@@ -17,9 +17,9 @@ from gymnasium.utils.env_checker import check_env  # noqa: E402, there is nothin
 from autobatch.errors import PolicyError  # noqa: E402
 from autobatch.graph.dag import Dag, chains_ahead, to_dag  # noqa: E402
 from autobatch.policies.env import ID, Batching  # noqa: E402
-from autobatch.policies.fsm.rewards import REWARDS  # noqa: E402
+from autobatch.policies.fsm.practice import REWARDS  # noqa: E402
 from autobatch.policies.rules.rules import Score  # noqa: E402
-from autobatch.policies.sequences.embedding import finishes  # noqa: E402
+from autobatch.policies.sequences import finishes  # noqa: E402
 from helpers.programs.graphs import random_dag  # noqa: E402
 from helpers.runs.ways import each  # noqa: E402
 
@@ -152,8 +152,7 @@ def test_what_cannot_be_played_is_refused(options: dict[str, Any], message: str)
 
 def test_without_gymnasium_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gymnasium", None)
-    for module in ("autobatch.policies.env", "autobatch.policies.rl.env"):
-        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.delitem(sys.modules, "autobatch.policies.env")
     with pytest.raises(PolicyError, match=r"the package gymnasium is not installed; pip install 'autobatch-nn\[rl\]'"):
         importlib.import_module("autobatch.policies.env")
 

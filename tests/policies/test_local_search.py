@@ -12,10 +12,9 @@ from autobatch.errors import ScheduleError
 from autobatch.graph.build import make_graph, merge_graphs
 from autobatch.graph.dag import Dag, to_dag
 from autobatch.graph.graph import NamedTypes
-from autobatch.policies.search.local_search import local_search
 from autobatch.policies.search.reduction import reduce_graph
-from autobatch.policies.sequences.compaction import compact
-from autobatch.policies.sequences.embedding import finishes
+from autobatch.policies.search.search import local_search
+from autobatch.policies.sequences import compact, finishes
 from helpers.checkers.supersequences import fewest_batches, random_sequence
 from helpers.programs.graphs import chain, random_batch, random_dag
 from helpers.runs.ways import each

@@ -18,9 +18,9 @@ from autobatch.errors import PolicyError
 from autobatch.graph.build import merge_graphs
 from autobatch.graph.dag import to_dag
 from autobatch.graph.graph import Graph, NamedTypes
-from autobatch.policies.fsm.encoding import ENCODINGS
 from autobatch.policies.fsm.machine import WAYS, Fsm, Machine, TypeNames
 from autobatch.policies.fsm.qlearning import QLearning, learn_fsm
+from autobatch.policies.fsm.table import ENCODINGS
 from autobatch.policies.learning import learn
 from autobatch.policies.rules.directed import Direction
 from autobatch.policies.rules.network import OVERALL_FEATURES, TYPE_FEATURES, Deep, Network

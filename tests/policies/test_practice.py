@@ -18,12 +18,10 @@ from autobatch.models.data.listops import draw_trees
 from autobatch.models.shapes import make_lattice_graph, make_tree_graph, make_two_type_tree_graph
 from autobatch.policies import PUBLISHED
 from autobatch.policies.fsm.device_simulator import CHANCES, DeviceSimulator, Episodes, rank_all
-from autobatch.policies.fsm.episodes import run_episode
 from autobatch.policies.fsm.machine import WAYS, Machine
-from autobatch.policies.fsm.practice import Exploration, OnDevice, OnProcessor, Task
+from autobatch.policies.fsm.practice import PUBLISHED as PUBLISHED_REWARD
+from autobatch.policies.fsm.practice import REWARDS, Exploration, OnDevice, OnProcessor, Reward, Task, run_episode
 from autobatch.policies.fsm.qlearning import QLearning
-from autobatch.policies.fsm.rewards import PUBLISHED as PUBLISHED_REWARD
-from autobatch.policies.fsm.rewards import REWARDS, Reward
 from autobatch.policies.fsm.table import Table, copy_table, make_table, with_room
 from autobatch.policies.learning import learn
 from helpers.checkers.machine_tables import rows_of

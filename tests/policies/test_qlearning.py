@@ -16,12 +16,10 @@ from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.graph.sketch import to_graph
 from autobatch.models.data.listops import draw_trees
 from autobatch.models.shapes import make_tree_graph
-from autobatch.policies.fsm.encoding import ENCODINGS
-from autobatch.policies.fsm.episodes import run_episode
 from autobatch.policies.fsm.machine import WAYS, Fsm, Machine, TypeNames
+from autobatch.policies.fsm.practice import REWARDS, Reward, run_episode
 from autobatch.policies.fsm.qlearning import Progress, QLearning, learn_fsm
-from autobatch.policies.fsm.rewards import REWARDS, Reward
-from autobatch.policies.fsm.table import Table, copy_table, make_table, with_room
+from autobatch.policies.fsm.table import ENCODINGS, Table, copy_table, make_table, with_room
 from autobatch.policies.learning import PUBLISHED, learn
 from autobatch.policies.rules.directed import Direction
 from autobatch.schedule.schedule import min_batches, min_cost

@@ -18,9 +18,8 @@ from autobatch.models.data.lattice import read_lattices
 from autobatch.models.data.sst import read_trees
 from autobatch.models.shapes import make_lattice_graph, make_two_type_tree_graph
 from autobatch.policies.search import reduction
-from autobatch.policies.search.beam import beam_search
 from autobatch.policies.search.bounds import pair_bound
-from autobatch.policies.search.exact import find_shortest
+from autobatch.policies.search.exact import beam_search, find_shortest
 from autobatch.policies.search.reduction import project, reduce_graph
 from helpers.checkers.supersequences import fewest_batches, finishes_paths, inputs_of, is_subsequence, paths_from
 from helpers.data.datasets import SMALL, real

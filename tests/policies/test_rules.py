@@ -14,8 +14,7 @@ from autobatch.graph.build import merge_graphs
 from autobatch.graph.dag import Dag, reverse, to_dag
 from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.policies.rules.directed import Directed
-from autobatch.policies.rules.heuristics import with_origin
-from autobatch.policies.rules.rules import LEARNED, Score, Weights
+from autobatch.policies.rules.rules import LEARNED, Score, Weights, with_origin
 from autobatch.schedule.make import make_schedule
 from autobatch.schedule.schedule import min_batches
 from autobatch.schedule.schedule_check import check_schedule

@@ -16,11 +16,10 @@ from autobatch.graph.graph import NamedTypes
 from autobatch.models.data.lattice import read_lattices
 from autobatch.models.data.sst import read_trees
 from autobatch.models.shapes import make_lattice_graph, make_two_type_tree_graph
-from autobatch.policies.search.beam import beam_search
 from autobatch.policies.search.bounds import chain_bound
-from autobatch.policies.search.exact import find_shortest
+from autobatch.policies.search.exact import beam_search, find_shortest
 from autobatch.policies.search.search import Search
-from autobatch.policies.sequences.embedding import finishes
+from autobatch.policies.sequences import finishes
 from helpers.checkers.supersequences import fewest_batches, finishes_paths, inputs_of
 from helpers.data.datasets import SMALL, real
 from helpers.programs.graphs import random_batch, random_dag, random_tree

@@ -9,7 +9,7 @@ import pytest
 
 from autobatch._native import Simulation, find_depths
 from autobatch.graph.dag import Dag, chains_ahead, reverse, stack, to_dag
-from autobatch.policies.fsm.rewards import CRITICAL, PUBLISHED
+from autobatch.policies.fsm.practice import CRITICAL, PUBLISHED
 from autobatch.schedule.schedule import Schedule, chain_lengths
 from autobatch.schedule.schedule_check import check_schedule
 from helpers.programs.graphs import random_batch, random_dag

@@ -12,7 +12,7 @@ from autobatch.graph.build import make_graph
 from autobatch.graph.dag import reverse
 from autobatch.graph.graph import NamedTypes
 from autobatch.policies import Agenda, Frontier, FrontierPolicy, to_dag
-from autobatch.policies.search.beam import beam_search
+from autobatch.policies.search.exact import beam_search
 from helpers.checkers.refusals import DIM, N_CLASSES, N_WORDS, Model, refused
 from helpers.runs.ways import each
 

@@ -16,7 +16,7 @@ from autobatch.cli.results import describe_run, format_table, open_json, say_pre
 from autobatch.cli.threads import threads_in_force, use_threads
 from autobatch.cli.words import model_argument
 from autobatch.cli.workload import load_workload, say_dim
-from autobatch.policies.rules.heuristics import with_origin
+from autobatch.policies.rules.rules import with_origin
 
 
 @click.command()

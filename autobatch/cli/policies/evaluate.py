@@ -18,7 +18,7 @@ from autobatch.cli.workload import Workload, load_workload, record
 from autobatch.errors import PolicyError
 from autobatch.graph.graph import Graph
 from autobatch.policies.rules.directed import Directed
-from autobatch.policies.rules.heuristics import with_origin
+from autobatch.policies.rules.rules import with_origin
 from autobatch.schedule.make import make_schedule
 from autobatch.schedule.schedule import BasePolicy, min_batches
 

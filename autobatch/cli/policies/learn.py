@@ -27,9 +27,9 @@ from autobatch.cli.words import model_argument
 from autobatch.cli.workload import load_workload
 from autobatch.errors import PolicyError
 from autobatch.graph.graph import Graph
-from autobatch.policies.fsm.encoding import ENCODINGS
+from autobatch.policies.fsm.practice import REWARDS
 from autobatch.policies.fsm.qlearning import DEVICES, DeviceName, Learned, Lesson, QLearning, Report
-from autobatch.policies.fsm.rewards import REWARDS
+from autobatch.policies.fsm.table import ENCODINGS
 from autobatch.policies.learning import EVALUATE_EVERY, describe_progress, learn
 from autobatch.policies.rules.directed import Directed, Direction
 

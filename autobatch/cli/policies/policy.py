@@ -22,9 +22,9 @@ from autobatch.cli.words import Commands, model_argument
 from autobatch.cli.workload import load_workload
 from autobatch.errors import DataError, PolicyError
 from autobatch.policies.fsm.drawing import draw_machine
-from autobatch.policies.fsm.encoding import LISTED
 from autobatch.policies.fsm.machine import Fsm, Way
 from autobatch.policies.fsm.qlearning import Progress
+from autobatch.policies.fsm.table import LISTED
 from autobatch.policies.fsm.walk import Choice
 from autobatch.policies.learning import describe_progress
 from autobatch.policies.rules.directed import Directed

@@ -169,7 +169,7 @@ struct Run {
         if (u > most) most = u, n = n_other;
     }
 
-    // Writes the current state, as `encoding.py` defines it.
+    // Writes the current state, as `table.py` defines it.
     __device__ void encode() {
         for (int a = lane; a < n_types; a += 32) {
             const int n_ready = tail[a] - head[a];

@@ -21,9 +21,8 @@ from autobatch.arrays import IntArray, LongArray
 from autobatch.devices.device import Device, Launch
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, stack
-from autobatch.policies.fsm.encoding import ENCODINGS
 from autobatch.policies.fsm.machine import Machine
-from autobatch.policies.fsm.table import Table
+from autobatch.policies.fsm.table import ENCODINGS, Table
 from autobatch.policies.rules.rules import LEARNED, Weights
 
 SOURCE = Path(__file__).with_suffix(".cuh")

@@ -23,8 +23,16 @@ from autobatch.graph.dag import Dag, reverse, to_dag, type_costs
 from autobatch.graph.graph import Graph, Types
 from autobatch.graph.graph_check import naming_cycles
 from autobatch.keywords import suggesting
-from autobatch.policies.fsm.encoding import ENCODINGS, LISTED, Encoding
-from autobatch.policies.fsm.table import Table, describe_table, make_table, rebuild_table, widen_table
+from autobatch.policies.fsm.table import (
+    ENCODINGS,
+    LISTED,
+    Encoding,
+    Table,
+    describe_table,
+    make_table,
+    rebuild_table,
+    widen_table,
+)
 from autobatch.policies.rules.directed import Batches, Directed, Direction, mirror
 from autobatch.policies.rules.rules import LEARNED, Weights
 from autobatch.schedule.schedule import Schedule

@@ -15,8 +15,8 @@ from autobatch._native import Course
 from autobatch.arrays import IntArray
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag
-from autobatch.policies.fsm.episodes import run_episode
 from autobatch.policies.fsm.machine import Fsm, Machine
+from autobatch.policies.fsm.practice import run_episode
 from autobatch.policies.fsm.qlearning import QLearning
 from autobatch.policies.fsm.table import Table, with_room
 from autobatch.schedule.schedule import Policy

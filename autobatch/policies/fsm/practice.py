@@ -1,19 +1,29 @@
-"""Play the episodes of Q-learning: one after the other on the CPU, or many at once on a GPU.
+"""Play the episodes of Q-learning: one after the other on the CPU, or many at once on a GPU; and learn from them.
+
+An episode schedules a mini-batch from its first batch to its last. N batches after a choice, the value of the chosen
+type in that state moves towards the sum of the N rewards since.
 
 On the CPU the table changes within an episode. On a GPU all episodes of a call of `learn` are played with one table;
 then the CPU learns from them one by one, in order and by the same rule. So one seed leads to the same table on every
 GPU.
+
+The reward for a batch of type a, times its cost; learning maximises the sum over the batches of an episode:
+
+    published   -1 + |F_a| / |frontier(G_a)|, zero for a choice without regret (`native/schedule/restricted.h`)
+    critical    0 if a is critical, else -1: the sum is the chain bound less the cost (`native/schedule/chains.h`)
+
+Source: the first is ED-Batch's (arXiv:2302.03851).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 import numpy as np
 
 from autobatch._native import Course, learn_from_all, plan_by_machine
-from autobatch.arrays import FloatArray
+from autobatch.arrays import FloatArray, IntArray
 from autobatch.devices.device import Device
 from autobatch.graph.dag import Dag, cost_of
 from autobatch.policies.fsm.device_simulator import (
@@ -23,11 +33,45 @@ from autobatch.policies.fsm.device_simulator import (
     rank_all,
     rank_tried,
 )
-from autobatch.policies.fsm.episodes import LearningRules, run_episode
-from autobatch.policies.fsm.machine import Machine
-from autobatch.policies.fsm.rewards import PUBLISHED
+from autobatch.policies.fsm.machine import Machine, MachineRules
 from autobatch.policies.fsm.table import Table, copy_table, with_room
 from autobatch.policies.rules.rules import LEARNED
+
+Reward: TypeAlias = Literal["published", "critical"]
+REWARDS: tuple[Reward, ...] = get_args(Reward)
+PUBLISHED, CRITICAL = range(2)  # as in `native/policies/learning.h`
+
+
+NO_PLAN = np.empty(0, np.int32)
+
+
+class LearningRules(NamedTuple):
+    """The settings of `QLearning` as numbers, for the core."""
+
+    learning_rate: float
+    discount: float
+    n_steps: int
+    reward: int
+    bootstrap: int
+    optimism: int
+
+
+def run_episode(
+    course: Course,
+    table: Table,
+    machine: MachineRules,
+    rules: LearningRules,
+    epsilon: float,
+    rng: np.random.Generator,
+    plan: IntArray = NO_PLAN,
+) -> None:
+    """Schedule the mini-batch of a course once, by `plan` unless that is empty, and learn from it.
+
+    The table must have room for a new state per batch.
+    """
+    generator = rng.bit_generator
+    with generator.lock:
+        course.run(table, machine, rules, epsilon, generator, plan)
 
 
 class Exploration(NamedTuple):

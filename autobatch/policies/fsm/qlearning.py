@@ -4,8 +4,8 @@ An episode schedules one of the mini-batches from its first batch to its last. I
 type with probability epsilon, and otherwise the type with the highest value. N batches later that value moves towards
 the sum of the N rewards that followed. Regular rollouts without exploration evaluate the machine; the best one is kept.
 
-Episodes are played on the CPU, one after the other, or on a GPU, many at once: see `autobatch.policies.fsm.practice`.
-`autobatch.policies.fsm.rewards` defines the rewards.
+Episodes are played on the CPU, one after the other, or on a GPU, many at once: see `autobatch.policies.fsm.practice`,
+which also defines the rewards.
 Source: ED-Batch (arXiv:2302.03851), whose settings are the defaults; N-step returns from Sutton and Barto, chapter 7.
 """
 
@@ -24,10 +24,17 @@ from autobatch.devices.finding import find_device
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, chains_ahead, reverse, type_costs
 from autobatch.keywords import suggesting
-from autobatch.policies.fsm.episodes import LearningRules
 from autobatch.policies.fsm.machine import WAYS, Fsm, Machine, TypeNames, Way
-from autobatch.policies.fsm.practice import Exploration, OnDevice, OnProcessor, Practice, Task
-from autobatch.policies.fsm.rewards import REWARDS, Reward
+from autobatch.policies.fsm.practice import (
+    REWARDS,
+    Exploration,
+    LearningRules,
+    OnDevice,
+    OnProcessor,
+    Practice,
+    Reward,
+    Task,
+)
 from autobatch.policies.fsm.table import Table, copy_table, make_table
 from autobatch.policies.rules.directed import WAYS_OF, Direction
 

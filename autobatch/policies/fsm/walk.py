@@ -18,8 +18,7 @@ from autobatch.arrays import IntArray
 from autobatch.display.html import fold, write_lines, write_table
 from autobatch.display.states import Drawing, DrawnState
 from autobatch.graph.dag import Dag
-from autobatch.policies.fsm.encoding import ENCODINGS, LISTED, Encoding, describe_state
-from autobatch.policies.fsm.table import Table
+from autobatch.policies.fsm.table import ENCODINGS, LISTED, Encoding, Table, describe_state
 
 NEW = "not learned"
 MOST_DRAWN = 30  # the most visited states are drawn

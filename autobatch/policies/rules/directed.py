@@ -21,8 +21,8 @@ from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import naming_cycles
 from autobatch.keywords import checked
 from autobatch.policies.files import save_policy
-from autobatch.policies.sequences.compaction import compact as compact_sequence
-from autobatch.policies.sequences.embedding import embed_early, to_schedule_at
+from autobatch.policies.sequences import compact as compact_sequence
+from autobatch.policies.sequences import embed_early, to_schedule_at
 from autobatch.schedule.schedule import BasePolicy, CoreRule, Schedule
 
 Direction: TypeAlias = Literal["forward", "backward", "both"]

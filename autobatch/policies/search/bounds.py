@@ -6,6 +6,8 @@ finishes the graph projected on them. So it has at least as many batches of thes
 projected graph: the *demand* of these types. Demands are found exactly, and a small integer program finds the fewest
 batches that meet all of them. Its last answer selects the next set of types: only sets for which it has fewer batches
 than the best known sequence, smaller sets first.
+
+A schedule is judged without running it: by its length after compaction, and its distance from a proven bound.
 """
 
 from __future__ import annotations
@@ -13,18 +15,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from autobatch.arrays import FloatArray, IntArray
 from autobatch.errors import PolicyError
-from autobatch.graph.dag import Dag, chains_ahead, cost_of, reverse, type_costs
-from autobatch.policies.search.beam import beam_search
-from autobatch.policies.search.exact import search_both
-from autobatch.policies.search.layered import TOLERANCE
+from autobatch.graph.dag import Dag, chains_ahead, cost_of, reverse, to_dag, type_costs
+from autobatch.graph.graph import Graph
+from autobatch.policies.search.exact import TOLERANCE, beam_search, search_both
 from autobatch.policies.search.reduction import find_suffixes, project, reduce_graph
-from autobatch.policies.sequences.embedding import finishes
+from autobatch.policies.sequences import compact, finishes
 from autobatch.release import pip_install
+from autobatch.schedule.schedule import Schedule
 
 MAX_STATES = 400_000
 """The most states of all projections together; they take one or two seconds."""
@@ -249,3 +252,38 @@ def _combine(longest: IntArray, parts: Mapping[tuple[int, ...], float], cost: Fl
     assert answer.success, answer.message  # there always is an answer: enough batches of each type
     fewest = np.round(answer.x)
     return float(fewest @ cost), fewest
+
+
+BoundKind: TypeAlias = Literal["chain", "pairs"]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The quality of a schedule.
+
+    Attributes:
+        compacted: number of batches after deletion of superfluous ones.
+        bound: lower bound on the batches of any schedule.
+        bound_kind: "chain", or "pairs" for the better bound, which takes about a second.
+    """
+
+    compacted: int
+    bound: int
+    bound_kind: str
+
+
+def judge(graph: Graph, schedule: Schedule, bound_kind: str = "chain") -> Judgement:
+    """Compact a schedule, and bound the batches of any schedule of the graph.
+
+    Raises:
+        PolicyError: `bound_kind` is unknown, or SciPy, which "pairs" needs, is missing.
+    """
+    dag = to_dag(graph)
+    shorter = compact(dag, schedule.batch_type)
+    if bound_kind == "chain":
+        bound = float(chains_ahead(dag).max(axis=0, initial=0).sum())
+    elif bound_kind == "pairs":
+        bound = pair_bound(dag, known=shorter).value
+    else:
+        raise PolicyError(f"bounding a schedule: bound must be 'chain' or 'pairs', got {bound_kind!r}.")
+    return Judgement(shorter.size, int(np.ceil(bound - 1e-6)), bound_kind)

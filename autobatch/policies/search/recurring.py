@@ -21,7 +21,7 @@ from autobatch.keywords import checked
 from autobatch.policies.rules.directed import Batches, Directed, Direction
 from autobatch.policies.rules.rules import Score
 from autobatch.policies.search.search import Search
-from autobatch.policies.sequences.embedding import embed_early, to_schedule_at
+from autobatch.policies.sequences import embed_early, to_schedule_at
 from autobatch.schedule.schedule import Policy, Schedule
 from autobatch.system.unchecked import unchecked
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from autobatch.graph.dag import Dag
-from autobatch.policies.fsm.encoding import Encoding
-from autobatch.policies.fsm.table import Table
+from autobatch.policies.fsm.table import Encoding, Table
 
 
 def rows_of(table: Table) -> dict[tuple[int, ...], tuple[list[float], list[int]]]:

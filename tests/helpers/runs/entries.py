@@ -42,16 +42,16 @@ from autobatch.graph.rewrite.passes import PASSES, explain_sharing, rewrite
 from autobatch.ir.flows import join_flows
 from autobatch.memplan.batch.placement import CoreOptions, plan_graphs
 from autobatch.policies import get
-from autobatch.policies.fsm.episodes import run_episode
 from autobatch.policies.fsm.machine import Machine
+from autobatch.policies.fsm.practice import run_episode
 from autobatch.policies.fsm.qlearning import QLearning
 from autobatch.policies.fsm.table import make_table, with_room
 from autobatch.policies.rules.network import OVERALL_FEATURES, TYPE_FEATURES, learned_network
 from autobatch.policies.rules.rules import LEARNED
 from autobatch.policies.search import reduction
-from autobatch.policies.search.layered import search_layers
-from autobatch.policies.search.local_search import local_search
-from autobatch.policies.sequences.embedding import embed_early, embed_late, to_schedule_at
+from autobatch.policies.search.exact import search_layers
+from autobatch.policies.search.search import local_search
+from autobatch.policies.sequences import embed_early, embed_late, to_schedule_at
 from autobatch.schedule.schedule import CoreRule
 from helpers.programs.graphs import CELL, random_dag, random_toys
 from helpers.programs.random_programs import draw_instances, draw_model

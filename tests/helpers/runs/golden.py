@@ -37,10 +37,10 @@ from autobatch.memplan.planner import MemoryPlanner
 from autobatch.models.registry import find_model
 from autobatch.plan.plan import PlannedTypes
 from autobatch.policies import get
-from autobatch.policies.fsm.encoding import ENCODINGS
 from autobatch.policies.fsm.machine import Machine, TypeNames
+from autobatch.policies.fsm.practice import REWARDS
 from autobatch.policies.fsm.qlearning import QLearning, learn_fsm
-from autobatch.policies.fsm.rewards import REWARDS
+from autobatch.policies.fsm.table import ENCODINGS
 from autobatch.schedule.make import make_schedule
 from autobatch.trace.record import Recorder
 from fuzzing.cells import draw_program

@@ -1,1 +1,0 @@
-"""Batching as a Gymnasium environment, and trained agents as policies."""

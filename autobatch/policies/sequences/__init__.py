@@ -1,1 +1,0 @@
-"""Schedules as sequences of types: common supersequences, compaction, levels."""
