@@ -3,6 +3,8 @@
     app = ab.serving.app(server)      runs under uvicorn; or in your own FastAPI, app.mount("/model", ...)
 
 Starlette handles HTTP, prometheus-client the metrics; both are installed by the extra `serve`.
+
+A server is ready for requests when it has warmed up, is open, and its last predictions did not all fail.
 """
 
 from __future__ import annotations
@@ -20,11 +22,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from autobatch.errors import BackendError
 from autobatch.keywords import checked
-from autobatch.release import pip_install
-from autobatch.serving.answers import Answers, Instance, outcome
+from autobatch.release import VERSION, pip_install
+from autobatch.serving.answers import Answers, Instance, Refusal, fail, outcome, refuse
 from autobatch.serving.counts import summarize
-from autobatch.serving.readiness import Readiness
-from autobatch.serving.refusals import Refusal, fail, refuse
 from autobatch.serving.server import Server
 from autobatch.serving.workers import EVERY, SEVERAL, Workers
 from autobatch.system.nested_json import parse_json
@@ -33,6 +33,104 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
+
+
+def describe_api(title: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """Describe all documented routes, with the JSON schema of an instance."""
+    error = _object({"error": {"type": "string"}})
+    outcome = {
+        "type": "object",
+        "properties": {"result": {}, "error": {"type": "string"}, "status": {"type": "integer"}},
+    }
+    one = _object({"instance": schema})
+    many = _object({"instances": {"type": "array", "items": schema, "minItems": 1}})
+    answers = {"oneOf": [_object({"result": {}}), _object({"results": {"type": "array", "items": outcome}})]}
+    refusals = {
+        "400": "Not JSON, or not of this form.", "401": "Missing or wrong token.", "413": "Too large.",
+        "422": "An instance that the model rejects.", "503": "Too many waiting requests.", "504": "Deadline passed.",
+    }  # fmt: skip
+    predict = {
+        "summary": "Compute results of instances.",
+        "requestBody": {
+            "required": True,
+            "content": {
+                "application/json": {"schema": {"oneOf": [one, many]}},
+                "application/x-ndjson": {"schema": schema},
+            },
+        },
+        "responses": {
+            "200": {"description": "Results.", "content": _content(answers)},
+            **{status: {"description": text, "content": _content(error)} for status, text in refusals.items()},
+        },
+    }
+    plain = {"get": {"responses": {"200": {"description": "Yes."}, "503": {"description": "No."}}}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": title, "version": VERSION},
+        "paths": {"/predict": {"post": predict}, "/healthz": plain, "/readyz": plain},
+    }
+
+
+def _object(properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": [*properties]}
+
+
+def _content(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}
+
+
+MOST_FAILED = 3  # consecutive server errors before the server counts as not ready
+TRY_AFTER = 5.0  # seconds without an answer before requests are let through again as a test
+WARMING = "warming up"
+
+
+class Readiness:
+    """The readiness of a server, and the reason if it is not ready.
+
+    Args:
+        server: the server to report on.
+        warm_up: computes known-good instances; see `autobatch.serving.app`.
+    """
+
+    def __init__(self, server: Server, warm_up: Callable[[], object]) -> None:
+        self._server, self._warm_up = server, warm_up
+        self._fault, self._n_failed, self._last = WARMING, 0, 0.0
+        self._trying: asyncio.Task[None] | None = None
+
+    async def warm(self) -> None:
+        """Warm up in a thread; the server is not ready until that succeeds."""
+        try:
+            await asyncio.to_thread(self._warm_up)
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            failing = "predictions fail" if self._n_failed >= MOST_FAILED else "warming up failed"
+            self._fault = f"{failing}, {type(error).__name__}: {error}"
+        else:
+            self._fault = ""
+
+    def count(self, status: int) -> None:
+        """Count an answer; statuses of 500 and above are server errors."""
+        self._n_failed = self._n_failed + 1 if status >= 500 else 0
+        self._last = monotonic()
+
+    async def why_not(self) -> str:
+        """Return why the server is not ready; empty if it is."""
+        if self._server.is_closed:
+            return "closing"
+        if self._fault == WARMING or self._n_failed < MOST_FAILED:
+            return self._fault
+        is_quiet = monotonic() - self._last > TRY_AFTER
+        if is_quiet and (self._trying is None or self._trying.done()):
+            self._trying = asyncio.create_task(self._try())
+        return self._fault or f"predictions fail, the last {self._n_failed} in a row"
+
+    async def _try(self) -> None:
+        """Compute the known-good instances; on success, report ready again."""
+        await self.warm()
+        if not self._fault:
+            self._n_failed = MOST_FAILED - 1  # one more failure makes it not ready
+
 
 NDJSON = "application/x-ndjson"
 PLAIN = ("", "identity")  # content encodings that leave a body unchanged
@@ -213,9 +311,7 @@ class _Handler:
         """Return the OpenAPI document."""
         from starlette.responses import JSONResponse
 
-        from autobatch.serving.openapi import describe
-
-        return JSONResponse(describe(self._title, dict(self._schema)))
+        return JSONResponse(describe_api(self._title, dict(self._schema)))
 
     async def _instances(self, given: list[Any]) -> list[Instance | Refusal]:
         """Read instances; return each, or the refusal of one that cannot be read.

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 
 from autobatch.errors import DataError, ServingError
-from autobatch.serving.refusals import Refusal, refusal_of, refused
+from autobatch.serving.answers import Refusal, refusal_of, refused
 
 PART_WITHIN = 10.0  # seconds for the next part of a body to arrive
 BODY_WITHIN = 60.0  # seconds for a whole body to arrive

@@ -9,8 +9,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from autobatch.serving.board import BUCKETS, SECONDS, SUM, Board
 from autobatch.serving.counts import Counts
+from autobatch.serving.workers import BUCKETS, SECONDS, SUM, Board
 
 
 class Metrics(Collector):

@@ -6,12 +6,13 @@
 
 A round takes about `QUANTUM` seconds, so a new request waits no longer than that before it shares batches with running
 ones. A round runs all pending nodes that programs wait for if their work is small; otherwise a sketch of them is
-scheduled, and `autobatch.serving.choosing` chooses the nodes of each round. Programs that await nothing skip the
+scheduled, and `autobatch.serving.admission` chooses the nodes of each round. Programs that await nothing skip the
 growing graph as long as none of them is long: those that have arrived run as a mini-batch of `ab.batched`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from operator import attrgetter
 from time import perf_counter
@@ -23,18 +24,43 @@ from numpy.typing import NDArray
 from autobatch.api import Batched
 from autobatch.arrays import IntArray
 from autobatch.engine.counts import Clock, Step
-from autobatch.engine.kept_values import run_and_keep
+from autobatch.engine.kept_values import KeptValues, run_and_keep
 from autobatch.engine.results import join_columns
 from autobatch.graph.graph import PER_NODE, Graph, work_of
 from autobatch.graph.growing import NONE, Request
 from autobatch.plan.plan import Plan
-from autobatch.serving.admission import AdmissionWindow
+from autobatch.serving.admission import AdmissionWindow, Budget, Pending, TimeShares
 from autobatch.serving.arrivals import Arrivals, Recorded, Waiting
-from autobatch.serving.budget import Budget
-from autobatch.serving.choosing import Pending
-from autobatch.serving.results import KeptResults
-from autobatch.serving.time_shares import TimeShares
 from autobatch.trace.record import MiniBatch
+
+
+class KeptResults(KeptValues):
+    """The kept values of requests."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Return the bytes of the rows that programs may still read, except those of the last run."""
+        sizes = [n * math.prod(self._table_of(slot).row) for slot, n in enumerate(self.rows.in_use.tolist()) if n]
+        return self._dtype.itemsize * int(sum(sizes))
+
+    def columns(self, values: IntArray, slots: Sequence[int], shapes: Sequence[tuple[int, ...]]) -> list[NDArray[Any]]:
+        """Return the result values of programs as one column per slot.
+
+        Args:
+            values: the values, in the order of the programs.
+            slots: the slot of each value.
+            shapes: the shape of each slot.
+        """
+        of_each = np.asarray(slots, np.int64)
+        return [self._rows_of(values[of_each == slot], shape) for slot, shape in enumerate(shapes)]
+
+    def _rows_of(self, values: IntArray, shape: tuple[int, ...]) -> NDArray[Any]:
+        """Return the rows of values of one shape and type, which are all kept in the same slot."""
+        found = np.empty((values.size, *shape), self._dtype)
+        for _, places, rows in self._columns(values):
+            found[... if places is None else places] = rows
+        return found
+
 
 QUANTUM = 8e-3
 """Target seconds of a round: short compared with a request, long compared with the overhead of a round."""

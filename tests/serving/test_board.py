@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autobatch.serving import board as boards
-from autobatch.serving.board import BUCKETS, SECONDS, SUM, Board, make_memory
-from autobatch.serving.workers import Workers
+from autobatch.serving import workers as boards
+from autobatch.serving.workers import BUCKETS, SECONDS, SUM, Board, Workers, make_memory
 
 STATUSES = [100, 200, 400, 422, 500, 599]
-UPDATE = "import sys; from autobatch.serving.board import Board; Board.here().count(int(sys.argv[1]), 0.5)"
+UPDATE = "import sys; from autobatch.serving.workers import Board; Board.here().count(int(sys.argv[1]), 0.5)"
 
 
 @pytest.mark.parametrize("seed", range(3))

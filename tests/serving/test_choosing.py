@@ -8,7 +8,7 @@ from autobatch.graph.build import make_graph
 from autobatch.graph.graph import NamedTypes
 from autobatch.ir.type_arrays import TypeArrays
 from autobatch.policies import get
-from autobatch.serving.choosing import Pending
+from autobatch.serving.admission import Pending
 from helpers.runs.ways import each
 
 

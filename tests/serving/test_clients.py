@@ -220,7 +220,7 @@ def test_health_waits_for_no_reading_and_no_writing() -> None:
 
 @pytest.mark.parametrize("with_warm_up", [False, True])
 def test_it_is_not_ready_while_predictions_fail(with_warm_up: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autobatch.serving.readiness.TRY_AFTER", 0.2)
+    monkeypatch.setattr("autobatch.serving.asgi.TRY_AFTER", 0.2)
     broken = threading.Event()
 
     def run(x: Any) -> Any:

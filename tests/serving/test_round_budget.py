@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from autobatch.serving.budget import Budget
+from autobatch.serving.admission import Budget
 from helpers.runs.ways import each
 
 

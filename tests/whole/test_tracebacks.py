@@ -14,7 +14,7 @@ import torch
 
 import autobatch as ab
 import autobatch.torch as abt
-from autobatch.serving.refusals import refusal_of
+from autobatch.serving.answers import refusal_of
 from helpers.runs.ways import each
 
 OWN = str(Path(ab.__file__).parent)

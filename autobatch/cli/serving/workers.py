@@ -55,8 +55,7 @@ def run_workers(n: int, listening: socket.socket) -> int:
     """
     if sys.platform == "win32":
         raise DataError(f"--workers must be 1 on Windows, which cannot pass a socket to other processes, got {n}.")
-    from autobatch.serving.board import VARIABLE, Board, make_memory
-    from autobatch.serving.workers import SEVERAL
+    from autobatch.serving.workers import SEVERAL, VARIABLE, Board, make_memory
 
     ended: list[int] = []
     theirs, ours = os.pipe()
