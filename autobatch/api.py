@@ -357,7 +357,7 @@ class Batched(Session):
             PlanError: a single instance needs more than `max_bytes`.
         """
         from autobatch.inspect.lines import Lines
-        from autobatch.memplan.report.memory import report_memory
+        from autobatch.memplan.report import report_memory
         from autobatch.policies.search.bounds import judge
 
         lines = Lines()

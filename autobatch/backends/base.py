@@ -169,7 +169,7 @@ class Backend(Protocol):
 
         Args:
             tables: the tables that the core made along with the plan; see
-                `autobatch.memplan.batch.placement.plan_graphs`.
+                `autobatch.memplan.placement.plan_graphs`.
 
         Raises:
             BackendError: the backend cannot read parameters on the device that holds them.

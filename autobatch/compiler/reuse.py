@@ -1,7 +1,7 @@
 """Find statements that overwrite values which other statements read, and so must run after these (buffer reuse).
 
-Values that backward makes may take the columns of residuals (`autobatch.memplan.cell.buffer_reuse`). A loop that reads
-columns and a loop that overwrites them can share a loop nest if they access the same element at every index.
+Values that backward makes may take the columns of residuals (`autobatch.memplan.cell.buffer_assignment`). A loop that
+reads columns and a loop that overwrites them can share a loop nest if they access the same element at every index.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from autobatch.trace.record import MiniBatch, Recorder
 if TYPE_CHECKING:
     from autobatch.engine.kept_values import KeptValues
     from autobatch.graph.growing import Chosen, Request
-    from autobatch.memplan.batch.placement import CoreOptions, PlannedGraph
+    from autobatch.memplan.placement import CoreOptions, PlannedGraph
     from autobatch.trace.phases import Phases
 
 TYPES = attrgetter("types")
@@ -255,7 +255,7 @@ class Planning:
 @cache
 def _placement() -> ModuleType:
     """Return the module that places values, which is loaded with the first plan only."""
-    from autobatch.memplan.batch import placement
+    from autobatch.memplan import placement
 
     return placement
 

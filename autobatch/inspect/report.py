@@ -20,7 +20,7 @@ from autobatch.schedule.schedule import Policy, Schedule, chain_lengths
 
 if TYPE_CHECKING:
     from autobatch.inspect.lines import LineReport
-    from autobatch.memplan.report.memory import MemoryReport
+    from autobatch.memplan.report import MemoryReport
 
 SHOWN = 5  # rounds at either end, instances of a round, functions that record single ops
 

@@ -11,7 +11,7 @@ from autobatch.ir.passes.autodiff import differentiate
 from autobatch.ir.passes.simplify import simplify, simplify_derivative
 from autobatch.ir.program import CellProgram
 from autobatch.ir.typetable import NodeType
-from autobatch.memplan.batch import placement
+from autobatch.memplan import placement
 from autobatch.memplan.cell.buffer_assignment import make_layout
 from autobatch.memplan.cell.inputs import place_columns
 from autobatch.memplan.cell.joining import join_products

@@ -1,7 +1,7 @@
-"""Answers to HTTP requests: threads read instances and write results, a few at a time. A refusal is a status and a
-sentence.
+"""Answers to HTTP requests: threads read instances and write results, a few at a time.
 
-A large request therefore delays neither small requests nor the event loop, which answers health checks.
+A large request therefore delays neither small requests nor the event loop, which answers health checks. A refusal is an
+error response: a status and a sentence.
 """
 
 from __future__ import annotations

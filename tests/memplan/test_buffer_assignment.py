@@ -15,7 +15,7 @@ from autobatch.ir.program import NODE
 from autobatch.memplan.cell.buffer_assignment import make_layout
 from autobatch.memplan.cell.inputs import place_columns
 from autobatch.memplan.planner import MemoryPlanner
-from autobatch.memplan.report.movement import movements
+from autobatch.memplan.report import movements
 from autobatch.plan.plan import Plan, PlannedTypes
 from helpers.programs.literature_cells import SEVEN, Weights, trace_cell
 from helpers.programs.random_programs import draw_instances, draw_model

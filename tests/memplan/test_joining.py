@@ -19,7 +19,7 @@ from autobatch.memplan.cell.inputs import place_columns
 from autobatch.memplan.cell.joining import join_products
 from autobatch.memplan.cell.stacking import make_stacked
 from autobatch.memplan.planner import MemoryPlanner
-from autobatch.memplan.report.movement import movements
+from autobatch.memplan.report import movements
 from autobatch.ops.linear import affine
 from autobatch.params import stacks
 from autobatch.params.stacks import Stack, parts_of

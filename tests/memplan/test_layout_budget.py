@@ -12,7 +12,7 @@ from autobatch.backends.cpu.backend import Cpu
 from autobatch.ir.passes.simplify import simplify
 from autobatch.memplan import check_cell_layout, plan_cell
 from autobatch.memplan.cell.aligned import AlignedOrders, Line, Work
-from autobatch.memplan.cell.fitting import MAX_WORK
+from autobatch.memplan.cell.constraints import MAX_WORK
 from autobatch.memplan.cell.joining import join_products
 from autobatch.memplan.cell.layout import UNTRIED
 from autobatch.memplan.planner import MemoryPlanner

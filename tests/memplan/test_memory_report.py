@@ -12,8 +12,7 @@ import autobatch as ab
 from autobatch.cli.ending import run_to_the_end
 from autobatch.cli.main import dispatch
 from autobatch.cli.workload import load_workload
-from autobatch.memplan.report.memory import CellMemory, MemoryReport, report_memory
-from autobatch.memplan.report.movement import movements
+from autobatch.memplan.report import CellMemory, MemoryReport, movements, report_memory
 from helpers.runs.planned import Placed, place_batch
 
 SIZE = 12  # number of instances

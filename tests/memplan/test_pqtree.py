@@ -14,7 +14,7 @@ import autobatch as ab
 from autobatch.memplan import PQTree
 from autobatch.memplan.pqtree import tree as pqtree
 from autobatch.memplan.pqtree.node import Branch
-from autobatch.memplan.pqtree.templates import Match, match_all
+from autobatch.memplan.pqtree.reduction import Match, match_all
 from helpers.checkers.consecutive_ones import (
     MAX_ITEMS,
     all_orders,

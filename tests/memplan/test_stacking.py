@@ -14,8 +14,7 @@ from autobatch.ir.arguments import Key
 from autobatch.ir.passes.autodiff import differentiate
 from autobatch.ir.program import CellProgram, Instruction
 from autobatch.ir.program_check import check_cell
-from autobatch.memplan.cell.layout import plan_cell
-from autobatch.memplan.cell.layout_cache import lay_out
+from autobatch.memplan.cell.layout import lay_out, plan_cell
 from autobatch.memplan.cell.layout_check import check_cell_layout
 from autobatch.memplan.cell.stacking import stack_program
 from autobatch.ops.linear import affine, matmul

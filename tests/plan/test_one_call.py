@@ -20,7 +20,7 @@ from autobatch.graph.build import split_graph
 from autobatch.graph.graph import Graph
 from autobatch.graph.marks import Marks
 from autobatch.graph.rewrite.passes import PASSES, rewrite
-from autobatch.memplan.batch.placement import CoreOptions, plan_graphs
+from autobatch.memplan.placement import CoreOptions, plan_graphs
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.plan.plan import PlannedTypes
 from autobatch.policies import get
@@ -224,7 +224,7 @@ def test_batched_functions_use_it_where_python_has_no_part(options: dict[str, An
     model = draw_model(rng, smooth=True)
     instances = draw_instances(rng, model, n=4)
     loss = ab.batched(model.loss, backend="reference", **options)
-    with patch("autobatch.memplan.batch.placement.plan_graphs", wraps=plan_graphs) as counted:
+    with patch("autobatch.memplan.placement.plan_graphs", wraps=plan_graphs) as counted:
         loss.value_and_grad(instances)
     assert counted.call_count == n_calls
     assert loss.last is not None
@@ -236,6 +236,6 @@ def test_checked_runs_go_stage_by_stage(monkeypatch: pytest.MonkeyPatch) -> None
     rng = np.random.default_rng(4)
     model = draw_model(rng, smooth=True)
     loss = ab.batched(model.loss, policy="score", backend="reference")
-    with patch("autobatch.memplan.batch.placement.plan_graphs", wraps=plan_graphs) as counted:
+    with patch("autobatch.memplan.placement.plan_graphs", wraps=plan_graphs) as counted:
         loss.value_and_grad(draw_instances(rng, model, n=3))
     assert counted.call_count == 0

@@ -14,12 +14,12 @@ import autobatch as ab
 from autobatch.arrays import IntArray
 from autobatch.graph.graph import Types
 from autobatch.graph.growing import NOWHERE, SLOT, GrowingGraph, KeptRows, Request
-from autobatch.memplan.batch.placement import CoreOptions, PlannedRound, plan_graphs, plan_round
+from autobatch.memplan.placement import CoreOptions, PlannedRound, plan_graphs, plan_round
 from helpers.programs.random_rounds import Instance, RoundModel, minibatches
 from helpers.programs.waiting_programs import Model, items
 from helpers.runs.planned import assert_same_plan
 
-PLANNING = "autobatch.memplan.batch.placement.plan_round"
+PLANNING = "autobatch.memplan.placement.plan_round"
 
 
 def assert_same_parts(found: Any, expected: Any) -> None:

@@ -18,7 +18,7 @@ from itertools import pairwise, product
 from typing import TypeAlias
 
 from autobatch.memplan.pqtree.node import Leaf
-from autobatch.memplan.pqtree.pairs import Pairs
+from autobatch.memplan.pqtree.order import Pairs
 from autobatch.memplan.pqtree.tree import PQTree
 
 Span: TypeAlias = tuple[Hashable, ...]

@@ -1,7 +1,7 @@
 """Order the columns of a cell's ports so that concatenations of ports are views.
 
 Ports that a `concat` reads, and values computed for it, are adjacent in the inputs where the orders that different
-joins require are compatible (`fitting`). Such a join is not copied, and is not saved, because the inputs are kept.
+joins require are compatible (`constraints`). Such a join is not copied, and is not saved, because the inputs are kept.
 Where joins leave a choice, values that one node passes to another are adjacent.
 """
 
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from autobatch.ir.layout import Place
 from autobatch.ir.program import NODE, SHARED, CellProgram, Port, Var
 from autobatch.memplan.cell.aligned import Line
-from autobatch.memplan.cell.fitting import fit_runs
+from autobatch.memplan.cell.constraints import fit_runs
 from autobatch.memplan.cell.memory import DATA, SHARED_VALUES, Item, ProgramMemory
 
 

@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeAlias
 from autobatch.ir.builder import Builder, Traced
 from autobatch.ir.program import SHARED, CellProgram, Instruction, Port, Weight, draws_of, origin
 from autobatch.ir.program_check import check_cell
-from autobatch.memplan.cell.fitting import fit_runs
+from autobatch.memplan.cell.constraints import fit_runs
 from autobatch.memplan.cell.memory import ProgramMemory
 from autobatch.memplan.pqtree.tree import PQTree
 from autobatch.ops.define import Op

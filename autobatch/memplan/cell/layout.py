@@ -1,31 +1,37 @@
 """Lay out a cell: decide which instructions run as one, the order of values in memory, and the copies.
 
-Instructions are grouped (`grouping`), the groups become constraints on the order of items (`constraints`), and as many
-of these as possible are met (`fitting`). Where an op needs blocks, an unmet constraint becomes an explicit copy with
-its reason. An element-wise op reads its operands in place; only a backend that runs op by op copies them. This module
-only decides; backends execute.
+Instructions are grouped (`grouping`), the groups become constraints on the order of items, and as many of these as
+possible are met (`constraints`). Where an op needs blocks, an unmet constraint becomes an explicit copy with its
+reason. An element-wise op reads its operands in place; only a backend that runs op by op copies them. This module only
+decides; backends execute. Layouts are cached in memory; cells that differ only in parameters share one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple, cast
 
-from autobatch.ir.program import CellProgram, Instruction
+import numpy as np
+
+from autobatch.ir.program import Attribute, CellProgram, Constant, Instruction, Port, Var
 from autobatch.keywords import checked
 from autobatch.memplan.cell.aligned import Work
 from autobatch.memplan.cell.constraints import (
     FLOAT_BYTES,
+    MAX_WORK,
     RESULT,
+    ROWS,
+    Fit,
     Key,
     Pattern,
     Run,
+    fit_runs,
     n_rows,
     operands_of,
     pattern_of,
+    starting_orders,
 )
-from autobatch.memplan.cell.fitting import MAX_WORK, ROWS, Fit, fit_runs, starting_orders
 from autobatch.memplan.cell.grouping import Batch, choose_batches, is_product, make_steps
 from autobatch.memplan.cell.memory import SHARED_VALUES, Item, ProgramMemory
 
@@ -283,3 +289,40 @@ def _source(layout: CellLayout, batch: InnerBatch) -> Instruction:
     source = layout.memory.program.vars[batch.values[0]].source
     assert isinstance(source, Instruction)
     return source
+
+
+_NO_PROGRAM = ProgramMemory(CellProgram("", (), ()))  # cached layouts hold no parameters
+_known: dict[Hashable, CellLayout] = {}
+
+
+def lay_out(program: CellProgram, rows: int = ROWS) -> CellLayout:
+    """Return the layout of a program, shared by programs that differ only in parameters and names.
+
+    A layout refers to values by number, so it holds for every program with the same ops, arguments and shapes. The
+    reasons of copies name values, so for a layout with copies the names must match too.
+
+    Cost: that of `plan_cell` for a new form of program, else linear in its values.
+    """
+    form = (rows, program.outputs, program.ties, *(_form(var) for var in program.vars))
+    named = (program.name, form, *(getattr(var.source, "name", None) for var in program.vars))
+    layout = _known.get(form) or _known.get(named)
+    if layout is None:
+        layout = plan_cell(program, rows)
+        _known[named if layout.copies or layout.apart else form] = replace(layout, memory=_NO_PROGRAM)
+    return replace(layout, memory=ProgramMemory(program))
+
+
+def _form(var: Var) -> Hashable:
+    """Return a key of everything about a value that a layout depends on."""
+    match var.source:
+        case Instruction(op, args, static):
+            source: Hashable = op, args, repr(sorted(static.items()))
+        case Port(number=number):
+            source = number
+        case Attribute(is_float=is_float, column=column):
+            source = is_float, column
+        case Constant(data) if np.ndim(data) == 0:
+            source = np.asarray(data).item()
+        case _:
+            source = None
+    return type(var.source), source, var.shape, var.domain

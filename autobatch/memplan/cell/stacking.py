@@ -21,8 +21,7 @@ from autobatch.ir.program_check import check_cell
 from autobatch.ir.weights import stacks_in
 from autobatch.memplan.cell.constraints import RESULT
 from autobatch.memplan.cell.grouping import INPUT, STACKED
-from autobatch.memplan.cell.layout import CellLayout, InnerBatch
-from autobatch.memplan.cell.layout_cache import lay_out
+from autobatch.memplan.cell.layout import CellLayout, InnerBatch, lay_out
 from autobatch.memplan.cell.memory import SHARED_VALUES, Read, is_number, seen_through
 from autobatch.ops.define import Shape
 from autobatch.ops.shaping import slice_

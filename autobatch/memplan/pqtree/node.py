@@ -1,16 +1,19 @@
-"""The nodes of a PQ-tree, their links, and walks over them.
+"""The nodes of a PQ-tree, their links, walks over them, and a check from the definition that they form a PQ-tree.
 
 A P-node holds its children in a dictionary: their order is arbitrary, and a child is removed in constant time. A Q-node
 refers only to its two endmost children. Every child of a Q-node refers to its siblings, in no order, so a Q-node is
 reversed by exchanging its ends, and the children of one are spliced into another in constant time. `parent` is valid
 for the root, for children of P-nodes and for endmost children of Q-nodes. Inside a Q-node it may be out of date; a
-reduction finds it again when needed (Booth and Lueker 1976, section 3).
-Walks are iterative, because a tree may be as deep as its number of items.
+reduction finds it again when needed (Booth and Lueker 1976, section 3). Walks are iterative, because a tree may be as
+deep as its number of items.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
+from itertools import pairwise
+
+from autobatch.errors import PlanError
 
 UNMARKED, QUEUED, BLOCKED, UNBLOCKED = range(4)  # the state of a node during bubbling up
 PARTIAL, FULL = 1, 2  # labels of pertinent nodes during one reduction; other nodes are empty
@@ -192,3 +195,56 @@ def rebuild(root: Node, only: set[Hashable] | None = None) -> Node | None:
         elif kept:
             made[node] = QNode(kept) if isinstance(node, QNode) and len(kept) > 2 else PNode(kept)
     return made.get(root)
+
+
+def check_nodes(root: Node, leaves: Mapping[Hashable, Leaf]) -> None:
+    """Check the tree below `root`, which must have these leaves, by item.
+
+    Raises:
+        PlanError: a leaf is missing or repeated; a P-node has one child, or a Q-node fewer than three; a child has a
+            wrong parent or wrong siblings; or a reduction left a mark behind.
+
+    Cost: O(nodes).
+    """
+    if root.parent is not None or root.sib_a is not None or root.sib_b is not None:
+        _fail("its root must have no parent and no siblings")
+    met: list[Leaf] = []
+    for node, children in walk(root):
+        if node.mark != UNMARKED:
+            _fail("a reduction left a mark behind")
+        if isinstance(node, Leaf):
+            met.append(node)
+        elif isinstance(node, PNode):
+            _check_p(node, children, may_be_empty=not leaves)
+        elif isinstance(node, QNode):
+            _check_q(node, children)
+    if len(met) != len(leaves) or any(leaves.get(leaf.item) is not leaf for leaf in met):
+        _fail(f"it must have one leaf for each of {list(leaves)}, got {[leaf.item for leaf in met]}")
+
+
+def _check_p(node: PNode, children: list[Node], *, may_be_empty: bool) -> None:
+    if len(children) < 2 and not (may_be_empty and not children):
+        _fail(f"a P-node must have two or more children, got {len(children)}")
+    if any(child.parent is not node or child.sib_a is not None or child.sib_b is not None for child in children):
+        _fail("a child of a P-node has another parent, or a sibling")
+
+
+def _check_q(node: QNode, children: list[Node]) -> None:
+    if len(children) < 3:
+        _fail(f"a Q-node must have three or more children, got {len(children)}")
+    if children[0].parent is not node or children[-1].parent is not node:
+        _fail("an endmost child of a Q-node has another parent")
+    if children[-1] is not node.last:
+        _fail("the children of a Q-node do not lead from its first to its last")
+    siblings = [set[Node | None]() for _ in children]
+    for (left, right), (left_child, right_child) in zip(pairwise(siblings), pairwise(children), strict=True):
+        left.add(right_child)
+        right.add(left_child)
+    siblings[0].add(None)
+    siblings[-1].add(None)
+    if any({child.sib_a, child.sib_b} != known for child, known in zip(children, siblings, strict=True)):
+        _fail("a child of a Q-node does not know its siblings")
+
+
+def _fail(what: str) -> None:
+    raise PlanError(f"checking a PQ-tree: {what}; this is a bug in autobatch; please report it.")

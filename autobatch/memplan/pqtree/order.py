@@ -1,12 +1,27 @@
-"""Count, list and choose among the orders that a PQ-tree permits, and list the constraints behind them."""
+"""Count, list and choose among the orders that a PQ-tree permits, and list the constraints behind them.
+
+An order that keeps several lists of items in their order at once: the order of two items is decided at the deepest node
+above both, by the order of two of its children. The lists must not require both directions of a Q-node, or a cycle
+among the children of a P-node; then each node is arranged on its own.
+
+Contradictory demands on the order of pairs of items are detected without trying orders. The order of two items is
+decided at the deepest node above both (`Ways.meet`). A Q-node decides all its pairs at once, a P-node each pair of its
+children separately. Lists whose items must have one order tie decisions together, as equal or as opposite; lists in
+fixed order tie decisions to a constant. If a decision is tied to its own opposite, no order exists. This test is
+necessary, not sufficient: the decisions at a P-node must also form an order of its children, which takes a search to
+find.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
-from itertools import pairwise, permutations
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from graphlib import CycleError, TopologicalSorter
+from itertools import combinations, pairwise, permutations
 from math import factorial, prod
+from typing import TypeAlias
 
 from autobatch.memplan.pqtree.node import Branch, Leaf, Node, PNode, QNode, branches_below, leaves_below, walk
+from autobatch.memplan.pqtree.ways import Ways
 
 
 def n_orders(root: Node) -> int:
@@ -153,3 +168,108 @@ def normal_form(root: Node, number: dict[Hashable, int]) -> list[tuple[str, int]
         else:
             described.append(("item", least[below]))
     return described
+
+
+def arrange_all(ways: Ways, orders: Iterable[Sequence[Leaf]]) -> bool:
+    """Arrange the children of all nodes so that each list of leaves is in order; if impossible, change nothing."""
+    above, place = _sides(ways, orders), ways.place
+    turned: list[QNode] = []
+    arranged: list[tuple[PNode, list[Node]]] = []
+    for node, sides in above.items():
+        if isinstance(node, PNode):
+            members = _sorted_children(node, sides, place)
+            if members is None:
+                return False
+            arranged.append((node, members))
+        elif isinstance(node, QNode):
+            forward = {place[left] < place[right] for left, right in sides}
+            if len(forward) > 1:
+                return False
+            if forward == {False}:
+                turned.append(node)
+    for q_node in turned:
+        q_node.reverse()
+    for p_node, members in arranged:
+        p_node.members = dict.fromkeys(members)
+    return True
+
+
+def _sides(ways: Ways, orders: Iterable[Sequence[Leaf]]) -> dict[Node, list[tuple[Node, Node]]]:
+    """Return, per node, the pairs of its children in required order."""
+    sides: dict[Node, list[tuple[Node, Node]]] = {}
+    for order in orders:
+        for left, right in pairwise(order):
+            node, first, second = ways.meet(left, right)
+            sides.setdefault(node, []).append((first, second))
+    return sides
+
+
+def _sorted_children(node: PNode, sides: list[tuple[Node, Node]], place: dict[Node, int]) -> list[Node] | None:
+    """Sort the children so that all pairs are in order, close to the present order; return None for a cycle."""
+    before: dict[Node, set[Node]] = {child: set() for child in node.children()}
+    for first, second in sides:
+        before[second].add(first)
+    sorter = TopologicalSorter(before)
+    try:
+        sorter.prepare()
+    except CycleError:
+        return None
+    members: list[Node] = []
+    ready: list[Node] = []
+    while sorter.is_active():
+        ready = sorted([*ready, *sorter.get_ready()], key=place.__getitem__)
+        members.append(ready.pop(0))
+        sorter.done(members[-1])
+    return members
+
+
+Decision: TypeAlias = tuple[Hashable, bool]  # the decision, and whether the pair has it reversed
+GIVEN: Hashable = "given"
+
+
+class Pairs:
+    """Decisions tied together in a union-find forest with parities: a link says equal or opposite."""
+
+    def __init__(self) -> None:
+        self._above: dict[Hashable, Decision] = {}
+
+    def fix(self, ways: Ways, order: Sequence[Leaf]) -> bool:
+        """Require this order of the items; return False if it contradicts an earlier one.
+
+        Cost: O(items * depth of the tree).
+        """
+        return all(self._tie((GIVEN, False), _decision(ways, *pair)) for pair in pairwise(order))
+
+    def align(self, lists: Sequence[tuple[Ways, Sequence[Leaf]]]) -> bool:
+        """Require one order for the items of all lists, which have one length; return False if that is contradictory.
+
+        Cost: O(squares of the lengths * depth of the trees).
+        """
+        (ways, leaves), *others = lists
+        for i, j in combinations(range(len(leaves)), 2):
+            decision = _decision(ways, leaves[i], leaves[j])
+            if not all(self._tie(decision, _decision(way, other[i], other[j])) for way, other in others):
+                return False
+        return True
+
+    def _tie(self, one: Decision, other: Decision) -> bool:
+        (root, turned), (root2, turned2) = self._find(one), self._find(other)
+        if root == root2:
+            return turned == turned2
+        self._above[root2] = (root, turned != turned2)
+        return True
+
+    def _find(self, decision: Decision) -> Decision:
+        what, turned = decision
+        while what in self._above:
+            what, opposite = self._above[what]
+            turned ^= opposite
+        return what, turned
+
+
+def _decision(ways: Ways, left: Leaf, right: Leaf) -> Decision:
+    node, first, second = ways.meet(left, right)
+    is_turned = ways.place[first] > ways.place[second]
+    if isinstance(node, QNode):
+        return node, is_turned
+    return ((second, first) if is_turned else (first, second)), is_turned

@@ -1,8 +1,8 @@
 """PQ-trees: represent all orders of items in which given subsets are consecutive, in linear space.
 
 The children of a P-node may be permuted in any way, those of a Q-node only reversed; this permits exactly the orders in
-which every reduced subset is consecutive. A reduction finds the pertinent part of the tree from the leaves upwards
-(`bubble`), then rewrites it by templates (`templates`).
+which every reduced subset is consecutive. A reduction finds the pertinent part of the tree from the leaves upwards,
+then rewrites it by templates (`reduction`).
 Source: Booth and Lueker, Testing for the consecutive ones property, interval graphs, and graph planarity using PQ-tree
 algorithms, J. Comput. Syst. Sci. 13 (1976).
 """
@@ -14,15 +14,11 @@ from pathlib import Path
 
 from autobatch.errors import PlanError
 from autobatch.keywords import suggesting
-from autobatch.memplan.pqtree import arrange as pqtree_arrange
 from autobatch.memplan.pqtree import order as pqtree_order
 from autobatch.memplan.pqtree import print as pqtree_print
-from autobatch.memplan.pqtree.bubble import bubble, pertinent_branches
-from autobatch.memplan.pqtree.check import check_nodes
-from autobatch.memplan.pqtree.lookup import find_leaves, first_repeated
-from autobatch.memplan.pqtree.node import UNMARKED, Leaf, Node, PNode, leaves_below, rebuild
-from autobatch.memplan.pqtree.templates import apply_all, changes_anything, match_all
-from autobatch.memplan.pqtree.ways import Ways
+from autobatch.memplan.pqtree.node import UNMARKED, Leaf, Node, PNode, check_nodes, leaves_below, rebuild
+from autobatch.memplan.pqtree.reduction import apply_all, bubble, changes_anything, match_all, pertinent_branches
+from autobatch.memplan.pqtree.ways import Ways, find_leaves, first_repeated
 
 
 class PQTree:
@@ -290,7 +286,7 @@ class PQTree:
         >>> tree.arrange_all(["ab", "cb"]), tree.arrange_all(["ab", "bd", "da"])
         (False, False)
         """
-        fits = pqtree_arrange.arrange_all(self.ways(), [self.leaves_of(order) for order in orders])
+        fits = pqtree_order.arrange_all(self.ways(), [self.leaves_of(order) for order in orders])
         self._ways = None if fits else self._ways
         return fits
 

@@ -1,10 +1,15 @@
-"""Paths from the leaves of a PQ-tree to its root, to query a few items without walking the whole tree."""
+"""Paths from the leaves of a PQ-tree to its root, to query a few items without walking the whole tree.
+
+The leaves of items are found with errors for unknown and repeated items.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import pairwise
 
+from autobatch.errors import PlanError
 from autobatch.memplan.pqtree.node import Leaf, Node, QNode, walk
 
 
@@ -82,3 +87,35 @@ class Ways:
                 found.append((node, sorted(below[node], key=self.place.__getitem__)))
                 stack += found[-1][1]
         return found[::-1]
+
+
+def find_leaves(leaf: Mapping[Hashable, Leaf], subset: Iterable[Hashable]) -> list[Leaf]:
+    """Look up the leaves of some items.
+
+    Args:
+        leaf: the leaf of each item of a tree.
+        subset: some of the items, each once.
+
+    Raises:
+        PlanError: an item is not in the tree, or is given twice.
+    """
+    items = list(subset)
+    try:
+        leaves = [leaf[item] for item in items]
+    except KeyError as error:
+        raise PlanError(
+            f"looking up {len(items)} items in a PQ-tree of {len(leaf)}: {error.args[0]!r} is not among its "
+            "items, which never change."
+        ) from None
+    if len(set(items)) < len(items):
+        raise PlanError(
+            f"looking up {len(items)} items in a PQ-tree: each must be given once, but "
+            f"{first_repeated(items)!r} is repeated."
+        )
+    return leaves
+
+
+def first_repeated(items: list[Hashable]) -> Hashable:
+    """Return the first item that is in the list more than once."""
+    times = Counter(items)
+    return next(item for item in items if times[item] > 1)

@@ -40,7 +40,7 @@ from autobatch.graph.growing import NONE, NOWHERE, OUTPUT_PTR, GrowingGraph, Kep
 from autobatch.graph.marks import Marks
 from autobatch.graph.rewrite.passes import PASSES, explain_sharing, rewrite
 from autobatch.ir.flows import join_flows
-from autobatch.memplan.batch.placement import CoreOptions, plan_graphs
+from autobatch.memplan.placement import CoreOptions, plan_graphs
 from autobatch.policies import get
 from autobatch.policies.fsm.machine import Machine
 from autobatch.policies.fsm.practice import run_episode

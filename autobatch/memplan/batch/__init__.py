@@ -1,1 +1,0 @@
-"""Placement of a mini-batch: where the rows of each batch begin, and how long they live."""

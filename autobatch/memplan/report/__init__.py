@@ -1,1 +1,0 @@
-"""Reports on the decisions of the memory planner."""
