@@ -27,7 +27,7 @@ from autobatch.ir.typetable import NodeType
 from autobatch.memplan import check_cell_layout, plan_cell
 from autobatch.memplan.cell.grouping import PRODUCTS
 from autobatch.memplan.planner import MemoryPlanner
-from autobatch.memplan.report.movement import movements
+from autobatch.memplan.report import movements
 from autobatch.models import find_model
 from autobatch.plan.plan import PlannedCell
 from charts import COLORS, EACH, OURS, THEIRS, entitle

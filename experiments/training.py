@@ -121,7 +121,7 @@ TASKS = {
 }
 MODELS = (
     "tree_classifier", "tree_lstm", "bilstm_tagger", "crf", "lattice_lstm_ner",
-    "translator", "lstm_nmt_attention",
+    "translator", "seq2seq",
 )  # fmt: skip
 """The modules of the models of `TASKS`."""
 NAMES = {

@@ -15,7 +15,7 @@ import click
 
 import autobatch as ab
 from autobatch.cli.on_ray import ray_option, require_ray
-from autobatch.cli.places import PathType
+from autobatch.cli.words import PathType
 from autobatch.errors import DataError
 from autobatch.starting import INTERRUPTED
 

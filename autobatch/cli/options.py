@@ -11,10 +11,9 @@ import click
 
 from autobatch import policies
 from autobatch.backends import NAMES
-from autobatch.cli import completion
-from autobatch.cli.places import DATA, FILE, PATH
-from autobatch.cli.threads import DEFAULT_THREADS
-from autobatch.cli.words import Word, check_policy, split_policies
+from autobatch.cli import words
+from autobatch.cli.machine import DEFAULT_THREADS
+from autobatch.cli.words import DATA, FILE, PATH, Word, check_policy, split_policies
 from autobatch.cli.words import model_argument as make_model_argument
 from autobatch.ir.precision import PRECISIONS
 from autobatch.policies.rules.rules import with_origin
@@ -101,7 +100,7 @@ data_option = click.option(
     "--data",
     metavar="NAME_OR_PATH",
     type=DATA,
-    shell_complete=completion.complete_data,
+    shell_complete=words.complete_data,
     help="A generator, a file or a folder; see `autobatch data` for generators and formats.  [default: the model's "
     "generator, see `autobatch models`]",
 )
@@ -113,7 +112,7 @@ policy_option = click.option(
     default="auto",
     show_default=True,
     callback=check_policy,
-    shell_complete=completion.complete_policies,
+    shell_complete=words.complete_policies,
     help=f"The batching policy: auto, {POLICIES}, or a policy file.",
 )
 backend_option = choice_option("--backend", ("auto", *NAMES), "auto", "The execution backend.")
@@ -165,6 +164,6 @@ def policies_option(default: str) -> Decorator:
         callback=split_policies,
         default=default,
         show_default=True,
-        shell_complete=completion.complete_policies,
+        shell_complete=words.complete_policies,
         help=f"Policies to compare: auto, {POLICIES}, or policy files.",
     )

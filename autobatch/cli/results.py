@@ -11,8 +11,7 @@ from io import SEEK_END, FileIO
 from pathlib import Path
 from typing import Any, TextIO
 
-from autobatch.cli.machine import describe_machine
-from autobatch.cli.threads import threads_in_force
+from autobatch.cli.machine import describe_machine, threads_in_force
 from autobatch.cli.workload import Workload
 from autobatch.errors import DataError
 from autobatch.system.files import unfinished_beside, write_whole

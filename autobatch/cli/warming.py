@@ -8,12 +8,11 @@ import click
 
 import autobatch as ab
 from autobatch.cli import options
-from autobatch.cli.places import FILE
+from autobatch.cli.machine import use_threads
 from autobatch.cli.progress import show_compilation
 from autobatch.cli.serving.predictor import Predictor
-from autobatch.cli.threads import use_threads
-from autobatch.cli.training.exported_fold import read_model_file
-from autobatch.cli.words import model_argument
+from autobatch.cli.training.trained import read_model_file
+from autobatch.cli.words import FILE, model_argument
 from autobatch.cli.workload import Workload, load_workload
 from autobatch.system.background import waiting_for_code
 from autobatch.system.cache import cache_folder

@@ -1,10 +1,10 @@
-"""Load a model with its data, the first step of every command that runs a model."""
+"""Load a model with its data, the first step of every command that runs one; warn about out-of-distribution data."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,7 +14,6 @@ from click.core import ParameterSource
 
 import autobatch as ab
 from autobatch.backends.base import Backend
-from autobatch.cli.out_of_distribution import warn_out_of_distribution
 from autobatch.errors import DataError
 from autobatch.models import ModelSpec, find_model
 from autobatch.models.data.dataset import Dataset, Load, Loader
@@ -22,6 +21,46 @@ from autobatch.models.data.own_files import FilesLoader
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.plan.plan_cache import DEFAULT_SIZE
 from autobatch.schedule.schedule import Policy
+
+LARGE = 0.3  # fraction of unknown words; test data of the same kind has fewer
+SPELLED = "characters"  # models that read characters can handle unknown words
+ANSWERS = ("classes", "labels", "tags", "target_words")  # vocabularies of predictions
+
+
+class Counting(Vocabulary):
+    """A vocabulary that counts lookups, and lookups of unknown words."""
+
+    def __init__(self, known: Vocabulary) -> None:
+        super().__init__(known.words, known.closed)
+        self.n_asked, self.n_unknown = 0, 0
+
+    def id(self, word: str) -> int:
+        number = super().id(word)
+        self.n_asked += 1
+        self.n_unknown += number < self.first
+        return number
+
+
+def warn_out_of_distribution(data: str, vocabularies: Mapping[str, Vocabulary]) -> None:
+    """Warn on standard error if many words of the data are unknown.
+
+    Args:
+        data: name of the data.
+        vocabularies: vocabularies of training, by name; only `Counting` ones are considered.
+    """
+    unknown = " and ".join(_unknown_words(vocabularies))
+    if unknown:
+        click.echo(f"autobatch: {data} differs from the training data: the model does not know {unknown}.", err=True)
+
+
+def _unknown_words(vocabularies: Mapping[str, Vocabulary]) -> Iterator[str]:
+    for name, words in vocabularies.items():
+        is_spelled = name == "words" and SPELLED in vocabularies
+        if isinstance(words, Counting) and words.n_asked and not is_spelled:
+            share = words.n_unknown / words.n_asked
+            if share >= LARGE:
+                yield f"{share:.0%} of its {name.replace('_', ' ')}"
+
 
 RECURSION_LIMIT = 10_000  # calls; Python's default of 1,000 is too low for a sentence parsed into a chain
 

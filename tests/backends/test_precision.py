@@ -29,7 +29,7 @@ from autobatch.backends.cpu.step import FUNCTIONS, StepTemplate
 from autobatch.backends.reference import Reference
 from autobatch.blas import Chooser, choosing
 from autobatch.cli.main import commands
-from autobatch.cli.measuring import products
+from autobatch.cli.measuring import doctor
 from autobatch.compiler.statement import Product
 from autobatch.errors import BackendError
 from autobatch.graph.rewrite.passes import UNSHARED
@@ -339,10 +339,10 @@ def test_where_bf16_is_slower_the_same_is_computed_in_float32(
     ],
 )
 def test_the_doctor_says_whether_bf16_pays(speed: float, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "has_bf16", lambda: True)
-    monkeypatch.setattr(products, "measure_bf16", lambda m, n, k: speed)
-    monkeypatch.setattr(products, "measure", lambda found, m, n, k: {"numpy": 100.0})
-    assert re.match(told, products.describe_bf16())
+    monkeypatch.setattr(doctor, "has_bf16", lambda: True)
+    monkeypatch.setattr(doctor, "measure_bf16", lambda m, n, k: speed)
+    monkeypatch.setattr(doctor, "measure", lambda found, m, n, k: {"numpy": 100.0})
+    assert re.match(told, doctor.describe_bf16())
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ from autobatch.blas.finding import FINDERS
 from autobatch.blas.packed import NAME as PACKED
 from autobatch.blas.provider import ONE_PAIR
 from autobatch.cli.main import commands
-from autobatch.cli.measuring import products
+from autobatch.cli.measuring import doctor
 from autobatch.errors import BackendError, ShapeError
 from autobatch.system import processor
 from autobatch.system.processor import usable_cores
@@ -357,7 +357,7 @@ def test_speeds_are_measured_of_all_that_multiply_the_dtype() -> None:
 
 
 def test_the_doctor_tells_every_library_and_its_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "ROWS", (4,))
+    monkeypatch.setattr(doctor, "ROWS", (4,))
     told = CliRunner().invoke(commands, ["doctor", "--matmul"])
     assert told.exit_code == 0, told.output
     lines = [line.split() for line in told.output.splitlines()]

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.cli.training.scoring import weigh_instances
 from autobatch.cli.training.stored import LAST
 from autobatch.cli.training.trained import Trained
-from autobatch.cli.training.weighing import weigh_instances
 from autobatch.cli.workload import Workload, load_workload
 from autobatch.params.checkpoint import load_checkpoint
 from helpers.runs.commands import Command

@@ -16,7 +16,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.backends import make_backend
-from autobatch.cli import threads
+from autobatch.cli import machine
 from autobatch.cli.ending import run_to_the_end
 from autobatch.cli.measuring.doctor import OPTIONAL, _compile
 from autobatch.cli.progress import show_progress
@@ -474,7 +474,7 @@ def test_an_unwritable_file_is_noticed_before_the_work(command: Command, tmp_pat
 def test_a_command_uses_one_thread_unless_told_otherwise(command: Command, trees: Path) -> None:
     for given, used in (((), 1), (("--threads", 2), 2)):
         assert command("train", "tree-lstm", "--data", trees, *SMALL, "--epochs", 1, *given)[0] == 0
-        assert threads.threads_in_force() == used
+        assert machine.threads_in_force() == used
 
 
 def test_ctrl_c_ends_with_one_line_and_status_130(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.cli.ending import run_to_the_end
-from autobatch.cli.explaining.cells import TITLES, show_cells
-from autobatch.cli.explaining.gpus import COLUMNS, NO_COMPILER
+from autobatch.cli.explain import COLUMNS, NO_COMPILER, TITLES, show_cells
 from autobatch.cli.main import dispatch
 from autobatch.cli.workload import load_workload
 from autobatch.compiler.cuda.resources import GPUS, has_compiler

@@ -12,8 +12,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.cli.serving.predictor import Predictor
-from autobatch.cli.training.exported_fold import describe_results
-from autobatch.cli.training.trained import Trained
+from autobatch.cli.training.trained import Trained, describe_results
 from autobatch.readers import Vocabulary, describe
 from helpers.runs.commands import Command
 from helpers.runs.ways import each

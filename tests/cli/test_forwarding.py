@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from autobatch.cli import experiment
-from autobatch.cli.measuring import forwarding
+from autobatch.cli.measuring import bench
 from helpers.runs.commands import Command
 
 
@@ -102,7 +102,7 @@ def test_outside_a_checkout_nothing_runs(command: Command, folder: Path) -> None
 
 
 def test_without_torch_nothing_runs(command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forwarding, "find_spec", lambda name: None)
+    monkeypatch.setattr(bench, "find_spec", lambda name: None)
     status, out, err = command("--baselines")
     assert (status, out) == (2, "")
     assert err == ("autobatch: comparing with PyTorch: the package torch is not installed; pip install torch.\n")

@@ -13,8 +13,7 @@ from autobatch import policies
 from autobatch.backends import NAMES
 from autobatch.cli.experiment import experiment
 from autobatch.cli.main import commands
-from autobatch.cli.places import DataType, PathType
-from autobatch.cli.words import SOME
+from autobatch.cli.words import SOME, DataType, PathType
 from autobatch.models import MODELS
 from helpers.runs.commands import Command
 

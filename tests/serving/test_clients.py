@@ -18,7 +18,7 @@ from autobatch.errors import DataError
 uvicorn = pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 pytest.importorskip("prometheus_client", reason="the extra serve is not installed")
 
-from autobatch.cli.serving.connections import Connection  # noqa: E402
+from autobatch.cli.serving.process import Connection  # noqa: E402
 from autobatch.serving import clients  # noqa: E402
 from helpers.programs.http_client import NDJSON, Client, Served  # noqa: E402
 
@@ -35,7 +35,7 @@ def sent(body: str, kind: str = "application/json") -> bytes:
 def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     for name in ("PART_WITHIN", "BODY_WITHIN"):
         monkeypatch.setattr(clients, name, 0.5)
-    monkeypatch.setattr("autobatch.cli.serving.connections.HEAD_WITHIN", 0.4)
+    monkeypatch.setattr("autobatch.cli.serving.process.HEAD_WITHIN", 0.4)
     config = uvicorn.Config
     monkeypatch.setattr(uvicorn, "Config", lambda app, **options: config(app, http=Connection, **options))
     made = Client(ab.serve(Served().run, backend="reference"))

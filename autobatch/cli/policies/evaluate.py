@@ -12,8 +12,8 @@ import numpy as np
 
 from autobatch import policies
 from autobatch.cli import options
-from autobatch.cli.places import FILE
 from autobatch.cli.results import describe_run, format_table, open_json
+from autobatch.cli.words import FILE
 from autobatch.cli.workload import Workload, load_workload, record
 from autobatch.errors import PolicyError
 from autobatch.graph.graph import Graph

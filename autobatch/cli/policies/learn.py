@@ -20,10 +20,9 @@ from click.core import ParameterSource
 
 from autobatch.cli import experiment, options
 from autobatch.cli.on_ray import as_done, ray_option, require_ray
-from autobatch.cli.places import FILE, FOLDER, require_picture, require_place
 from autobatch.cli.policies.evaluate import measure, minibatches_option, tabulate, take_minibatches, with_others
 from autobatch.cli.progress import show_progress
-from autobatch.cli.words import model_argument
+from autobatch.cli.words import FILE, FOLDER, model_argument, require_picture, require_place
 from autobatch.cli.workload import load_workload
 from autobatch.errors import PolicyError
 from autobatch.graph.graph import Graph

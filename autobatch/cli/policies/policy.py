@@ -8,7 +8,6 @@ from pathlib import Path
 import click
 
 from autobatch.cli import options
-from autobatch.cli.places import FILE, require_picture
 from autobatch.cli.policies.evaluate import (
     evaluate_command,
     file_argument,
@@ -18,7 +17,7 @@ from autobatch.cli.policies.evaluate import (
 )
 from autobatch.cli.policies.learn import learn_command
 from autobatch.cli.results import format_table
-from autobatch.cli.words import Commands, model_argument
+from autobatch.cli.words import FILE, Commands, model_argument, require_picture
 from autobatch.cli.workload import load_workload
 from autobatch.errors import DataError, PolicyError
 from autobatch.policies.fsm.drawing import draw_machine

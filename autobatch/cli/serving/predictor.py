@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from autobatch.cli.training.exported_fold import ExportedFold
 from autobatch.cli.training.scoring import say_lack
 from autobatch.cli.training.stored import StoredModel
+from autobatch.cli.training.trained import ExportedFold
 from autobatch.errors import CheckpointError, DataError
 from autobatch.models import ModelSpec
 from autobatch.models.data.dataset import Dataset

@@ -1,7 +1,11 @@
-"""A process that serves a trained model over HTTP."""
+"""A process that serves a trained model over HTTP.
+
+Client connections are closed if no request arrives in time.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import signal
@@ -12,15 +16,41 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from autobatch.cli.serving.connections import Connection
-from autobatch.cli.serving.log import LOG
 from autobatch.cli.serving.predictor import Predictor
-from autobatch.cli.serving.workers import HELD, status_after
+from autobatch.cli.serving.workers import HELD, LOG, status_after
 from autobatch.cli.training.trained import Trained
 from autobatch.errors import AutobatchError
 from autobatch.serving import app, serve
 from autobatch.starting import INTERRUPTED, SAID
+
+HEAD_WITHIN = 10.0  # seconds for the head of a request to arrive; up to twice as long for a slow client
+
+
+class Connection(H11Protocol):
+    """A connection that closes itself if the client sends nothing, or only part of a head, for too long."""
+
+    _look: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._look = self.loop.call_later(HEAD_WITHIN, self._close_if_idle, self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._look is not None:
+            self._look.cancel()
+        super().connection_lost(exc)
+
+    def _close_if_idle(self, before: object) -> None:
+        """Close the connection if there is still no request since the previous check."""
+        is_idle = self.cycle is None or self.cycle.response_complete
+        now = (self.cycle or self) if is_idle else None
+        if is_idle and now is before:
+            self.transport.abort()
+        else:
+            self._look = self.loop.call_later(HEAD_WITHIN, self._close_if_idle, now)
+
 
 GARBAGE = 20_000, 50, 100  # thresholds of the garbage collector: a large request makes a million long-lived objects
 LOOK_EVERY = 1.0  # seconds between checks for a new checkpoint

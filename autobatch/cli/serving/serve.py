@@ -10,9 +10,8 @@ from importlib.util import find_spec
 import click
 
 from autobatch.cli import options
-from autobatch.cli.serving.log import begin_log
-from autobatch.cli.serving.workers import HELD, listen, run_workers
-from autobatch.cli.threads import use_threads
+from autobatch.cli.machine import use_threads
+from autobatch.cli.serving.workers import HELD, begin_log, listen, run_workers
 from autobatch.cli.training.trained import Trained, trained_model
 from autobatch.errors import BackendError, DataError
 from autobatch.release import pip_install

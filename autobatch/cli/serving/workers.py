@@ -1,7 +1,12 @@
-"""Worker processes that share a port: the first process listens, the workers accept. Dead workers are restarted."""
+"""Worker processes that share a port: the first process listens, the workers accept. Dead workers are restarted.
+
+Events are lines on standard error. They go through `logging`, which raises no error if they cannot be written, such as
+on a full disk.
+"""
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import signal
@@ -14,9 +19,21 @@ from collections.abc import Sequence
 from types import FrameType
 
 from autobatch.cli.ending import describe_end
-from autobatch.cli.serving.log import LOG
 from autobatch.errors import DataError
 from autobatch.starting import FIRST, INTERRUPTED
+
+LOG = logging.getLogger("autobatch.serve")
+
+
+def begin_log() -> None:
+    """Write the log to standard error, with the prefix of all messages of the command."""
+    if not LOG.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("autobatch: %(message)s"))
+        LOG.addHandler(handler)
+        LOG.setLevel(logging.INFO)
+        LOG.propagate = False
+
 
 HELD = "AUTOBATCH_SOCKET"
 """Environment variable of workers: the file descriptor of the first process's listening socket."""

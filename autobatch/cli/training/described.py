@@ -17,7 +17,7 @@ import numpy as np
 from autobatch.arguments import RAW, Kind, is_int, refusal
 from autobatch.backends import NAMES
 from autobatch.cli.results import COUNTS
-from autobatch.cli.training.weighing import BALANCED, are_weights
+from autobatch.cli.training.scoring import BALANCED, are_weights
 from autobatch.cli.workload import Encoding
 from autobatch.errors import AutobatchError, CheckpointError
 from autobatch.ir.precision import PRECISIONS

@@ -11,13 +11,12 @@ import click
 
 import autobatch as ab
 from autobatch.cli import options
-from autobatch.cli.completion import complete_data
-from autobatch.cli.places import DATA, FILE
+from autobatch.cli.machine import use_threads
 from autobatch.cli.results import JsonLines, describe_run, open_json, say_instances
-from autobatch.cli.threads import use_threads
 from autobatch.cli.training.scoring import Scorer, say_lack, say_missing_metrics
 from autobatch.cli.training.stored import StoredModel, describe
 from autobatch.cli.training.trained import Trained, checkpoint_option, trained_model
+from autobatch.cli.words import DATA, FILE, complete_data
 from autobatch.cli.workload import Workload
 from autobatch.errors import DataError
 from autobatch.models.data.own_files import FilesLoader

@@ -12,12 +12,11 @@ import numpy as np
 
 from autobatch import policies
 from autobatch.arguments import RAW
-from autobatch.cli.out_of_distribution import ANSWERS, Counting
 from autobatch.cli.results import Tally
 from autobatch.cli.training.described import SPARE, Bounded, check_described, check_encoding, check_run, naming
 from autobatch.cli.training.fitting import Best, Fitting, Position
-from autobatch.cli.training.weighing import Weights
-from autobatch.cli.workload import Encoding, Workload, find_here, load_workload
+from autobatch.cli.training.scoring import Weights
+from autobatch.cli.workload import ANSWERS, Counting, Encoding, Workload, find_here, load_workload
 from autobatch.deploy.policy import describe_policy
 from autobatch.errors import CheckpointError, DataError
 from autobatch.models import MODELS, ModelSpec

@@ -13,17 +13,16 @@ import click
 from click.core import ParameterSource
 
 from autobatch.cli import options
-from autobatch.cli.places import FILE, FOLDER, PathType
+from autobatch.cli.machine import use_threads
 from autobatch.cli.progress import show_compilation, show_progress
 from autobatch.cli.results import JsonLines, describe_run, open_json, say_instances, say_precision
-from autobatch.cli.threads import use_threads
 from autobatch.cli.training.fitting import Epoch, Fitting
 from autobatch.cli.training.keeping import Keeper, Stopped, open_folder
 from autobatch.cli.training.parallel import processes
-from autobatch.cli.training.scoring import say_lack, say_missing_metrics
+from autobatch.cli.training.scoring import say_lack, say_missing_metrics, to_weights, weigh_instances
 from autobatch.cli.training.stored import LAST, LAST_TENTH, Settings, StoredRun
 from autobatch.cli.training.tensorboard import Scalars, open_scalars, require_tensorboard
-from autobatch.cli.training.weighing import to_weights, weigh_instances
+from autobatch.cli.words import FILE, FOLDER, PathType
 from autobatch.cli.workload import Workload, load_workload, say_dim
 from autobatch.distributed.group import Joined
 from autobatch.distributed.wire import ConnectionLost

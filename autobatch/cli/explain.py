@@ -1,23 +1,33 @@
-"""Print the compilation of a cell: its program after every pass, from the trace to the source of its kernels.
+"""`autobatch explain`: show the batches of several policies, and why they are not larger; or the compilation of a cell.
 
-Every result is checked against its definition before it is shown. Kernels are those of the cpu backend, or those of
-the cuda backend with a table of their resources. Below the steps is a reason for each pair of adjacent steps that were
-not fused.
+A cell is printed after every pass, from the trace to the source of its kernels. Every result is checked against its
+definition before it is shown. Kernels are those of the cpu backend, or those of the cuda backend with a table of their
+registers, shared memory and spilled bytes, which needs no GPU. Below the steps is a reason for each pair of adjacent
+steps that were not fused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
 from textwrap import indent
 
+import click
 import numpy as np
 
-from autobatch.cli.explaining.gpus import show_resources
+from autobatch.backends.cuda.device_cell import fit_rows
+from autobatch.cli import options
+from autobatch.cli.machine import use_threads
+from autobatch.cli.results import format_table
+from autobatch.cli.words import FILE, require_picture
+from autobatch.cli.workload import load_workload, record
+from autobatch.compiler.cuda.resources import COMPILER, GPUS, has_compiler, measure_resources
 from autobatch.compiler.cuda.source import CudaSource, print_stage
 from autobatch.compiler.llvm.source import StageSources
 from autobatch.compiler.stage import Note, StageProgram, compile_backward, compile_forward
 from autobatch.errors import DataError
 from autobatch.graph.graph import Graph
+from autobatch.inspect.plotting import plot_schedules
 from autobatch.ir.derivative import Derivative
 from autobatch.ir.passes.autodiff import ROW_SUM
 from autobatch.ir.passes.simplify import simplify_why
@@ -25,6 +35,44 @@ from autobatch.ir.program import CellProgram, Instruction, show_lines
 from autobatch.ir.program_check import check_cell, check_derivative, check_rewritten
 from autobatch.ir.typetable import TypeTable
 from autobatch.plan.plan import PlannedCell, Planner
+
+NO_COMPILER = f"{COMPILER} is missing: install NVIDIA's CUDA toolkit to see the resources of the kernels"
+NO_KERNELS = "no kernels"
+PLACE = "int32"  # type of places, enough for up to 2**31 elements of values
+COLUMNS = ("kernel", "GPU", "threads per row", "registers", "spilled bytes", "shared bytes")
+
+
+def show_resources(sources: Sequence[CudaSource], dtype: str, about: str) -> str:
+    """Format a table with a line for each kernel of these stages on each GPU, or the reason why there is none.
+
+    Registers and spilled bytes are per thread, shared bytes per block.
+
+    Args:
+        dtype: the model's dtype.
+        about: subject of error messages.
+
+    Raises:
+        BackendError: the kernels cannot be compiled.
+    """
+    if not has_compiler():
+        return NO_COMPILER
+    texts = {name: text for source in sources for name, text in source.texts.items()}
+    if not texts:
+        return NO_KERNELS
+    resources = measure_resources(texts, dtype, PLACE, about)
+    rows = []
+    for source in sources:
+        for number, kernel in enumerate(source.kernels):
+            if kernel is None:
+                continue
+            for gpu, most_shared_bytes in GPUS.items():
+                found = resources[gpu][kernel.name]
+                fit = fit_rows(kernel, source.stage.storage.row_width, np.dtype(dtype).itemsize, most_shared_bytes)
+                shared_bytes = found.shared_bytes + fit.shared_bytes
+                figures = (fit.team, found.registers, found.spilled_bytes, shared_bytes)
+                rows.append([f"{source.stage.lowered.stage}, step {number}", gpu, *map(str, figures)])
+    return format_table(COLUMNS, rows)
+
 
 TITLES = {
     "traced": "program, as traced",
@@ -172,3 +220,102 @@ def _show_weights(derivative: Derivative) -> str:
     if not lines:
         return "none: no parameter is read"
     return "\n".join([*lines, "neighbours are not fused: each step runs once over all rows of the type"])
+
+
+@click.command()
+@options.model_argument
+@options.data_option
+@options.dim_option
+@options.count_option(
+    "--batch-size",
+    32,
+    "Number of instances to batch, the first in file order.",
+)
+@options.policies_option("auto,depth,agenda")
+@options.choice_option(
+    "--bound",
+    ["chain", "pairs"],
+    "chain",
+    "Method for the lower bound on batches: chains of one type, or pairs of types (tighter, but takes seconds).",
+)
+@click.option("--training", is_flag=True, help="Include the backward pass.")
+@click.option("--memory", is_flag=True, help="Show the memory layout within and between cells, and the copies.")
+@click.option(
+    "--cell", metavar="NAME", help="Instead, show how this cell is compiled: programs, memory layout and kernels."
+)
+@click.option(
+    "--pass",
+    "passes",
+    metavar="NAME",
+    type=click.Choice(list(TITLES)),
+    multiple=True,
+    help="With --cell, show only the result of this compiler pass; repeatable.",
+)
+@click.option(
+    "--plot",
+    "plot_path",
+    metavar="FILE",
+    type=FILE,
+    help="Plot the schedules, or with --memory the memory layout of the first policy, to a PNG, PDF or SVG file.",
+)
+@options.backend_option
+@options.max_bytes_option
+@options.threads_option
+@options.seed_option
+def explain(
+    model: str,
+    data: str | None,
+    dim: int,
+    batch_size: int,
+    policies: tuple[str, ...],
+    bound: str,
+    training: bool,
+    memory: bool,
+    cell: str | None,
+    passes: tuple[str, ...],
+    plot_path: Path | None,
+    backend: str,
+    max_bytes: int | None,
+    threads: int | str,
+    seed: int,
+) -> None:
+    """Explain how policies batch a mini-batch.
+
+    MODEL is a name from `autobatch models`, or package.module:Class. For each policy, a report lists nodes, types,
+    batches (as run, and compacted) and their lower bound, launches, bytes copied, rewrites and memory, and why the
+    nodes of some types ran alone.
+
+    \b
+    Examples:
+      autobatch explain tree-lstm --batch-size 32 --policy auto,agenda
+      autobatch explain tree-lstm --cell merge --backend cuda
+    """
+    if cell is not None and (memory or plot_path is not None):
+        raise click.UsageError("--memory and --plot show a mini-batch and cannot be combined with --cell.")
+    if passes and cell is None:
+        raise click.UsageError("--pass requires --cell NAME.")
+    if plot_path is not None:
+        require_picture(plot_path, "draw")
+    use_threads(threads)
+    workload = load_workload(model, data, dim, seed).with_threads(threads)
+    instances = workload.up_to(batch_size)
+    on_gpu = cell is not None and backend == "cuda"  # kernels are only printed, so no GPU is needed
+    losses = [workload.batched("loss", policy, "reference" if on_gpu else backend, max_bytes) for policy in policies]
+    which = f"the first {batch_size}" if len(instances) == batch_size else f"all {len(instances)}"
+    click.echo(f"{model}, {which} instances of {workload.dataset.name}")
+    if cell is not None:
+        loss = losses[0]
+        gpu_dtype = workload.model.dtype.name if on_gpu or loss.backend.name == "cuda" else ""
+        graph = loss.merged(record(loss, instances))
+        click.echo(f"\n{show_cells(graph, loss.planner, cell, training, passes, gpu_dtype)}")
+        return
+    reports = []
+    for loss in losses:
+        reports.append(loss.explain(record(loss, instances), training, bound=bound, memory=memory))
+        click.echo(f"\n{reports[-1]}")
+    if plot_path is not None:
+        if reports[0].memory is not None:
+            reports[0].memory.plot(plot_path)
+        else:
+            plot_schedules([report.picture for report in reports], plot_path)
+        click.echo(f"\nWrote the plot to {plot_path}.")

@@ -1,1 +1,0 @@
-"""Commands that explain batching and compilation."""
