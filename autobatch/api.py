@@ -218,7 +218,7 @@ class Batched(Session):
                 min(1, max_norm / norm), where the norm is over all selected parameters and the loss has weight 1. The
                 weights of `reduce` multiply the clipped gradients. Per-instance gradients are formed only where that
                 takes less work than computing their norms directly, or where the norm needs them
-                (`autobatch.backends.by_instance.weights`).
+                (`autobatch.backends.by_instance`).
             max_norm: with `clip`, a number above 0, in the units of the gradients.
 
         Returns:

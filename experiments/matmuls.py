@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 from autobatch._native import call_steps, pack
 from autobatch.arrays import address_of
 from autobatch.backends.compiled import COMPILE
-from autobatch.backends.cpu.products import PRODUCT
+from autobatch.backends.cpu.compiled_cell import PRODUCT, gradient_type
 from autobatch.backends.cpu.run import CompiledPlan
 from autobatch.backends.cpu.step import BOUND_STEP, FUNCTIONS
-from autobatch.backends.cpu.weights import gradient_type
 from autobatch.backends.values import Activity, RowRange
 from autobatch.blas.packed import NAME as PACKED
 from autobatch.blas.packed import panel_words

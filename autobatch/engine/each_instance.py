@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from autobatch._native import crossing_node
 from autobatch.backends.base import Run
-from autobatch.backends.by_instance.readers import read_gradients, scale_rows
+from autobatch.backends.by_instance import read_gradients, scale_rows
 from autobatch.backends.options import ByInstance, Options
 from autobatch.engine.counts import Clock, Step
 from autobatch.engine.input_gradients import InputGradients

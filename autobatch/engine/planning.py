@@ -285,7 +285,7 @@ def bytes_of_instances(plan: Plan, cells: PlannedTypes, options: Options) -> int
     Raises:
         GraphError: instances share nodes.
     """
-    from autobatch.backends.by_instance.reads import bytes_by_instance
+    from autobatch.backends.by_instance import bytes_by_instance
     from autobatch.engine.each_instance import refuse_shared
 
     assert options.by_instance is not None

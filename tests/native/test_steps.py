@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from autobatch.arrays import address_of, rounded
-from autobatch.backends.cpu.products import PRODUCT
+from autobatch.backends.cpu.compiled_cell import PRODUCT, gradient_type
 from autobatch.backends.cpu.step import FUNCTIONS
-from autobatch.backends.cpu.weights import gradient_type
 from autobatch.blas import get_provider
 from autobatch.compiler.writer import SLOTS
 from helpers.runs.ways import each

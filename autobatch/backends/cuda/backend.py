@@ -19,11 +19,9 @@ from numpy.typing import NDArray
 from autobatch.backends.base import Counts, Timer
 from autobatch.backends.compiled import slots_of
 from autobatch.backends.cuda.device_cell import DeviceCell, DeviceStageRun
-from autobatch.backends.cuda.launching import Launcher
-from autobatch.backends.cuda.memory import DeviceMemory
-from autobatch.backends.cuda.packing import Packing
+from autobatch.backends.cuda.launching import NOTE, STEP, Launcher, PlannedStage, Sweep
+from autobatch.backends.cuda.memory import DeviceMemory, Packing
 from autobatch.backends.cuda.sums import find_sums
-from autobatch.backends.cuda.sweeps import NOTE, STEP, PlannedStage, Sweep
 from autobatch.backends.driver import PlanExecutable, PlanRun
 from autobatch.backends.interpret import Interpreter
 from autobatch.backends.options import Options

@@ -1,16 +1,129 @@
-"""Run the steps of a stage on the device, and read the end of each batch from its clock."""
+"""List the steps of a stage in the order in which the device runs them, in as few launches as possible, and run them.
+
+The end of each batch is read from the clock of the device.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from autobatch.backends.cuda.device_cell import THREADS, DeviceStageRun
-from autobatch.backends.cuda.sweeps import FIELDS, Sweep
+from autobatch.backends.cuda.device_cell import ON_HOST, THREADS, WARP, DeviceStage, DeviceStageRun
+from autobatch.backends.cuda.sums import Sums
+from autobatch.backends.tiles import CallList
+from autobatch.compiler.cuda.support import ADD_UP, FIRST_KERNEL
 from autobatch.devices.device import Device, Launch
+
+LongArray = NDArray[np.int64]
+
+FIELDS = "function", "memory", "descriptor", "tile", "team", "then", "arrived", "ended"
+STEP = np.dtype([(name, np.int64) for name in FIELDS])
+"""`Step` in `sweep.cuh`."""
+WAIT, NOTE = 1, 2  # flags in "then": blocks wait for each other after the step; the device records the time
+
+
+class PlannedStage(NamedTuple):
+    """A stage of a type in a plan.
+
+    Attributes:
+        slots: the offset of its slots in the packed ints, in bytes.
+    """
+
+    stage: DeviceStage
+    slots: int
+    tiles: NDArray[Any]
+
+
+class Launched(NamedTuple):
+    """A range first:end of steps that one launch runs, or one step that the host runs.
+
+    Attributes:
+        blocks: the number of blocks that have work.
+        host: the number of the host's step among the steps of all types, and the tile; None if the device runs it.
+    """
+
+    first: int
+    end: int
+    blocks: int
+    host: tuple[int, int] | None
+
+
+class Sweep:
+    """The steps of a stage of a plan.
+
+    Attributes:
+        steps: [1 + n] `STEP`; addresses of slots are relative to the beginning of the packed ints. The first step does
+            nothing: a timed run begins with it, to record the time of its start.
+        ptr: [parts + 1] part p has steps ptr[p]:ptr[p + 1]; see `autobatch.backends.tiles.CallList`.
+        ends: [parts] the last step of each part; for a part without steps, the last step before it.
+        shared_bytes: shared memory per block.
+
+    Args:
+        kernels: the numbers of generated kernels, by name.
+        sums: the sums to add up after each batch, and the offset of their slots in bytes; None for backward.
+    """
+
+    def __init__(
+        self,
+        calls: CallList,
+        stages: Sequence[PlannedStage],
+        kernels: Mapping[str, int],
+        sums: tuple[Sums, int] | None,
+    ) -> None:
+        steps = [(step, planned) for planned in stages for step in planned.stage.steps]
+        waits = [wait for planned in stages for wait in planned.stage.waits]
+        self.shared_bytes = max((step.shared_bytes for step, _ in steps), default=0)
+        known = [
+            (_number(step.function, kernels), planned.slots, step.address, 0, step.team, wait, 0, 0)
+            for (step, planned), wait in zip(steps, waits, strict=True)
+        ]
+        blocks = [step.blocks(planned.tiles) for step, planned in steps]
+        first = np.cumsum([0, *(array.size for array in blocks)])
+        number, tile = calls.calls.T
+        self.steps = np.array(known, STEP)[number]
+        self.steps["tile"] = tile
+        self._blocks = np.concatenate([*blocks, np.zeros(0, np.int64)])[first[number] + tile]
+        self._numbers = number
+        self.ptr = calls.tile_ptr[calls.ptr]
+        if sums is not None:
+            self._insert(*sums)
+        self._on_host = 1 + np.flatnonzero(self.steps["function"] == ON_HOST)
+        self.steps = np.insert(self.steps, 0, np.array((ON_HOST, 0, 0, 0, WARP, WAIT, 0, 0), STEP))
+        self._blocks, self._numbers = np.insert(self._blocks, 0, 1), np.insert(self._numbers, 0, ON_HOST)
+        self.ptr = self.ptr + 1
+        self.ends = self.ptr[1:] - 1
+
+    def launches(self, first_part: int, end_part: int, timed: bool = False) -> Iterator[Launched]:
+        """Yield the launches and host steps of parts in order; if timed, begin with the step that records the start."""
+        at, end = 0 if timed else int(self.ptr[first_part]), int(self.ptr[end_part])
+        for host in self._on_host[np.searchsorted(self._on_host, at) : np.searchsorted(self._on_host, end)].tolist():
+            if at < host:
+                yield Launched(at, host, int(self._blocks[at:host].max()), None)
+            yield Launched(host, host + 1, 0, (int(self._numbers[host]), int(self.steps[host]["tile"])))
+            at = host + 1
+        if at < end:
+            yield Launched(at, end, int(self._blocks[at:end].max()), None)
+
+    def _insert(self, sums: Sums, slots: int) -> None:
+        """Insert steps that add up values after the batches that leave some."""
+        counts = np.diff(sums.ptr)
+        batches = np.flatnonzero(counts)
+        added = np.array([(ADD_UP, slots, 0, batch, WARP, WAIT, 0, 0) for batch in batches], STEP)
+        places = self.ptr[batches + 2]  # the end of part batch + 1
+        self.steps = np.insert(self.steps, places, added)
+        self._blocks = np.insert(self._blocks, places, -(-counts[batches] * WARP // THREADS))
+        self._numbers = np.insert(self._numbers, places, ON_HOST)
+        self.ptr = self.ptr + np.searchsorted(batches + 2, np.arange(self.ptr.size), side="right")
+
+
+def _number(function: str | int, kernels: Mapping[str, int]) -> int:
+    """Return the number of a function; generated kernels, given by name, follow the functions of `sweep.cuh`."""
+    return FIRST_KERNEL + kernels[function] if isinstance(function, str) else function
+
 
 PER_SECOND = 1e9  # counts of the device's clock
 

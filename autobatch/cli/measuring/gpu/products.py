@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.backends.cuda.device_cell import THREADS, TILE_BYTES, count_product_tiles
-from autobatch.backends.cuda.sweeps import STEP, WAIT
+from autobatch.backends.cuda.launching import STEP, WAIT
 from autobatch.cli.measuring.gpu.check import Check, Result
 from autobatch.cli.measuring.racing import time_ways
 from autobatch.compiler.cuda.support import MULTIPLY, module_text
