@@ -1,6 +1,6 @@
 """Compute per-instance gradients of parameters, by a weight stage with one segment of rows per instance.
 
-Before anything runs, `find_reads` finds the types that contribute to the gradient of a parameter, and their temporary
+Before anything runs, `reads_of` finds the types that contribute to the gradient of a parameter, and their temporary
 memory. Instances are processed in chunks of bounded size, so that there are few calls of array functions, and temporary
 memory does not grow with the number of instances. Readers read or scale the rows that backward leaves, before the
 weight stage of a run adds them up.

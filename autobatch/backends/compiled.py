@@ -22,12 +22,10 @@ from autobatch.blas.product import find_step
 from autobatch.blas.threads import limit_threads
 from autobatch.compiler.fusion import Kernel
 from autobatch.compiler.lowered import Area
-from autobatch.compiler.stage import StageProgram, compile_backward, compile_forward
+from autobatch.compiler.stage import StageProgram, compile_backward, compile_forward, compile_weights
 from autobatch.compiler.statement import Interpreted, Product
-from autobatch.compiler.tiles import WEIGHTS, field_of, letter_of
 from autobatch.compiler.view import View
-from autobatch.compiler.weights import compile_weights
-from autobatch.compiler.writer import width_of
+from autobatch.compiler.writer import WEIGHTS, field_of, letter_of, width_of
 from autobatch.devices.store import Store
 from autobatch.ir.precision import rounded_args
 from autobatch.ir.program import SHARED, Attribute, Constant, Instruction, Weight

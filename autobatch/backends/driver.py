@@ -24,7 +24,7 @@ from autobatch.backends.interpret import Interpreter
 from autobatch.backends.options import Options
 from autobatch.backends.values import Activity, Memory, MemoryPool, RowRange, Values
 from autobatch.blas.threads import Limit
-from autobatch.compiler.tiles import WEIGHTS
+from autobatch.compiler.writer import WEIGHTS
 from autobatch.devices.store import HOST, Store
 from autobatch.errors import BackendError
 from autobatch.ops.randomness import Randomness

@@ -10,7 +10,7 @@ from autobatch.backends.base import Timer
 from autobatch.backends.driver import PlanExecutable, PlanRun
 from autobatch.backends.options import Options
 from autobatch.backends.values import Memory, MemoryPool
-from autobatch.compiler.tiles import WEIGHTS
+from autobatch.compiler.writer import WEIGHTS
 from autobatch.devices.store import HOST, Store
 from autobatch.ops.randomness import Randomness
 from autobatch.plan.plan import Plan, PlannedTypes

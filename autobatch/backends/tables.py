@@ -3,7 +3,7 @@
     plan.batches ──cut──▶ tiles of each type ──list──▶ calls of each stage: (step, tile), (step, tile), ...
 
 Both are NumPy arrays of records: `tables.tiles[type_id][k]["rows_n"]` is the number of rows of tile k of a type
-(`autobatch.compiler.tiles` has the other fields), and `tables.calls["forward"].calls[:, 0]` are the numbers of the
+(`autobatch.compiler.writer` has the other fields), and `tables.calls["forward"].calls[:, 0]` are the numbers of the
 steps of all types in the order in which they run. Compiled code reads the same memory as int64 numbers. The core
 fills them (`native/plan/plan_tables.h`), usually in the call that makes the plan.
 """
@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from autobatch._native import make_tables
 from autobatch.backends.compiled import CellStages
 from autobatch.backends.tiles import WHOLE, CallList, LongArray, arrays_of
-from autobatch.compiler.tiles import STAGES, WEIGHTS
-from autobatch.compiler.writer import split_name
+from autobatch.compiler.writer import STAGES, WEIGHTS, split_name
 from autobatch.ir.program import NODE, Instruction
 from autobatch.plan.plan import CellSizes, Plan, PlannedTypes
 

@@ -10,9 +10,8 @@ from autobatch.compiler.fusion import Kernel, Step, is_made_at_once
 from autobatch.compiler.lowered import STORED, Area, Lowered
 from autobatch.compiler.neighbours import Neighbours
 from autobatch.compiler.printing import name_of, show_statements
-from autobatch.compiler.reuse import Range, overwritings, read_of_taken, written
 from autobatch.compiler.statement import Interpreted, Loop, Product, Statement
-from autobatch.compiler.uses import Uses, target_of
+from autobatch.compiler.uses import Range, Uses, overwritings, read_of_taken, target_of, written
 from autobatch.compiler.view import View
 from autobatch.errors import PlanError
 from autobatch.ir.program import SHARED, Incoming, Instruction

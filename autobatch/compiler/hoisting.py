@@ -11,9 +11,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from autobatch.compiler.lowered import STORED, Area, Lowered
-from autobatch.compiler.reuse import writes_over
 from autobatch.compiler.statement import EdgeCount, Loop, Product, Statement
-from autobatch.compiler.uses import Uses, target_of
+from autobatch.compiler.uses import Uses, target_of, writes_over
 from autobatch.ir.program import NODE, SHARED
 
 DATA = (Area.INTS, Area.FLOATS)

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autobatch.compiler.reasons import Reason
-from autobatch.compiler.statement import Combine, Interpreted, Loop, Operand, Product, Statement, Term
+from autobatch.compiler.statement import Combine, Interpreted, Loop, Operand, Product, Reason, Statement, Term
 from autobatch.compiler.view import View, steps, views_of
 from autobatch.ir.layout import Layout
 from autobatch.ir.program import SHARED, Attribute, Constant, Instruction, Var

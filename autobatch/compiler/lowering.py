@@ -13,9 +13,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from autobatch.compiler.lowered import Area, Location, Lowered, Lowering
-from autobatch.compiler.reasons import Reason
 from autobatch.compiler.rules import RULES, lower_elementwise
-from autobatch.compiler.statement import Operand
+from autobatch.compiler.statement import Operand, Reason
 from autobatch.compiler.view import View, steps
 from autobatch.ir.derivative import Derivative
 from autobatch.ir.layout import Layout

@@ -1,7 +1,7 @@
 """Explain why neighbouring ops of a compiled stage are not fused into one loop nest.
 
 Two statements are neighbours if one reads a value that the other makes. They are fused if they are in the same block of
-the same kernel. The reasons (`autobatch.compiler.reasons`) are derived from the finished steps alone, without the
+the same kernel. The reasons (`autobatch.compiler.statement`) are derived from the finished steps alone, without the
 fusion pass. `tests/compiler/test_neighbours.py` checks each reason independently.
 """
 
@@ -16,8 +16,7 @@ from autobatch.compiler.assignment import in_order
 from autobatch.compiler.fusion import Step, is_made_at_once
 from autobatch.compiler.lowered import Lowered
 from autobatch.compiler.printing import name_of, show_axes
-from autobatch.compiler.reasons import Reason
-from autobatch.compiler.statement import Interpreted, Loop, Product
+from autobatch.compiler.statement import Interpreted, Loop, Product, Reason
 from autobatch.compiler.uses import Uses
 
 Why: TypeAlias = tuple[Reason, tuple[int, ...]]

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from autobatch.compiler.lowered import Lowering
-from autobatch.compiler.reasons import Reason
-from autobatch.compiler.statement import Combine, EdgeCount, Index, Operand, Position
+from autobatch.compiler.statement import Combine, EdgeCount, Index, Operand, Position, Reason
 from autobatch.compiler.view import View, steps
 from autobatch.ir.program import NODE, SHARED, Attribute, Instruction, Weight, int_limit
 from autobatch.ops.define import Shape

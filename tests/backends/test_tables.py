@@ -16,7 +16,7 @@ from autobatch.backends.cuda.sums import find_sums
 from autobatch.backends.options import Options
 from autobatch.backends.tables import PlanTables
 from autobatch.backends.tiles import CallList
-from autobatch.compiler.tiles import WEIGHTS, letter_of, name_fields
+from autobatch.compiler.writer import WEIGHTS, letter_of, name_fields
 from autobatch.ir.program import NODE
 from autobatch.plan.plan import Batch, Plan
 from autobatch.policies import get

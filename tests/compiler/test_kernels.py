@@ -16,7 +16,7 @@ import pytest
 import autobatch as ab
 from autobatch.arrays import address_of
 from autobatch.compiler.fusion import Kernel
-from autobatch.compiler.llvm.loading import find_module
+from autobatch.compiler.llvm.machine import find_module
 from autobatch.compiler.llvm.source import StageSources
 from autobatch.compiler.stage import StageProgram, compile_backward, compile_forward
 from autobatch.compiler.statement import Interpreted, Product

@@ -17,9 +17,8 @@ from autobatch.compiler.checking import check_statements, check_steps, check_sto
 from autobatch.compiler.fusion import Kernel
 from autobatch.compiler.neighbours import Apart, Neighbours, show_apart
 from autobatch.compiler.printing import name_of
-from autobatch.compiler.reasons import Reason
 from autobatch.compiler.stage import StageProgram, compile_backward, compile_forward
-from autobatch.compiler.statement import Interpreted, Loop, Product
+from autobatch.compiler.statement import Interpreted, Loop, Product, Reason
 from autobatch.compiler.view import View
 from autobatch.errors import PlanError
 from autobatch.ir.arguments import Key

@@ -16,9 +16,9 @@ from autobatch.backends.reference import Reference
 from autobatch.compiler.checking import check_statements, check_steps
 from autobatch.compiler.fusion import Kernel
 from autobatch.compiler.lowered import STORED
-from autobatch.compiler.reuse import overwritings, writes_over, written
 from autobatch.compiler.stage import compile_backward
 from autobatch.compiler.statement import Loop
+from autobatch.compiler.uses import overwritings, writes_over, written
 from autobatch.errors import PlanError
 from autobatch.graph.rewrite.passes import PASSES
 from autobatch.ir.arguments import Key

@@ -33,7 +33,7 @@ from autobatch.backends.cpu.step import FUNCTIONS, OPERAND, Sizes, Step, StepTem
 from autobatch.blas.packed import NAME as PACKED
 from autobatch.blas.packed import ROUNDED_AT_ONCE, outer_words, padded_pairs
 from autobatch.blas.provider import Provider
-from autobatch.compiler.llvm.loading import Code, find_module
+from autobatch.compiler.llvm.machine import Code, find_module
 from autobatch.compiler.llvm.source import Source, StageSources
 from autobatch.compiler.lowered import Area
 from autobatch.compiler.stage import StageProgram

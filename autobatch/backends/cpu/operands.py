@@ -18,9 +18,8 @@ from autobatch.blas.product import find_step, readable
 from autobatch.compiler.llvm.source import StageSources
 from autobatch.compiler.lowered import Area
 from autobatch.compiler.statement import Term
-from autobatch.compiler.tiles import letter_of
 from autobatch.compiler.view import View
-from autobatch.compiler.writer import ARRAYS, COMMON, is_step
+from autobatch.compiler.writer import ARRAYS, COMMON, is_step, letter_of
 from autobatch.devices.store import HOST
 from autobatch.ir.program import NODE
 from autobatch.params.sparse_rows import Gradient

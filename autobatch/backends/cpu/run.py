@@ -33,8 +33,7 @@ from autobatch.backends.tables import N_DESTINATIONS, WORD, CompiledTypes, PlanT
 from autobatch.backends.tiles import CallList, most_rows
 from autobatch.backends.values import MemoryPool
 from autobatch.blas.choosing import Chooser
-from autobatch.compiler.tiles import WEIGHTS
-from autobatch.compiler.writer import COMMON
+from autobatch.compiler.writer import COMMON, WEIGHTS
 from autobatch.devices.store import HOST
 from autobatch.ops.randomness import Randomness
 from autobatch.params.parameter import Parameter, versions_of

@@ -30,8 +30,7 @@ from autobatch.backends.tiles import WHOLE
 from autobatch.backends.values import MemoryPool
 from autobatch.compiler.cuda.support import module_text
 from autobatch.compiler.lowered import Area
-from autobatch.compiler.tiles import STAGES, WEIGHTS
-from autobatch.compiler.writer import data_name
+from autobatch.compiler.writer import STAGES, WEIGHTS, data_name
 from autobatch.devices.device import Device
 from autobatch.devices.finding import find_device
 from autobatch.devices.store import HOST

@@ -24,18 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.compiler.assignment import Spot, is_number
-from autobatch.compiler.cuda.hazards import Access, Hazards, whole
-from autobatch.compiler.cuda.mapping import divide
-from autobatch.compiler.cuda.nest import CudaNest
-from autobatch.compiler.cuda.writer import CUDA_SLOTS, CudaWriter, slot_type
+from autobatch.compiler.cuda.mapping import Access, Hazards, divide, whole
+from autobatch.compiler.cuda.nest import CUDA_SLOTS, CudaNest, CudaWriter, slot_type
 from autobatch.compiler.fusion import Block, Kernel
-from autobatch.compiler.listing import list_steps
 from autobatch.compiler.lowered import Area
-from autobatch.compiler.stage import StageProgram
+from autobatch.compiler.stage import StageProgram, list_steps
 from autobatch.compiler.statement import Loop
-from autobatch.compiler.tiles import letter_of
 from autobatch.compiler.view import View
-from autobatch.compiler.writer import Common, add, is_step
+from autobatch.compiler.writer import Common, add, is_step, letter_of
 from autobatch.ir.program import NODE
 
 PARAMETERS = "const Worker &worker, int64 memory_, int64 descriptor_, int64 k, int team_size"

@@ -19,16 +19,14 @@ from numpy.typing import NDArray
 
 from autobatch.compiler.assignment import Spot, is_number
 from autobatch.compiler.fusion import Block, Kernel
-from autobatch.compiler.listing import list_steps
 from autobatch.compiler.llvm.nest import LlvmNest
 from autobatch.compiler.llvm.scalars import Module, Pointer, Scalar
 from autobatch.compiler.llvm.writer import LlvmWriter, Types
 from autobatch.compiler.lowered import Area
-from autobatch.compiler.stage import StageProgram
+from autobatch.compiler.stage import StageProgram, list_steps
 from autobatch.compiler.statement import Loop
-from autobatch.compiler.tiles import letter_of
 from autobatch.compiler.view import View
-from autobatch.compiler.writer import SLOTS, Common, is_step
+from autobatch.compiler.writer import SLOTS, Common, is_step, letter_of
 from autobatch.ir.program import NODE
 
 INITIAL = {"sum": 0.0, "max": -math.inf}

@@ -11,7 +11,7 @@ import pytest
 import autobatch as ab
 from autobatch.backends.cuda.backend import Cuda
 from autobatch.backends.reference import Reference
-from autobatch.compiler.cuda.hazards import Hazards
+from autobatch.compiler.cuda.mapping import Hazards
 from autobatch.devices.device import Device
 from autobatch.devices.finding import find_device
 from autobatch.errors import BackendError

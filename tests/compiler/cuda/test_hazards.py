@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autobatch.compiler.cuda.hazards import Access, Hazards, access, anywhere, whole
-from autobatch.compiler.cuda.mapping import Mapping
+from autobatch.compiler.cuda.mapping import Access, Hazards, Mapping, access, anywhere, whole
 from autobatch.compiler.cuda.nest import CudaNest
 from autobatch.compiler.cuda.source import print_stage
 from helpers.checkers.touches import TEAMS, meet, touches, touches_of

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from autobatch.compiler.assignment import Spot, is_number
-from autobatch.compiler.cuda.hazards import Access
-from autobatch.compiler.cuda.mapping import Mapping, Pass
+from autobatch.compiler.cuda.mapping import Access, Mapping, Pass
 from autobatch.compiler.cuda.nest import CudaNest
 from autobatch.compiler.cuda.source import print_stage
 from autobatch.compiler.fusion import Block

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-from autobatch.compiler.cuda.hazards import Access
-from autobatch.compiler.cuda.mapping import Mapping
+from autobatch.compiler.cuda.mapping import Access, Mapping
 
 TEAMS = (1, 2, 4, 8, 32)
 Touch = tuple[int, int]  # thread and element
