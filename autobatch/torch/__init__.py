@@ -10,7 +10,7 @@ if find_spec("torch") is None:
 from autobatch.torch.batched import batched
 from autobatch.torch.cells import cell
 from autobatch.torch.checking import check_batched
-from autobatch.torch.own import as_torch
+from autobatch.torch.modules import as_torch
 
 __all__ = ["as_torch", "batched", "cell", "check_batched"]
 

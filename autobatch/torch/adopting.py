@@ -1,26 +1,79 @@
-"""Tensors among the arguments of cells while instances are recorded: parameters, data, and inputs with gradients.
+"""Tensors among the arguments of cells while instances are recorded: parameters, data, inputs with gradients, stacks.
 
 Data are floats of the module's dtype, ints and bools. Tensors of other dtypes are converted by a separate node, as by
 `tensor.to`, and represent numbers of their dtype from there on (`autobatch.torch.kinds`).
+
+Results of `torch.stack` are values whose rows are recorded values, so stacking needs no node.
+
+Reductions over the rows, single rows, slices, results of the program and awaited values read the rows directly. All
+other uses join the rows first, by one node of `torch.stack`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from operator import is_
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
+from autobatch import ops
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import Key, is_structure, parts_of
 from autobatch.ops.operators import STAGE
+from autobatch.torch import aten
 from autobatch.torch.cells import Cut, cell_of_function
 from autobatch.torch.entering import CURRENT
 from autobatch.torch.kinds import WITHIN, to_floats
 from autobatch.torch.parameters import find_parameter
-from autobatch.torch.stacked import STACK, join_rows
 from autobatch.trace.handles import Rows, Value
+
+STACK = "stack"  # part of the key that distinguishes stacks from rows returned by autobatch cells
+REDUCTIONS: dict[str, Callable[..., Any]] = {"sum": ops.sum_n, "mean": ops.mean_n, "amax": ops.max_n}
+
+
+def stack_values(values: Sequence[Any], to_array: Callable[[Any], Any]) -> Rows | None:
+    """Stack values along a new first axis; None if they differ in shape or dtype.
+
+    Args:
+        to_array: converts tensors among them.
+    """
+    stacked = _stack(values)
+    return stacked if stacked is not None else _stack([STAGE.current.wrapping.wrap(to_array(x)) for x in values])
+
+
+def _stack(values: Sequence[Any]) -> Rows | None:
+    kind = type(values[0]) if values else None
+    if kind is None or not issubclass(kind, Value) or issubclass(kind, Rows):
+        return None
+    rows = STAGE.current.handles.class_of(Key("rows", STACK, (kind.key,)))
+    return cast("Rows | None", STAGE.current.log.stack(rows, [*values]))
+
+
+def join_rows(rows: Rows) -> Any:
+    """Record the rows as one value, which represents the stack from then on."""
+    is_stack = rows.key.detail is STACK
+    if is_stack and rows.whole is not None:
+        return rows.whole
+    if len(rows):
+        whole = STAGE.current.call_cell(cell_of_function(torch.stack), None, ([*rows],), {})
+    else:
+        whole = STAGE.current.zeros(rows.shape)
+    if is_stack:
+        rows.whole = whole
+    return whole
+
+
+def reduce_rows(name: str, rows: Any, dim: Any = None, keepdim: bool = False, **options: Any) -> Any:
+    """Reduce a stack over its rows without joining them; None if that is impossible."""
+    reduce = REDUCTIONS.get(name)
+    if reduce is None or keepdim or options or dim not in (None, 0, (0,), [0]) or not len(rows):
+        return None
+    if rows.dtype.is_complex or rows.row.key.dtype or rows.row.key.below:
+        return None
+    found = reduce([*rows])
+    return aten.OPS[name].function(found) if dim is None and found.shape else found
 
 
 def to_arrays(x: Any) -> Any:

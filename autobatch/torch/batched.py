@@ -32,12 +32,11 @@ from autobatch.params.sparse_rows import Gradient
 from autobatch.system.locks import run_lock
 from autobatch.torch.calls import Tape, Total
 from autobatch.torch.entering import TensorInputs
+from autobatch.torch.flow import Reaching
 from autobatch.torch.kinds import as_tensor, to_floats
-from autobatch.torch.modules import TorchModule
-from autobatch.torch.own import as_torch
+from autobatch.torch.modules import TorchModule, as_torch
 from autobatch.torch.parameters import TensorParameter
 from autobatch.torch.passing import Passed, Passing, gradients_of, put_numbers
-from autobatch.torch.reaching import Reaching
 from autobatch.torch.results import stack_tensors, to_tensors
 from autobatch.torch.tangents import (
     Along,

@@ -15,10 +15,10 @@ import torch
 from autobatch.errors import GraphError
 from autobatch.ops.operators import STAGE
 from autobatch.torch.adopting import to_arrays
+from autobatch.torch.asking import named
 from autobatch.torch.cells import cell_of_function
 from autobatch.torch.entering import CURRENT
 from autobatch.torch.flow import Flow
-from autobatch.torch.metadata import named
 from autobatch.trace.handles import Rows, Value
 
 OPERATORS = {

@@ -16,10 +16,9 @@ from torch.utils import checkpoint
 from autobatch._native import Derivatives
 from autobatch.errors import GraphError
 from autobatch.ops.operators import STAGE
-from autobatch.torch.adopting import to_arrays
+from autobatch.torch.adopting import join_rows, to_arrays
 from autobatch.torch.cells import cell_of_function
 from autobatch.torch.parameters import TensorParameter, find_parameter
-from autobatch.torch.stacked import join_rows
 from autobatch.trace.handles import Rows, Value
 from autobatch.trace.tape import record_gradients
 

@@ -1,28 +1,212 @@
-"""Torch modules as modules of autobatch."""
+"""Torch modules as modules of autobatch, and modules of autobatch as torch modules, which either library can train.
+
+The tensors of a torch module are found by a walk that is repeated only after assignments.
+
+`named_parameters` and `named_buffers` of `nn.Module` read only the dicts `_parameters`, `_buffers` and `_modules` of
+each module: as long as these hold the same objects under the same names, another walk would find the same. A module
+that overrides the walks, or replaces these dicts, is walked every time.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from copy import deepcopy
 from functools import partial
 from operator import attrgetter, is_, itemgetter, methodcaller
-from typing import Any
+from typing import Any, Generic, NamedTuple, Self, TypeAlias, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
+from autobatch._native import Snapshot
 from autobatch.errors import GraphError
-from autobatch.params.module import Module, modules_in
+from autobatch.keywords import checked
+from autobatch.params.module import Module, holders_in, modules_in
 from autobatch.params.parameter import Parameter
 from autobatch.torch.adopting import to_arrays
 from autobatch.torch.cells import CALLED, BoundTorchCell
 from autobatch.torch.entering import switch_grad_mode
-from autobatch.torch.known import KnownTensors, Walk
-from autobatch.torch.own import OwnModule
 from autobatch.torch.parameters import FLOATS, PARAMETERS, TensorParameter, make_parameter
 from autobatch.torch.patches import Found, Patch, Patches, patches_in
 from autobatch.torch.structures import tensors_in
 from autobatch.torch.values import OfParameters, TensorMethods
+
+WALKS = ("named_parameters", "named_buffers", "named_modules", "_named_members")
+DICTS = ("_parameters", "_buffers", "_modules")
+Place: TypeAlias = tuple[object, str]
+"""The place of a tensor: the `id` of its module, and its name there."""
+
+
+class Walk(NamedTuple):
+    """The result of a walk over a module.
+
+    Attributes:
+        named: the parameters, then the buffers, each once.
+        modules: the module and all its submodules, kept alive so that `id`s stay unique.
+        places: all places; a tensor may be in several.
+    """
+
+    named: list[tuple[str, Tensor]]
+    modules: list[nn.Module]
+    places: dict[Place, Tensor]
+
+    def has_modules_of(self, other: Walk) -> bool:
+        """Return whether another walk found the same modules."""
+        return len(self.modules) == len(other.modules) and all(map(is_, self.modules, other.modules))
+
+    def is_same(self, other: Walk) -> bool:
+        """Return whether another walk found the same modules, and the same tensors in the same places."""
+        tensors = self.places.values(), other.places.values()
+        return self.has_modules_of(other) and [*self.places] == [*other.places] and all(map(is_, *tensors))
+
+    def by_tensor(self) -> dict[int, set[Place]]:
+        """Return the places of each tensor, by `id`."""
+        found: dict[int, set[Place]] = {}
+        for place, tensor in self.places.items():
+            found.setdefault(id(tensor), set()).add(place)
+        return found
+
+
+class KnownTensors:
+    """The cached walk over the parameters and buffers of a torch module."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self._walk = Walk([], [], {})
+        self._kinds: list[type[nn.Module]] = []
+        self._snapshot: Snapshot | None = None
+
+    def look(self) -> Walk:
+        """Return the current parameters and buffers; the same object until something changes."""
+        snapshot = self._snapshot
+        if snapshot is None or not snapshot.holds() or not all(map(is_, map(type, self._walk.modules), self._kinds)):
+            self._find()
+        return self._walk
+
+    def _find(self) -> None:
+        modules = [*self.module.modules()]
+        self._kinds = [*map(type, modules)]
+        is_known = all(map(_walks_as_torch, modules))
+        dicts = [vars(module)[name] for module in modules for name in DICTS] if is_known else []
+        self._snapshot = Snapshot(dicts, modules) if is_known else None
+        named = [*self.module.named_parameters(), *self.module.named_buffers()]
+        places: dict[Place, Tensor] = {(None, name): tensor for name, tensor in named}
+        if is_known:
+            places = dict(_places(modules))
+        self._walk = Walk(named, modules, places)
+
+
+def _places(modules: list[nn.Module]) -> Iterator[tuple[Place, Tensor]]:
+    """Yield the tensors of modules, each with its place."""
+    for module in modules:
+        for held in (module._parameters, module._buffers):
+            for name, tensor in held.items():
+                if tensor is not None:
+                    yield (id(module), name), tensor
+
+
+def _walks_as_torch(module: nn.Module) -> bool:
+    """Return whether walks read the dicts of a module as `nn.Module` defines them."""
+    own, kind = vars(module), type(module)
+    if any(name in own or getattr(kind, name) is not getattr(nn.Module, name) for name in WALKS):
+        return False
+    return all(isinstance(own.get(name), dict) for name in DICTS)
+
+
+M = TypeVar("M", bound=Module)
+HELD = "_as_torch"  # the attribute in which a module of autobatch keeps its torch module alive
+
+
+class OwnModule(nn.Module, Generic[M]):
+    """A module of autobatch as a torch module, made by `abt.as_torch`: the same parameter names and memory.
+
+    Args:
+        model: the module of autobatch; its parameters are replaced by ones that share memory with tensors.
+
+    Attributes:
+        own: the module of autobatch. Give its methods to `abt.batched`, or call them in functions of one instance.
+    """
+
+    def __init__(self, model: M) -> None:
+        super().__init__()
+        self.own = model
+        self.training = model.training
+        made: dict[int, TensorParameter] = {}
+        self._places = list[tuple[tuple[int, str], TensorParameter]]()
+        for name, parameter in model.parameters().items():
+            tensor = nn.Parameter(torch.from_numpy(parameter.data.copy()), parameter.trainable)
+            *path, last = name.split(".")
+            holder: nn.Module = self
+            for part in path:
+                if part not in holder._modules:
+                    holder.add_module(part, nn.Module())
+                holder = holder.get_submodule(part)
+            holder.register_parameter(last, tensor)
+            made[id(parameter)] = make_parameter(tensor, name)
+            self._places.append(((id(holder), last), made[id(parameter)]))
+        for holder_of_own in holders_in(model):
+            _replace(holder_of_own, made)
+        vars(model)[HELD] = self
+
+    def places(self) -> list[tuple[tuple[int, str], TensorParameter]]:
+        """Return the parameters and the places of their tensors: the `id` of a module and the name there."""
+        return self._places
+
+    def train(self, mode: bool = True) -> Self:
+        """Turn dropout on, or off with `mode=False`, in the module of autobatch too."""
+        self.own.train(mode)
+        return super().train(mode)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return type(self)(self._copy_of_model(memo))
+
+    def __reduce__(self) -> Any:
+        return type(self), (self._copy_of_model({}),)
+
+    def _copy_of_model(self, memo: dict[int, Any]) -> M:
+        """Copy the module of autobatch, with new plain parameters."""
+        memo[id(self)] = None
+        for parameter in self.own.parameters().values():
+            memo[id(parameter)] = Parameter(parameter.data, parameter.trainable).astype(parameter.dtype)
+            memo[id(parameter)].data = parameter.data
+        return deepcopy(self.own, memo)
+
+
+@checked()
+def as_torch(model: M) -> OwnModule[M]:
+    """Convert a module of autobatch to an `nn.Module` with the same parameter names, in the same memory.
+
+    `abt.batched(model.loss)` then returns tensors with a `grad_fn`, the result may be a submodule of a torch module,
+    and optimizers of either library can train it. Its `state_dict` is that of the model. `train`, `eval`, `double` and
+    so on apply to both, and copies have a copy of the model.
+
+    Args:
+        model: a module with parameters on the CPU. Call this before batching functions of it, because its parameters
+            are replaced.
+
+    Returns:
+        The torch module; the same one for the same model.
+
+    Raises:
+        GraphError: a parameter is in a tuple, or on a device.
+    """
+    found = vars(model).get(HELD)
+    return OwnModule(model) if found is None else found
+
+
+def _replace(holder: Any, made: dict[int, TensorParameter]) -> None:
+    """Replace the parameters in a holder by the new ones."""
+    if isinstance(holder, tuple):
+        if any(isinstance(x, Parameter) for x in holder):
+            raise GraphError("a module must not keep parameters in a tuple, where they cannot be replaced; use a list.")
+        return
+    items = vars(holder) if isinstance(holder, Module) else holder
+    for key, value in list(enumerate(items) if isinstance(items, list) else items.items()):
+        if isinstance(value, Parameter):
+            items[key] = made[id(value)]
+
 
 DATA_PTR, DTYPE, SHAPE, TENSOR = methodcaller("data_ptr"), attrgetter("dtype"), attrgetter("shape"), itemgetter(1)
 

@@ -30,10 +30,10 @@ from autobatch.plan.budget import Part
 from autobatch.system.locks import run_lock
 from autobatch.torch.calls import Total
 from autobatch.torch.entering import TensorInputs
+from autobatch.torch.flow import Reaching
 from autobatch.torch.modules import TorchModule
 from autobatch.torch.opaque import reads_of
 from autobatch.torch.parameters import Tangent, TensorParameter
-from autobatch.torch.reaching import Reaching
 from autobatch.trace.record import MiniBatch, Recorder
 
 OfOutputs: TypeAlias = Mapping[int, torch.Tensor]

@@ -8,7 +8,7 @@ with an op of their own here, such as a linear layer, are intercepted as the mod
 
 If no argument represents a value or is a parameter, torch computes the numbers, which are constants of the program.
 
-A list of any length is passed to a body as a list of tensors (`autobatch.torch.lists`).
+A list of any length is passed to a body as a list of tensors (`autobatch.torch.rows`).
 """
 
 from __future__ import annotations
@@ -53,10 +53,9 @@ from autobatch.torch.aten.table import Kinds
 from autobatch.torch.entering import CURRENT
 from autobatch.torch.functions import FUNCTIONS, NUMBERED
 from autobatch.torch.kinds import dtype_of_name, holds_ints, is_float, name_of, shape_outside, shape_within
-from autobatch.torch.lists import apply, apply_function
 from autobatch.torch.opaque import Body, record_call
 from autobatch.torch.parameters import find_parameter
-from autobatch.torch.rows import Unknown, refuse, shape_in_torch
+from autobatch.torch.rows import Unknown, apply, apply_function, refuse, shape_in_torch
 from autobatch.torch.structures import on_leaves, on_tensors, tensors_in
 from autobatch.trace.elements import Element, NeedsLength, TracedList
 from autobatch.trace.hooks import unheard

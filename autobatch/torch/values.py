@@ -1,7 +1,7 @@
 """Functions and methods of torch applied to recorded values, outside cells.
 
 Each becomes a node: a separate cell whose body is the function. `torch.stack(values)` adds no node; it is a value whose
-rows are the values (`autobatch.torch.stacked`). Reductions over it read all values at once, however many there are.
+rows are the values (`autobatch.torch.adopting`). Reductions over it read all values at once, however many there are.
 """
 
 from __future__ import annotations
@@ -23,19 +23,26 @@ from autobatch.ir.builder import Builder
 from autobatch.ops.conditions import COMPARISONS
 from autobatch.ops.operators import STAGE
 from autobatch.torch import aten, packed
-from autobatch.torch.adopting import to_arrays
+from autobatch.torch.adopting import REDUCTIONS, reduce_rows, stack_values, to_arrays
 from autobatch.torch.analysis import REGISTER_HOOK, check_function, is_checked
-from autobatch.torch.asking import validation_advice
+from autobatch.torch.asking import (
+    AWAIT,
+    CONSTRUCTORS,
+    by_position,
+    construct,
+    named,
+    needs_no_node,
+    tell,
+    validation_advice,
+)
 from autobatch.torch.cells import cell_of_function, returning_without_gradient, without_gradient
 from autobatch.torch.changing import OPERATORS, change, is_in_place, replace
 from autobatch.torch.entering import CURRENT, Precision
 from autobatch.torch.flow import Flow
 from autobatch.torch.gradients import BACKWARD, GRAD, REQUIRES, as_variable, grad, refuse_backward
 from autobatch.torch.kinds import dtype_of_name
-from autobatch.torch.metadata import AWAIT, CONSTRUCTORS, by_position, construct, named, needs_no_node, tell
 from autobatch.torch.parameters import PARAMETERS, find_parameter
 from autobatch.torch.seen_class import asks_for_class
-from autobatch.torch.stacked import REDUCTIONS, reduce_rows, stack_values
 from autobatch.torch.structures import leaves_of
 from autobatch.trace.handles import Rows, Value
 

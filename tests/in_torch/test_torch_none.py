@@ -111,7 +111,7 @@ def test_check_batched_compares_it(name: str) -> None:
 
 
 def test_check_batched_finds_zeros_where_torch_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    from autobatch.torch.reaching import Reaching
+    from autobatch.torch.flow import Reaching
 
     net = Net("auto")
     everything = {id(p) for p in abt.batched(net.a).recorder.module.parameters().values()}
