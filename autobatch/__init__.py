@@ -99,9 +99,8 @@ from autobatch.params.sparse_rows import Rows
 from autobatch.release import VERSION
 from autobatch.trace.awaiting import eager, gather, value
 from autobatch.trace.cell import cell
-from autobatch.trace.fold import fold
+from autobatch.trace.fold import fold, scan
 from autobatch.trace.fold_edges import fold_edges
-from autobatch.trace.scan import scan
 
 __version__ = VERSION
 

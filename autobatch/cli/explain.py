@@ -28,11 +28,11 @@ from autobatch.compiler.stage import Note, StageProgram, compile_backward, compi
 from autobatch.errors import DataError
 from autobatch.graph.graph import Graph
 from autobatch.inspect.plotting import plot_schedules
+from autobatch.ir.autodiff import ROW_SUM
 from autobatch.ir.derivative import Derivative
-from autobatch.ir.passes.autodiff import ROW_SUM
-from autobatch.ir.passes.simplify import simplify_why
 from autobatch.ir.program import CellProgram, Instruction, show_lines
 from autobatch.ir.program_check import check_cell, check_derivative, check_rewritten
+from autobatch.ir.simplify import simplify_why
 from autobatch.ir.typetable import TypeTable
 from autobatch.plan.plan import PlannedCell, Planner
 

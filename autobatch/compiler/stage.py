@@ -28,7 +28,7 @@ from autobatch.compiler.splitting import split_loops
 from autobatch.compiler.statement import Interpreted, Outer, Product, Remainder, RowSum, Scatter, WeightStep
 from autobatch.compiler.view import View, views_of
 from autobatch.compiler.writer import name_fields
-from autobatch.ir.passes.autodiff import ROW_SUM
+from autobatch.ir.autodiff import ROW_SUM
 from autobatch.ir.program import NODE, Instruction
 from autobatch.plan.plan import PlannedCell
 from autobatch.system.unchecked import checking

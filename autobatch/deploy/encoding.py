@@ -22,7 +22,7 @@ from autobatch.ops.define import Op
 from autobatch.ops.operators import OPS
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
-from autobatch.trace.live import Live
+from autobatch.trace.guards import Live
 
 FIXED, ENUM = "fixed", "enum"
 Name = Callable[[Any], str | None]

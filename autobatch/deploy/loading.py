@@ -20,10 +20,9 @@ from autobatch.params.checkpoint import read_arrays
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
 from autobatch.trace.elements import Lengths
-from autobatch.trace.fold import fold
+from autobatch.trace.fold import fold, scan
 from autobatch.trace.fold_edges import fold_edges
 from autobatch.trace.recursion import BoundRecursion, Recursion
-from autobatch.trace.scan import scan
 
 EMPTY = inspect.Parameter.empty
 ADVICE = "pass a file written by ab.export"

@@ -19,9 +19,8 @@ from autobatch.params.checkpoint import MODEL_FORMAT, write_arrays
 from autobatch.params.module import Module, modules_in
 from autobatch.trace.calls import Calls
 from autobatch.trace.elements import NeedsLength
-from autobatch.trace.fold import Fold
+from autobatch.trace.fold import Fold, Scan
 from autobatch.trace.recursion import BoundRecursion, Recursion
-from autobatch.trace.scan import Scan
 from autobatch.trace.traces import Specialization
 
 FORMAT, VERSION = MODEL_FORMAT, 1

@@ -146,7 +146,7 @@ class Builder:
     """Build the list of values of a program; give it a finished program to continue.
 
     Attributes:
-        live: the `id`s of parameters that stand for numbers of the model, see `autobatch.trace.live`.
+        live: the `id`s of parameters that stand for numbers of the model, see `autobatch.trace.guards`.
         needed: the `id`s of those whose value the body itself needs.
     """
 

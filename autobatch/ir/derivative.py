@@ -1,4 +1,4 @@
-"""The backward stages of a cell as data; `autobatch.ir.passes.autodiff` makes them, and other passes change them."""
+"""The backward stages of a cell as data; `autobatch.ir.autodiff` makes them, and other passes change them."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ port have one row per edge, and data of any length one row per element, which is
 the number of the variadic group, 0 or above.
 
 A program is built by a `Builder` (`autobatch.ir.builder`), whose `Traced` values are symbols: applying an op to one
-appends an instruction.
-The same builder continues a finished program, which is how differentiation derives the backward stages.
+appends an instruction. The same builder continues a finished program, which is how differentiation derives the backward
+stages.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from autobatch.ops.define import Op, Shape
 from autobatch.ops.rows import Cut, as_cut, count_rows, put_rows, take_part, take_rows
 from autobatch.ops.shaping import stand_for
 from autobatch.params.parameter import Parameter
+from autobatch.params.stacks import Stack
 
 NODE, SHARED = -1, -2
 DRAW = -1  # the leaf of the attribute that numbers a node's draw, which is not an argument
@@ -383,3 +384,11 @@ def renumber(vars: Sequence[Var], keep: Sequence[int], number: dict[int, int]) -
             source = replace(source, column=columns[source.is_float, var.domain])
             columns[source.is_float, var.domain] += var.size
         yield Var(source, var.shape, var.domain)
+
+
+def stacks_in(vars: Iterable[Var]) -> Iterator[Stack]:
+    """Yield the stacks that a program reads."""
+    for var in vars:
+        parameter = getattr(var.source, "parameter", None)
+        if isinstance(parameter, Stack):
+            yield parameter

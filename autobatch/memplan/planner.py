@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from autobatch.errors import PlanError
 from autobatch.graph.graph import Graph
+from autobatch.ir.autodiff import differentiate
 from autobatch.ir.derivative import Derivative
-from autobatch.ir.passes.autodiff import differentiate
-from autobatch.ir.passes.simplify import simplify, simplify_derivative
 from autobatch.ir.program import CellProgram
+from autobatch.ir.simplify import simplify, simplify_derivative
 from autobatch.ir.typetable import NodeType
 from autobatch.memplan import placement
 from autobatch.memplan.cell.buffer_assignment import make_layout

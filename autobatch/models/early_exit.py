@@ -20,7 +20,7 @@ from autobatch.models.data.tree import Tree
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.metric import label_of
 from autobatch.models.spec import Counts, ModelSpec
-from autobatch.readers.node_text import to_label
+from autobatch.readers.brackets import to_label
 
 
 class EarlyExit(ab.Module):

@@ -26,7 +26,7 @@ from autobatch.models.data.ordered_tree import DescribedTree, OrderedTree
 from autobatch.models.data.tree import Tree
 from autobatch.models.data.vocabulary import UNKNOWN, Vocabulary
 from autobatch.models.spec import Counts
-from autobatch.readers.node_text import to_label
+from autobatch.readers.brackets import to_label
 
 PREFIXES = ("B", "I", "E", "S")
 

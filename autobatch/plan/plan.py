@@ -34,10 +34,9 @@ from autobatch.graph.graph import Graph
 from autobatch.ir.derivative import Derivative
 from autobatch.ir.flows import FlowArrays, make_flows
 from autobatch.ir.layout import Layout
-from autobatch.ir.program import NODE, CellProgram
+from autobatch.ir.program import NODE, CellProgram, stacks_in
 from autobatch.ir.type_arrays import TypeArrays, extended
 from autobatch.ir.typetable import NodeType, make_arrays
-from autobatch.ir.weights import stacks_in
 from autobatch.params.stacks import Stack, parts_of
 from autobatch.schedule.schedule import Schedule
 

@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING
 from autobatch.missing import suggesting
 from autobatch.readers.brackets import read_brackets
 from autobatch.readers.conll import read_conll, read_conllu
-from autobatch.readers.encoding import encode, values
 from autobatch.readers.files import Files
 from autobatch.readers.json_lines import read_jsonl
+from autobatch.readers.lattices import read_plf, read_slf
 from autobatch.readers.penman_graphs import read_penman
-from autobatch.readers.plf import read_plf
-from autobatch.readers.slf import read_slf
 from autobatch.readers.smiles import read_smiles
 from autobatch.readers.table import read_csv
 from autobatch.readers.tu import read_tu
-from autobatch.readers.vocabulary import Vocabulary, describe, restore
+from autobatch.readers.vocabulary import Vocabulary, describe, encode, restore, values
 
 __all__ = [
     "Files", "Vocabulary", "describe", "encode", "read_brackets", "read_conll", "read_conllu", "read_csv", "read_jsonl",

@@ -9,8 +9,7 @@ from typing import Any
 
 from autobatch.arguments import check_int, refusal
 from autobatch.keywords import checked
-from autobatch.readers.encoding import values
-from autobatch.readers.vocabulary import Vocabulary
+from autobatch.readers.vocabulary import Vocabulary, values
 
 
 @checked()

@@ -16,5 +16,5 @@ The native part is `native/record/`: calls of known forms, the log, handles and 
 Users mark functions with `cell`, and define recursions over trees, DAGs, sequences and graphs with `fold`, `scan` and
 `fold_edges`. `tracer` turns a body into a program, once per type; `traces` keeps the programs, and retraces a body when
 something that it read has changed. `tracking` records the reads of a body (`hooks`, `scanning`) and raises an error for
-random numbers and clocks; `guards` compares the values read with the present ones; `live` holds numbers that change.
+random numbers and clocks; `guards` compares the values read with the present ones, and holds numbers that change.
 """

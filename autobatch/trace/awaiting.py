@@ -20,11 +20,10 @@ import numpy as np
 from autobatch.arguments import refusal as wrong_argument
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import is_structure, map_leaves, parts_of
-from autobatch.ops.concrete import Concrete
 from autobatch.ops.eager import freeze
 from autobatch.ops.operators import STAGE
 from autobatch.ops.randomness import EAGER
-from autobatch.ops.taped import EagerTape
+from autobatch.ops.taped import Concrete, EagerTape
 from autobatch.params.parameter import Parameter
 from autobatch.trace.handles import Value
 

@@ -25,12 +25,11 @@ from autobatch.errors import GraphError
 from autobatch.ir.arguments import Key, is_structure, leaves, parts_of
 from autobatch.ir.builder import Builder, Traced
 from autobatch.keywords import checked
-from autobatch.ops.concrete import Concrete
 from autobatch.ops.eager import EagerArray, freeze, plain_array
 from autobatch.ops.eager_data import as_data
 from autobatch.ops.operators import STAGE
 from autobatch.ops.randomness import EAGER, cell_call
-from autobatch.ops.taped import cast, value_on
+from autobatch.ops.taped import Concrete, cast, value_on
 from autobatch.params.module import Module, shared_dtype
 from autobatch.params.parameter import Parameter
 from autobatch.tracebacks import note_call

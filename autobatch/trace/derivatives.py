@@ -19,9 +19,9 @@ from autobatch.ir.arguments import is_structure, leaves, map_leaves, parts_of
 from autobatch.ir.builder import Traced
 from autobatch.ir.program import Attribute, dtype_of
 from autobatch.keywords import checked
-from autobatch.ops.concrete import Concrete
 from autobatch.ops.define import shape_of
 from autobatch.ops.operators import Operators
+from autobatch.ops.taped import Concrete
 from autobatch.params.parameter import Parameter
 from autobatch.trace.differentiation import Differentiation, differentiation
 from autobatch.trace.elements import Element, NeedsLength, TracedList

@@ -16,16 +16,15 @@ import numpy as np
 from autobatch._native import Derivatives
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import leaves, map_leaves
+from autobatch.ir.autodiff import of_node, pull_back, push_forward
 from autobatch.ir.builder import Builder, Traced
-from autobatch.ir.passes.autodiff import of_node, pull_back, push_forward
 from autobatch.ir.program import Instruction
-from autobatch.ops.concrete import Concrete
 from autobatch.ops.define import composite, shape_of
 from autobatch.ops.eager import freeze, plain_array
 from autobatch.ops.indexing import lookup, scatter
 from autobatch.ops.operators import OPS, STAGE, Symbol, stage
 from autobatch.ops.shaping import reshape, stack
-from autobatch.ops.taped import EagerTape, Taped, cast, value_on
+from autobatch.ops.taped import Concrete, EagerTape, Taped, cast, value_on
 from autobatch.ops.variadic import sum_n
 from autobatch.params.parameter import Parameter
 from autobatch.trace.calls import Calls
@@ -401,7 +400,7 @@ class Eager:
         return [self._gradient(x, found) for x in self._variables]
 
     def push(self, results: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
-        """Compute tangents, as the gradients of gradients; see `autobatch.ir.passes.autodiff.push_forward`."""
+        """Compute tangents, as the gradients of gradients; see `autobatch.ir.autodiff.push_forward`."""
         linear = EagerTape(self._tape.outer)
         seeds = [linear.leaf(np.zeros(shape_of(x), x.dtype)) for x in results]
         gradients = self._tape.gradients(zip(results, seeds, strict=True), self._leaves(), linear)

@@ -26,11 +26,11 @@ from numpy.typing import NDArray
 
 from autobatch._native import Shortcut
 from autobatch.errors import DataError, GraphError
-from autobatch.ops.concrete import Concrete
 from autobatch.ops.define import Op, first_symbol
 from autobatch.ops.eager import plain_array
 from autobatch.ops.operators import STAGE, Operators
 from autobatch.ops.ports import VariadicPort
+from autobatch.ops.taped import Concrete
 from autobatch.params.module import Module
 
 Array = NDArray[Any]

@@ -26,10 +26,10 @@ from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
 from autobatch.system.locks import OF_TORCH, RenewedLock
 from autobatch.trace.calls import Calls
+from autobatch.trace.guards import Live
 from autobatch.trace.handles import Value
 from autobatch.trace.inputs import FloatInput, Inputs
 from autobatch.trace.kept import Kept
-from autobatch.trace.live import Live
 from autobatch.trace.owning import list_owned
 from autobatch.trace.portable import PortableTypes, TypeTranslator
 from autobatch.trace.results import REF, Known, Slot, SlotTable, read_result

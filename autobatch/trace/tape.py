@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 from autobatch._native import Derivatives, Layout, Rule, Tape
 from autobatch.graph.words import MOST_OUTPUTS
 from autobatch.ir.arguments import Key, Static
+from autobatch.ir.autodiff import of_node, pull_back, push_forward
 from autobatch.ir.builder import Builder, Traced
 from autobatch.ir.flows import products_of
-from autobatch.ir.passes.autodiff import of_node, pull_back, push_forward
 from autobatch.ir.program import NODE, CellProgram, Instruction, Port, Var, cone
 from autobatch.ops.define import Shape
 from autobatch.ops.operators import OPS, STAGE

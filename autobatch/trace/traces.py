@@ -35,8 +35,7 @@ from autobatch.system.locks import tracing_lock
 from autobatch.trace.cell import Cell
 from autobatch.trace.elements import Lengths, NeedsLength
 from autobatch.trace.entries import Entry, ids_in
-from autobatch.trace.guards import HOLDS, Difference, Guard, GuardSet, content_of, differences
-from autobatch.trace.live import Lives
+from autobatch.trace.guards import HOLDS, Difference, Guard, GuardSet, Lives, content_of, differences
 from autobatch.trace.tracer import Tracer
 from autobatch.trace.tracking import ReadTracker
 

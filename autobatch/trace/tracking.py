@@ -5,7 +5,7 @@ reads, reports the attributes that are read. Function calls are reported as to a
 variables and default arguments that a function reads are found by inspecting it. Lists and dicts count as read
 completely.
 
-A number that has changed before (see `autobatch.trace.live`) is replaced by a value of the program.
+A number that has changed before (see `autobatch.trace.guards`) is replaced by a value of the program.
 """
 
 from __future__ import annotations
@@ -44,9 +44,8 @@ from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
 from autobatch.system.freeing import without_collection
 from autobatch.trace.cell import Cell
-from autobatch.trace.guards import MISSING, Guard, are, named_parts
+from autobatch.trace.guards import MISSING, Guard, Live, Lives, LiveValue, are, named_parts
 from autobatch.trace.hooks import HEAP_TYPE, IMMUTABLE, REPLACED, hooked, listening
-from autobatch.trace.live import Live, Lives, LiveValue
 from autobatch.trace.scanning import (
     descriptors_of,
     functions_in,

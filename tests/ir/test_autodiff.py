@@ -14,8 +14,8 @@ import autobatch as ab
 from autobatch.backends.reference import Reference
 from autobatch.errors import NumericError
 from autobatch.graph.rewrite.passes import PASSES
+from autobatch.ir.autodiff import differentiate
 from autobatch.ir.derivative import Derivative
-from autobatch.ir.passes.autodiff import differentiate
 from autobatch.ir.program import Instruction
 from helpers.runs.recorded import types_of
 from helpers.runs.ways import each

@@ -13,7 +13,7 @@ import pytest
 import autobatch as ab
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import Key
-from autobatch.ir.passes.autodiff import differentiate
+from autobatch.ir.autodiff import differentiate
 from autobatch.ir.program import NODE, SHARED, CellProgram, Constant, Incoming, Instruction, Port, Var
 from autobatch.ir.program_check import check_cell, check_values
 from autobatch.trace.tracer import Tracer

@@ -14,8 +14,10 @@ from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.reference import Reference
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import Key
-from autobatch.ir.passes.autodiff import differentiate
-from autobatch.ir.passes.simplify import (
+from autobatch.ir.autodiff import differentiate
+from autobatch.ir.program import Attribute, CellProgram, Instruction, Port
+from autobatch.ir.program_check import check_cell, check_derivative, check_rewritten
+from autobatch.ir.simplify import (
     COMMON,
     FOLDED,
     KNOWN,
@@ -25,8 +27,6 @@ from autobatch.ir.passes.simplify import (
     simplify_derivative,
     simplify_why,
 )
-from autobatch.ir.program import Attribute, CellProgram, Instruction, Port
-from autobatch.ir.program_check import check_cell, check_derivative, check_rewritten
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.ops.operators import OPS, STAGE
 from autobatch.trace.tracer import Tracer

@@ -11,7 +11,7 @@ import pytest
 import autobatch as ab
 from autobatch.backends.reference import Reference
 from autobatch.ir.arguments import Key
-from autobatch.ir.passes.autodiff import differentiate
+from autobatch.ir.autodiff import differentiate
 from autobatch.ir.program import CellProgram, Instruction
 from autobatch.ir.program_check import check_cell
 from autobatch.memplan.cell.buffer_assignment import make_layout

@@ -9,7 +9,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
-from autobatch.ir.passes.simplify import simplify
+from autobatch.ir.simplify import simplify
 from autobatch.memplan import check_cell_layout, plan_cell
 from autobatch.memplan.cell.aligned import AlignedOrders, Line, Work
 from autobatch.memplan.cell.constraints import MAX_WORK

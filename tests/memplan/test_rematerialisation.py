@@ -15,8 +15,8 @@ from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.reference import Reference
 from autobatch.errors import GraphError, PlanError
 from autobatch.graph.rewrite.passes import PASSES
+from autobatch.ir.autodiff import compute_again, differentiate
 from autobatch.ir.derivative import Derivative
-from autobatch.ir.passes.autodiff import compute_again, differentiate
 from autobatch.ir.program import SHARED, CellProgram, Constant, Instruction, Var, Weight
 from autobatch.ir.program_check import check_derivative, may_be_made_again
 from autobatch.memplan.cell.rematerialisation import PRICES, Prices, rematerialise

@@ -11,7 +11,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.ir.arguments import Key
-from autobatch.ir.passes.autodiff import differentiate
+from autobatch.ir.autodiff import differentiate
 from autobatch.ir.program import CellProgram, Instruction
 from autobatch.ir.program_check import check_cell
 from autobatch.memplan.cell.layout import lay_out, plan_cell

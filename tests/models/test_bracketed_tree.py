@@ -10,8 +10,8 @@ import pytest
 
 from autobatch.errors import DataError
 from autobatch.models.data.labelled_tree import LabelledTree, parse_labelled_tree
+from autobatch.readers.brackets import escape
 from autobatch.readers.lines import Line
-from autobatch.readers.node_text import escape
 from helpers.runs.ways import each
 
 LABELS = "S", "NP-SBJ", "-NONE-", "3", "ADJP|<JJ>", None

@@ -21,7 +21,7 @@ from autobatch.models.data.listops import OPERATIONS, draw_trees
 from autobatch.models.data.sst import parse_tree, read_trees
 from autobatch.models.data.tree import Tree
 from autobatch.models.data.vocabulary import UNKNOWN, Vocabulary
-from autobatch.readers.node_text import escape, to_label, unescape
+from autobatch.readers.brackets import escape, to_label, unescape
 from helpers.data.datasets import SMALL, real
 from helpers.runs.ways import each
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autobatch.ir.passes.autodiff import ROW_SUM
+from autobatch.ir.autodiff import ROW_SUM
 from autobatch.ops.define import Op, run_kernel
 from autobatch.ops.indexing import scatter
 from autobatch.ops.linear import factors, matmul, outer

@@ -24,10 +24,9 @@ from autobatch.deploy.loading import load
 from autobatch.errors import CheckpointError, DataError
 from autobatch.models import ModelSpec
 from autobatch.models.data.dataset import Dataset
-from autobatch.readers.encoding import encode
 from autobatch.readers.json_lines import read_jsonl
 from autobatch.readers.lines import fault
-from autobatch.readers.vocabulary import Vocabulary, restore
+from autobatch.readers.vocabulary import Vocabulary, encode, restore
 from autobatch.schedule.schedule import Policy
 from autobatch.system.jsonable import to_json
 from autobatch.system.nested_json import parse_json

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from autobatch.ir.autodiff import compute_again
 from autobatch.ir.derivative import Derivative
-from autobatch.ir.passes.autodiff import compute_again
 from autobatch.ir.program import SHARED, Constant, Instruction, Weight
 from autobatch.ir.program_check import check_derivative, may_be_made_again
 from autobatch.ops.define import Op

@@ -16,9 +16,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from autobatch.ir.builder import Builder, Traced
-from autobatch.ir.program import Attribute, CellProgram, Constant, Instruction, Port, Weight, draws_of
+from autobatch.ir.program import Attribute, CellProgram, Constant, Instruction, Port, Weight, draws_of, stacks_in
 from autobatch.ir.program_check import check_cell
-from autobatch.ir.weights import stacks_in
 from autobatch.memplan.cell.constraints import RESULT
 from autobatch.memplan.cell.grouping import INPUT, STACKED
 from autobatch.memplan.cell.layout import CellLayout, InnerBatch, lay_out

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import count
 
 from autobatch.models.data.tree import Tree
-from autobatch.readers.node_text import escape
+from autobatch.readers.brackets import escape
 
 SHIFT, REDUCE = 0, 1
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from autobatch.errors import DataError
-from autobatch.readers.bracketed_tree import parse_brackets
+from autobatch.readers.brackets import parse_brackets
 from autobatch.readers.lines import Line, parse_lines
 from autobatch.system.nested_json import parse_json, show_json
 

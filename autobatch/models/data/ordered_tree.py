@@ -1,4 +1,4 @@
-"""Ordered trees with any number of children, each with a text that describes it: of a file, or random commands.
+r"""Ordered trees with any number of children, each with a text that describes it: of a file, or random commands.
 
 A line of a file has the text and its tree, separated by a tab:
 

@@ -14,9 +14,8 @@ import numpy as np
 
 from autobatch.errors import AutobatchError, DataError
 from autobatch.models.data.dataset import Dataset, Found, hold_out
-from autobatch.readers.encoding import encode
 from autobatch.readers.files import Files
-from autobatch.readers.vocabulary import Vocabulary
+from autobatch.readers.vocabulary import Vocabulary, encode
 
 
 class Numbered(NamedTuple):

@@ -21,8 +21,8 @@ from typing import Any
 
 from autobatch.errors import DataError
 from autobatch.models.data.tree import Tree
+from autobatch.readers.brackets import to_label, unescape
 from autobatch.readers.lines import Line, fault, parse_lines
-from autobatch.readers.node_text import to_label, unescape
 
 # Possessive quantifiers do not backtrack, so reading is linear in the line's length.
 _SPACES = re.compile(r"[ \t]*+")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
-from autobatch.readers.node_text import escape
+from autobatch.readers.brackets import escape
 
 V = TypeVar("V")
 W = TypeVar("W")

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from autobatch import ops
+from autobatch.ir import autodiff
 from autobatch.ir.builder import Traced
-from autobatch.ir.passes import autodiff
 from autobatch.ir.program import Instruction, Var
 from autobatch.ops.elementwise import add
 from autobatch.trace.ragged import Ragged

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from autobatch.ir.autodiff import differentiate
 from autobatch.ir.derivative import Derivative
-from autobatch.ir.passes.autodiff import differentiate
 from autobatch.ir.program import NODE, SHARED, Attribute, CellProgram, Constant, Instruction, Port, Var, Weight, origin
 from autobatch.ops.define import run_kernel
 from autobatch.ops.randomness import Randomness

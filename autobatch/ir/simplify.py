@@ -1,7 +1,7 @@
 """Simplification of a cell's program.
 
 - Constant folding: ops on constants alone are computed now, in float64; a float32 model rounds their result once.
-- Algebraic identities (`autobatch.ir.passes.identities`).
+- Algebraic identities (`autobatch.ir.identities`).
 - Common-subexpression elimination, except of random ops: each place in a program draws its own numbers.
 - Dead-code elimination: instructions that no output needs are removed.
 
@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from autobatch.ir.autodiff import with_values
 from autobatch.ir.derivative import Derivative
-from autobatch.ir.passes.autodiff import with_values
-from autobatch.ir.passes.identities import COMMUTATIVE, RULES, stretches
+from autobatch.ir.identities import COMMUTATIVE, RULES, stretches
 from autobatch.ir.program import (
     SHARED,
     Attribute,

@@ -1,1 +1,0 @@
-"""Passes over the program of a cell: simplification and differentiation."""
