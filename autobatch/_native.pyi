@@ -894,7 +894,7 @@ def repeat_product(
     """Call a BLAS routine by its address; nothing checks the addresses.
 
     Args:
-        product: a `Gemm` of `autobatch.blas.product`.
+        product: a `Gemm` of `autobatch.blas.provider`.
         beta: 0 overwrites `out`, 1 adds to it.
         copies: the number of pairs of operands that are used in turn, and the bytes from one a, and one b, to the next.
     """
@@ -905,7 +905,7 @@ def sgemm_address() -> int:
 def transpose(matrix: NDArray[Any], out: NDArray[Any]) -> None:
     """Write the transpose of a contiguous matrix of float32 or float64."""
 
-# native/run/: see `autobatch.backends.cpu`, `autobatch.optim` and `autobatch.params.row_sums`.
+# native/run/: see `autobatch.backends.cpu`, `autobatch.optim` and `autobatch.params.sparse_rows`.
 
 def step_addresses() -> dict[str, int]:
     """Return the addresses of the steps that need no generated kernel; see `native/run/steps.h`."""

@@ -27,7 +27,7 @@ from autobatch.engine.session import GradientRequest, Session
 from autobatch.errors import DataError, GraphError, PlanError
 from autobatch.graph.build import split_graph
 from autobatch.graph.graph import Graph
-from autobatch.graph.rewrite.passes import UNSHARED, explain_sharing, rewrite, to_passes
+from autobatch.graph.rewrite import UNSHARED, explain_sharing, rewrite, to_passes
 from autobatch.inspect.profiling import N_CALLS, Profile
 from autobatch.inspect.report import Report, make_report
 from autobatch.ir.precision import check_precision
@@ -533,7 +533,7 @@ def batched(
             background, while a new model's mini-batches are interpreted; or for the GPU ("cuda"), if the parameters
             were moved there.
         planner: the memory planner.
-        rewrites: the passes that simplify the graph, see `autobatch.graph.rewrite.passes`: their names; or "auto",
+        rewrites: the passes that simplify the graph, see `autobatch.graph.rewrite`: their names; or "auto",
             which computes equal nodes of a mini-batch once where a rule expects this to pay off (not on a GPU, where
             products cost too little); or "all", which always does.
         seed: seed of random numbers (dropout, draws).

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import autobatch as ab
 from autobatch.cli.workload import load_workload, record
-from autobatch.graph.rewrite.passes import DEFAULT
+from autobatch.graph.rewrite import DEFAULT
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.policies.rules.rules import with_origin
 from charts import COLORS, entitle, panels, use_log, whiskers

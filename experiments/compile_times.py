@@ -25,8 +25,7 @@ from autobatch.cli.progress import show_progress
 from autobatch.cli.results import describe_run, format_table, open_json
 from autobatch.cli.workload import Workload, load_workload, record
 from autobatch.errors import AutobatchError
-from autobatch.system.background import VARIABLE
-from autobatch.system.compiling import Compilation, watch_compilation
+from autobatch.system.background import VARIABLE, Compilation, watch_compilation
 from harness import run
 from records import QUICK, Findings, Settings
 

@@ -26,8 +26,7 @@ from autobatch.backends.cpu.step import BOUND_STEP, FUNCTIONS
 from autobatch.backends.values import Activity, RowRange
 from autobatch.blas.packed import NAME as PACKED
 from autobatch.blas.packed import panel_words
-from autobatch.blas.product import describe_product
-from autobatch.blas.provider import Provider
+from autobatch.blas.provider import Provider, describe_product
 from autobatch.compiler.lowered import Area, Location
 from autobatch.compiler.stage import StageProgram
 from autobatch.compiler.statement import Outer, Product, Term

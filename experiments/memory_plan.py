@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import autobatch as ab
-from autobatch.graph.rewrite.passes import DEFAULT, PASSES
+from autobatch.graph.rewrite import DEFAULT, PASSES
 from autobatch.ir.program import NODE, CellProgram, Instruction
 from autobatch.ir.typetable import NodeType
 from autobatch.memplan import check_cell_layout, plan_cell

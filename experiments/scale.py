@@ -26,7 +26,7 @@ from autobatch import policies
 from autobatch.graph.build import merge_graphs, split_graph
 from autobatch.graph.dag import to_dag
 from autobatch.graph.graph import Graph
-from autobatch.graph.rewrite.passes import UNSHARED, rewrite
+from autobatch.graph.rewrite import UNSHARED, rewrite
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.models.data.dag import draw_dags
 from autobatch.models.data.tree import Tree

@@ -19,7 +19,7 @@ from typing import Any
 import autobatch as ab
 from autobatch.cli.measuring.racing import MODES
 from autobatch.cli.workload import Workload, load_workload, record
-from autobatch.graph.rewrite.passes import UNSHARED as PASSES
+from autobatch.graph.rewrite import UNSHARED as PASSES
 from autobatch.models import MODELS
 from harness import find_data, run, take_turns
 from records import Findings, Settings

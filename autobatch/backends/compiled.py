@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from autobatch.arrays import SILENT, rounded
 from autobatch.backends.values import Array, RowRange, constant_row
-from autobatch.blas.product import find_step
+from autobatch.blas.provider import find_step
 from autobatch.blas.threads import limit_threads
 from autobatch.compiler.fusion import Kernel
 from autobatch.compiler.lowered import Area

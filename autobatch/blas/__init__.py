@@ -7,8 +7,7 @@ matrices, in float32 or bf16.
 
 from autobatch.blas.choosing import Chooser, measure
 from autobatch.blas.finding import get_provider, list_absent, list_providers
-from autobatch.blas.product import describe_product
-from autobatch.blas.provider import Provider
+from autobatch.blas.provider import Provider, describe_product
 from autobatch.blas.threads import limit_threads, most_threads, threads_in_force
 
 __all__ = [

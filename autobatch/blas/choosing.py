@@ -22,8 +22,7 @@ from autobatch._native import add_outer_bf16, multiply_packed, pack, repeat_prod
 from autobatch.blas.finding import find_versions, get_provider, list_providers
 from autobatch.blas.packed import NAME as PACKED
 from autobatch.blas.packed import panel_words
-from autobatch.blas.product import describe_product
-from autobatch.blas.provider import Provider
+from autobatch.blas.provider import Provider, describe_product
 from autobatch.blas.threads import limit_threads, threads_now
 from autobatch.errors import BackendError
 from autobatch.system.background import n_waiting

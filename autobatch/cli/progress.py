@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from autobatch.system.background import unreported
+from autobatch.system.background import Compilation, unreported, watch_compilation
 from autobatch.system.cache import cache_folder
-from autobatch.system.compiling import Compilation, watch_compilation
 
 if TYPE_CHECKING:
     from rich.console import Console

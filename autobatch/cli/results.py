@@ -15,7 +15,7 @@ from autobatch.cli.machine import describe_machine, threads_in_force
 from autobatch.cli.workload import Workload
 from autobatch.errors import DataError
 from autobatch.system.files import unfinished_beside, write_whole
-from autobatch.system.jsonable import to_json
+from autobatch.system.nested_json import to_json
 
 COUNTS = ("nodes", "batches", "lower_bound", "launches", "copied_bytes")
 

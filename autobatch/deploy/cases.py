@@ -24,9 +24,8 @@ import numpy as np
 
 from autobatch.api import Batched, batched
 from autobatch.arrays import FloatArray, IntArray, LongArray
-from autobatch.deploy.encoding import Decoder, Encoder
+from autobatch.deploy.encoding import Decoder, Encoder, describe_policy, read_policy
 from autobatch.deploy.loading import make_parameter
-from autobatch.deploy.policy import describe_policy, read_policy
 from autobatch.engine.results import loss_slot
 from autobatch.errors import AutobatchError, DataError
 from autobatch.graph.build import check_ranges, merge_graphs, split_graph
@@ -63,7 +62,7 @@ class Setting(NamedTuple):
     """The settings of planning and running a mini-batch.
 
     Attributes:
-        policy: see `autobatch.deploy.policy`.
+        policy: see `autobatch.deploy.encoding`.
         backend, rewrites, precision, threads, max_bytes, seed: as for `autobatch.batched`.
         planner: options of the `MemoryPlanner`.
         step: step number, which seeds random numbers together with `seed`.

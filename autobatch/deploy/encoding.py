@@ -1,7 +1,9 @@
-"""Cells as JSON: keys of arguments as text for comparison, and programs that can be decoded.
+"""Cells as JSON: keys of arguments as text for comparison, and programs that can be decoded; and policies.
 
 Keys are only compared, so modules, enums and dataclasses are written as names. Programs refer to ops and parameters by
 name, and to arrays by names in the safetensors part of the file.
+
+A learned policy is the text of its file, others are names.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from autobatch import policies
 from autobatch.errors import CheckpointError, GraphError
 from autobatch.ir.arguments import Fixed, Key, Static
 from autobatch.ir.program import Attribute, CellProgram, Constant, Instruction, Port, Source, Var, Weight
@@ -22,6 +25,10 @@ from autobatch.ops.define import Op
 from autobatch.ops.operators import OPS
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
+from autobatch.policies import KINDS
+from autobatch.policies.files import from_text, to_text
+from autobatch.policies.rules.directed import Directed
+from autobatch.schedule.schedule import Policy
 from autobatch.trace.guards import Live
 
 FIXED, ENUM = "fixed", "enum"
@@ -286,3 +293,15 @@ class Decoder:
             case "ellipsis":
                 return Ellipsis
         raise ValueError(f"a constant is {kind!r}")
+
+
+def describe_policy(policy: Policy, doing: str) -> dict[str, str]:
+    """Return the `text` of a learned policy, or the `name` of another; `doing` starts error messages."""
+    if isinstance(policy, Directed) and policy.rule in KINDS:
+        return {"text": to_text(policy, doing)}
+    return {"name": policy.name}
+
+
+def read_policy(content: Mapping[str, str], doing: str) -> Policy | str:
+    """Return the policy that `describe_policy` described, or its name; raise a PolicyError for a malformed text."""
+    return from_text(content["text"], policies.KINDS, doing) if "text" in content else content["name"]

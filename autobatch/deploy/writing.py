@@ -11,8 +11,7 @@ from typing import Any
 
 from autobatch.api import Batched, batched
 from autobatch.arguments import check_int
-from autobatch.deploy.encoding import Encoder, key_text, kinds_of
-from autobatch.deploy.policy import describe_policy
+from autobatch.deploy.encoding import Encoder, describe_policy, key_text, kinds_of
 from autobatch.errors import CheckpointError, GraphError
 from autobatch.keywords import checked
 from autobatch.params.checkpoint import MODEL_FORMAT, write_arrays

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from autobatch.backends.base import Counts
 from autobatch.graph.build import merge_graphs
 from autobatch.graph.graph import Graph
-from autobatch.graph.rewrite.passes import Rewrites
+from autobatch.graph.rewrite import Rewrites
 from autobatch.plan.budget import Figures, Part
 from autobatch.plan.plan import PlannedTypes
 from autobatch.schedule.schedule import min_batches

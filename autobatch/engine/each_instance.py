@@ -20,12 +20,11 @@ from autobatch.backends.base import Run
 from autobatch.backends.by_instance import read_gradients, scale_rows
 from autobatch.backends.options import ByInstance, Options
 from autobatch.engine.counts import Clock, Step
-from autobatch.engine.input_gradients import InputGradients
-from autobatch.engine.results import Differentiation, Exchange, check_finite, weighted_sum
+from autobatch.engine.results import Differentiation, Exchange, InputGradients, check_finite, weighted_sum
 from autobatch.engine.runner import Runner
 from autobatch.errors import DataError, GraphError, NumericError, PlanError
 from autobatch.graph.graph import Graph
-from autobatch.graph.rewrite.passes import UNSHARED
+from autobatch.graph.rewrite import UNSHARED
 from autobatch.params.gradients import Gradients
 from autobatch.params.parameter import Parameter
 from autobatch.params.sparse_rows import Gradient

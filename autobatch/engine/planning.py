@@ -14,7 +14,7 @@ from autobatch.engine.counts import Clock, Step
 from autobatch.engine.results import loss_slot
 from autobatch.graph.build import merge_graphs
 from autobatch.graph.graph import Graph, digests_of
-from autobatch.graph.rewrite.passes import rewrite
+from autobatch.graph.rewrite import rewrite
 from autobatch.ir.typetable import NodeType
 from autobatch.plan.budget import Figures, Part, fit_parts
 from autobatch.plan.plan import Plan, PlannedCell, PlannedTypes, Planner

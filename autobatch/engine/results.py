@@ -3,6 +3,8 @@
 `GradientSum` is the gradient of a weighted sum of losses; `LateGradientSum` is the same on a device that the call does
 not wait for; `autobatch.engine.each_instance` has per-instance gradients. Losses must be one finite scalar per
 instance; they, their weights and the gradients in `out=` are checked.
+
+Gradients by float arrays of instances are added at the places that each source read.
 """
 
 from __future__ import annotations
@@ -22,7 +24,6 @@ from autobatch.backends.base import Run
 from autobatch.devices.late import Late
 from autobatch.devices.store import HOST, Store
 from autobatch.engine.counts import Clock, Step
-from autobatch.engine.input_gradients import InputGradients
 from autobatch.engine.runner import Runner
 from autobatch.errors import DataError, GraphError, NumericError, ShapeError
 from autobatch.ir.arguments import Key
@@ -30,7 +31,38 @@ from autobatch.params.gradients import Gradients
 from autobatch.params.parameter import Parameter
 from autobatch.params.sparse_rows import Gradient, Rows
 from autobatch.plan.budget import Part
+from autobatch.plan.plan import Plan
+from autobatch.trace.inputs import Inputs
 from autobatch.trace.results import Slot, check_slots
+
+
+class InputGradients:
+    """The gradients by all inputs of a mini-batch.
+
+    Args:
+        inputs: the inputs to differentiate by.
+        dtype: the type of the computation.
+
+    Attributes:
+        flat: the gradients by all numbers of all inputs, concatenated.
+    """
+
+    def __init__(self, inputs: Inputs, dtype: np.dtype[Any]) -> None:
+        self._inputs = inputs
+        self.flat: NDArray[Any] = np.zeros(inputs.size, dtype)
+
+    def add(self, plan: Plan, run: Run) -> None:
+        """Add the gradients of a run, which has been differentiated, of some of the instances."""
+        for type_id in self._inputs.source_types:
+            numbers = plan.data(type_id)[0][:, 0].tolist()
+            if numbers:
+                positions = np.concatenate([self._inputs.reads[number].ravel() for number in numbers])
+                np.add.at(self.flat, positions, run.gradients(type_id).ravel())
+
+    def structures(self) -> list[Any]:
+        """Return each instance's structure with gradients in place of arrays; see `Inputs.structures`."""
+        return self._inputs.structures(self.flat)
+
 
 Array = NDArray[Any]
 

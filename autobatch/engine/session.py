@@ -21,11 +21,11 @@ from autobatch.backends.base import RowReader, Run, Timer
 from autobatch.backends.options import Options
 from autobatch.devices.store import HOST
 from autobatch.engine.counts import Clock, LastCall, Step
-from autobatch.engine.input_gradients import InputGradients
 from autobatch.engine.results import (
     Differentiation,
     Exchange,
     GradientSum,
+    InputGradients,
     LateGradientSum,
     LateLosses,
     UnreadLoss,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from autobatch.engine.counts import RoundCounts, Step, add_up, largest_bytes, unseen_share
-from autobatch.graph.rewrite.passes import Rewrites, Shared
+from autobatch.graph.rewrite import Rewrites, Shared
 from autobatch.inspect.plotting import Picture, plot_schedules, show_as_text
 from autobatch.ir.arguments import Key
 from autobatch.ir.program import Instruction

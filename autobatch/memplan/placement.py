@@ -17,7 +17,7 @@ from autobatch.graph.build import merge_graphs, merged_graph
 from autobatch.graph.graph import Graph, Types
 from autobatch.graph.graph_check import check_order
 from autobatch.graph.growing import Chosen, GrowingGraph, KeptRows, Moved, Request
-from autobatch.graph.rewrite.passes import Rewrites, bits_of, rewritten
+from autobatch.graph.rewrite import Rewrites, bits_of, rewritten
 from autobatch.plan.plan import CellSizes, Plan, PlannedTypes
 from autobatch.schedule.schedule import CoreRule, Schedule
 
@@ -68,7 +68,7 @@ class CoreOptions(NamedTuple):
     """The options of planning calls of the core.
 
     Attributes:
-        passes: see `autobatch.graph.rewrite.passes.rewrite`.
+        passes: see `autobatch.graph.rewrite.rewrite`.
         rule: the rule of the policy.
         cells: all types of the graphs, planned.
         sizes: the sizes of the compiled cells, for tables; None for none.

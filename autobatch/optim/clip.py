@@ -22,7 +22,7 @@ from autobatch.system.locks import run_lock
 
 if TYPE_CHECKING:
     from autobatch.devices.device import Device
-    from autobatch.optim.clip_on_device import DeviceClipping
+    from autobatch.optim.on_device import DeviceClipping
 
 
 def clip_by_norm(grads: Mapping[str, Gradient], max_norm: float) -> float | Late:
@@ -114,7 +114,7 @@ _clippings: dict[Store, DeviceClipping] = {}  # one per device
 def _clip_on_device(
     store: Store, numbers: Mapping[str, FloatArray], max_norm: float, grads: Mapping[str, Gradient]
 ) -> float | Late:
-    from autobatch.optim.clip_on_device import DeviceClipping
+    from autobatch.optim.on_device import DeviceClipping
 
     late = grads if isinstance(grads, Gradients) and grads.finite is not None else None
     with run_lock():

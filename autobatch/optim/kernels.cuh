@@ -1,5 +1,5 @@
 // Optimizer steps and gradient clipping on a device. A launch processes a list of entries, one per parameter, which
-// `entries.py` writes. The numbers of an entry are cut into pieces, and the blocks share the pieces.
+// `on_device.py` writes. The numbers of an entry are cut into pieces, and the blocks share the pieces.
 //
 // Results are bit-identical to `native/run/optimizer.cpp`: the same operations in the same order, each rounded.
 

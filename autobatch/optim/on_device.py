@@ -1,36 +1,88 @@
-"""Optimizer steps on a device: one small upload and one launch for all parameters, and the host does not wait.
+"""Optimizer steps and clipping on a device: a small upload and few launches, for which the host does not wait.
 
-The kernel in `kernels.cuh` is bit-identical to `native/run/optimizer.cpp`. Its entries are kept between steps; only the
-constants and the rows of sparse gradients change. The kernel updates all rows where the host skips rows that never had
-a gradient, because the rule does not change these.
+The kernels in `kernels.cuh` process entries, one per parameter. A step is one launch for all parameters, bit-identical
+to `native/run/optimizer.cpp`. Its entries are kept between steps; only the constants and the rows of sparse gradients
+change. The kernel updates all rows where the host skips rows that never had a gradient, because the rule does not
+change these.
+
+In clipping, one launch measures all gradients, and another scales them. Squares are summed in float64 in a fixed order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autobatch._native import changes_all
-from autobatch.devices.device import Device
+from autobatch.devices.device import Device, Launch
 from autobatch.devices.staging import Staging
-from autobatch.optim.change import Change, to_lines
-from autobatch.optim.entries import (
-    ALL,
-    ENTRY,
-    GIVEN,
-    N_WORDS,
-    SPARSE,
-    borrow,
-    count_pieces,
-    describe_gradient,
-    launch,
-    load_kernels,
-)
+from autobatch.optim.change import N_CONSTANTS, Change, Lines, to_lines
 from autobatch.params.parameter import FloatArray
 from autobatch.params.sparse_rows import Rows
+from autobatch.system.background import compiling
+
+LongArray = NDArray[np.int64]
+KERNELS = "update", "measure", "scale"
+ABOUT = "the kernels of optimizers"
+THREADS, PIECE = 256, 1024  # threads and numbers per block; see `kernels.cuh`
+BLOCKS = 4  # per streaming multiprocessor
+WORDS = (
+    "end", "data", "first", "second", "gradient", "ids", "n_ids", "rows", "size", "width", "data_step",
+    "gradient_step", "is_wide",
+)  # fmt: skip
+ENTRY = np.dtype([*((word, np.int64) for word in WORDS), ("constants", np.int64, N_CONSTANTS)])
+"""The layout of `Entry` in `kernels.cuh`, word by word."""
+N_WORDS = ENTRY.itemsize // 8
+ALL, GIVEN, SPARSE = range(3)
+"""Selections of rows to update; see `Entry.rows`."""
+
+
+_loaded: dict[Device, dict[str, Any]] = {}
+
+
+def load_kernels(device: Device) -> dict[str, Any]:
+    """Return the kernels by name, compiled once per device."""
+    if device not in _loaded:
+        with compiling(ABOUT):
+            _loaded[device] = device.load(source(), KERNELS, ABOUT)
+    return _loaded[device]
+
+
+def source() -> str:
+    """Return the CUDA source of the kernels."""
+    return (Path(__file__).parent / "kernels.cuh").read_text(encoding="utf-8")
+
+
+def launch(device: Device, name: str, n_pieces: int, *args: int) -> None:
+    """Run a kernel over `n_pieces` pieces."""
+    blocks = min(n_pieces, device.n_processors * BLOCKS)
+    a, b, c, *_ = *args, 0, 0
+    device.launch(load_kernels(device)[name], Launch(blocks, THREADS, 0, (a, b, c)))
+
+
+def describe_gradient(entry: Any, grad: Lines, device: Device) -> None:
+    """Write the address, layout and item size of a gradient to its entry."""
+    array, _, width, step = grad
+    entry["gradient"], entry["gradient_step"] = device.address(array), step
+    entry["size"], entry["width"] = array.size, array.size if step == width else width
+    entry["is_wide"] = array.itemsize == 8
+
+
+def count_pieces(entries: NDArray[Any]) -> int:
+    """Write the end of each entry's range of pieces; return the number of pieces."""
+    np.cumsum(-(-entries["size"] // PIECE), out=entries["end"])
+    return int(entries["end"][-1]) if len(entries) else 0
+
+
+def borrow(staging: Staging, n_words: int, device: Device) -> tuple[LongArray, int]:
+    """Return host words for the arguments of launches, and their address on the device after `Staging.send`."""
+    staging.turn(8 * n_words)
+    return staging.pinned.view(np.int64), device.address(staging.held)
 
 
 class DeviceUpdates:
@@ -105,3 +157,49 @@ def _which_rows(change: Change, lazy: bool) -> int:
         return GIVEN
     is_plain = change.state[0] is None
     return GIVEN if is_plain and not changes_all(change.constants) else SPARSE
+
+
+Squares: TypeAlias = Callable[[], NDArray[Any]]
+N_CLIPPING = 7  # words of `Clipping` in `kernels.cuh`
+
+
+class DeviceClipping:
+    """Clips gradients on a device, in memory that is reused."""
+
+    def __init__(self, device: Device) -> None:
+        self._device, self._staging = device, Staging(device)
+        self._sums = device.empty(0, np.dtype(np.float64))
+        self._n_done = device.put(np.zeros(1, np.int64))
+
+    def clip(self, numbers: Mapping[str, FloatArray], max_norm: float, finite: Any) -> Squares:
+        """Scale device arrays to a common norm of at most `max_norm`; see `autobatch.optim.clip`.
+
+        Args:
+            finite: an array of one bool to set to False if the norm is not finite, or None.
+
+        Returns:
+            A function that waits for the sums of squares, one per array, and returns them.
+        """
+        device, n = self._device, len(numbers)
+        entries, lines = np.zeros(n, ENTRY), {name: to_lines(array) for name, array in numbers.items()}
+        for entry, one in zip(entries, lines.values(), strict=True):
+            describe_gradient(entry, one, device)
+        n_pieces = count_pieces(entries)
+        if n_pieces == 0:
+            return lambda: np.zeros(n)
+        if self._sums.size < n + n_pieces:
+            self._sums = device.empty((n + n_pieces) * 5 // 4, np.dtype(np.float64))
+        words, address = borrow(self._staging, n * N_WORDS + N_CLIPPING, device)
+        squares, clipping = device.address(self._sums), n * N_WORDS
+        words[:clipping] = entries.view(np.int64)
+        flag = 0 if finite is None else device.address(finite)
+        words[clipping:] = address, n, 0, squares + 8 * n, squares, device.address(self._n_done), flag
+        words[clipping + 2 : clipping + 3].view(np.float64)[0] = max_norm
+        self._staging.send(0, words.nbytes)
+        launch(device, "measure", n_pieces, address + 8 * clipping)
+        if max_norm < math.inf:
+            launch(device, "scale", n_pieces, address + 8 * clipping)
+        for name, one in lines.items():
+            if one.array is not numbers[name]:
+                numbers[name][...] = one.array
+        return device.copy_out(self._sums[:n])

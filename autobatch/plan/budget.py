@@ -20,7 +20,7 @@ from autobatch.arguments import show
 from autobatch.errors import PlanError
 from autobatch.graph.build import split_graph
 from autobatch.graph.graph import Graph
-from autobatch.graph.rewrite.passes import Rewrites
+from autobatch.graph.rewrite import Rewrites
 from autobatch.plan.plan import Plan
 
 HEADROOM = (

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from autobatch.errors import AutobatchError, DataError, DeadlineError, ServingError
 from autobatch.serving.server import Server
-from autobatch.system.jsonable import to_json
+from autobatch.system.nested_json import to_json
 
 if TYPE_CHECKING:
     from starlette.requests import Request

@@ -4,6 +4,8 @@
 
 The thread runs one job at a time. LLVM releases the GIL, so other threads go on. A fork waits for the running job; the
 child runs the pending jobs itself.
+
+Compilations are reported to functions that watch them.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
-from time import monotonic
-from typing import Any, Generic, TypeVar
+from time import monotonic, perf_counter
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from autobatch.errors import BackendError
 from autobatch.system.cache import cache_folder
@@ -240,3 +242,58 @@ def _renew() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=lambda: _worker.pause(), after_in_parent=lambda: _worker.resume(), after_in_child=_renew)
+
+
+class Compilation(NamedTuple):
+    """A compilation, in progress or done.
+
+    Attributes:
+        what: subject of the compilation, such as `cell 'merge' (forward)`.
+        seconds: duration; 0 while in progress.
+    """
+
+    what: str
+    seconds: float = 0.0
+
+
+class _Watcher(NamedTuple):
+    begun: Callable[[Compilation], object]
+    done: Callable[[Compilation], object]
+
+
+_watchers: list[_Watcher] = []
+
+
+@contextmanager
+def compiling(what: str) -> Iterator[None]:
+    """Report a compilation of `what` in the block to all watchers."""
+    began = perf_counter()
+    for watcher in tuple(_watchers):
+        watcher.begun(Compilation(what))
+    try:
+        yield
+    finally:
+        for watcher in tuple(_watchers):
+            watcher.done(Compilation(what, perf_counter() - began))
+
+
+@contextmanager
+def watch_compilation(
+    begun: Callable[[Compilation], object], done: Callable[[Compilation], object] = lambda compilation: None
+) -> Iterator[None]:
+    """Call functions for each compilation of any thread while the block runs.
+
+    Args:
+        begun, done: called by the compiling thread at the start and at the end of a compilation.
+
+    >>> with watch_compilation(lambda compilation: print("compiling", compilation.what)):
+    ...     with compiling("cell 'merge' (forward)"):
+    ...         pass
+    compiling cell 'merge' (forward)
+    """
+    watcher = _Watcher(begun, done)
+    _watchers.append(watcher)
+    try:
+        yield
+    finally:
+        _watchers.remove(watcher)

@@ -4,7 +4,7 @@ An entry is a file of JSON or machine code, named by a digest of its inputs, wit
 checksum of machine code covers the name as well. Files are written atomically (`autobatch.system.files.write_whole`),
 so when several processes write an entry, one wins. Entries may be deleted at any time. A damaged entry counts as
 missing, and an entry that cannot be written is computed again by the next process, both with a warning. Folders and
-entries that other users can write are not used (`autobatch.system.owners`).
+entries are used only if nobody but the current user or the administrator can have written them.
 
     AUTOBATCH_CACHE=path     keep entries in this folder
     AUTOBATCH_CACHE=off      neither write nor read entries; so do 0 and the empty string
@@ -12,8 +12,10 @@ entries that other users can write are not used (`autobatch.system.owners`).
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -24,8 +26,58 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from autobatch.errors import AutobatchError, DataError
-from autobatch.system.files import write_whole
-from autobatch.system.owners import PUBLIC, is_own, make_own, read_own, warn_of_others
+from autobatch.system.files import open_regular, write_whole
+
+_TOLD: list[str] = []  # folders warned about
+PUBLIC = 0o755, 0o644
+"""Modes of folders and files that everyone can read and only the owner can write."""
+
+
+def is_own(status: os.stat_result) -> bool:
+    """Return whether only this user or the administrator can write the folder or file with this status."""
+    if not hasattr(os, "geteuid"):  # Windows: a user's folders belong to that user
+        return True
+    return status.st_uid in (os.geteuid(), 0) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def read_own(path: str | os.PathLike[str]) -> bytes:
+    """Read a regular file that only this user can have written.
+
+    It is opened before the check, so that it cannot be swapped in between.
+
+    Raises:
+        FileNotFoundError: it does not exist or, with a warning, others can write it.
+        OSError: it cannot be read.
+    """
+    with open_regular(path) as file:
+        if is_own(os.fstat(file.fileno())):
+            return file.read()
+    warn_of_others(os.path.dirname(os.path.abspath(path)))
+    raise FileNotFoundError(errno.ENOENT, "other users can write it", os.fspath(path))
+
+
+def warn_of_others(folder: str) -> None:
+    """Warn, once per process, that the files in a folder are ignored."""
+    if not _TOLD:
+        _TOLD.append(folder)
+        warnings.warn(
+            f"ignoring the cache {folder!r}: it belongs to another user, or other users can write it. Set "
+            f"AUTOBATCH_CACHE to a folder of your own, or remove their write permission with chmod -R go-w.",
+            stacklevel=3,
+        )
+
+
+def make_own(folder: str | os.PathLike[str]) -> None:
+    """Create a folder and its parents if missing; the folder and its parent are readable but not writable by others."""
+    parent = os.path.dirname(os.path.abspath(folder))
+    os.makedirs(os.path.dirname(parent), exist_ok=True)
+    for path in (parent, folder):
+        try:
+            os.mkdir(path, PUBLIC[0])
+        except FileExistsError:
+            if not os.path.isdir(path):
+                raise
+
 
 Entry = TypeVar("Entry")
 

@@ -2,14 +2,21 @@
 
 Python's `json` parses scalars and strings; open objects and lists are on an explicit stack. The last value of a
 repeated key wins, as in `json`.
+
+Results become JSON values for responses of servers and output of commands.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
+
+import numpy as np
+
+from autobatch.errors import DataError
 
 _SPACES = re.compile(r"[ \t\n\r]*")
 _parse_string = json.JSONDecoder().raw_decode
@@ -117,3 +124,27 @@ def _parse_key(text: str, position: int) -> tuple[str, int]:
 def _skip(text: str, position: int) -> int:
     spaces = _SPACES.match(text, position)
     return spaces.end() if spaces else position
+
+
+def to_json(x: Any) -> Any:
+    """Convert a result to JSON values: arrays and tensors to lists, dataclasses to objects, NaN and infinity to null.
+
+    Raises:
+        DataError: a value has no JSON form.
+    """
+    if is_dataclass(x) and not isinstance(x, type):
+        return {field.name: to_json(getattr(x, field.name)) for field in fields(x)}
+    if isinstance(x, Mapping):
+        return {str(key): to_json(value) for key, value in x.items()}
+    if isinstance(x, (list, tuple)):
+        return [to_json(value) for value in x]
+    if isinstance(x, (np.ndarray, np.generic)) or hasattr(x, "detach"):
+        return to_json(x.tolist())
+    if isinstance(x, float) and not np.isfinite(x):
+        return None
+    if x is None or isinstance(x, (bool, int, float, str)):
+        return x
+    raise DataError(
+        f"results must consist of JSON values, arrays and dataclasses, got {x!r} ({type(x).__name__}); when serving, "
+        f"convert them with write= of ab.serving.app."
+    )

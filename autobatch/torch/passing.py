@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from autobatch.backends.base import RowReader, Run
 from autobatch.engine.counts import Step
-from autobatch.engine.input_gradients import InputGradients
-from autobatch.engine.results import join_columns
+from autobatch.engine.results import InputGradients, join_columns
 from autobatch.errors import GraphError
 from autobatch.graph.graph import Graph
 from autobatch.params.known import ParameterState

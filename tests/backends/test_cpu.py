@@ -12,7 +12,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
-from autobatch.graph.rewrite.passes import DEFAULT, PASSES
+from autobatch.graph.rewrite import DEFAULT, PASSES
 from autobatch.system.processor import has_avx512
 from helpers.checkers.parity import TOLERANCES, compare, compare_gradients
 from helpers.programs.random_programs import draw_instances, draw_model

@@ -32,7 +32,7 @@ from autobatch.cli.main import commands
 from autobatch.cli.measuring import doctor
 from autobatch.compiler.statement import Product
 from autobatch.errors import BackendError
-from autobatch.graph.rewrite.passes import UNSHARED
+from autobatch.graph.rewrite import UNSHARED
 from autobatch.system.processor import has_avx512
 from helpers.fakes.noting_backend import NotingBackend
 from helpers.runs.ways import each

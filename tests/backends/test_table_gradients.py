@@ -11,7 +11,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.backends.reference import Reference
-from autobatch.graph.rewrite.passes import PASSES
+from autobatch.graph.rewrite import PASSES
 from autobatch.optim import SGD, Adam, AdamW, clip_by_norm
 from helpers.runs.ways import each
 

@@ -15,7 +15,7 @@ from autobatch.cli.training.trained import Trained
 from autobatch.models import MODELS, find_model
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.metric import to_probabilities
-from autobatch.system.jsonable import to_json
+from autobatch.system.nested_json import to_json
 from helpers.runs.commands import Command
 
 CLASSES, TAGS = {"trees": "classes", "labelled": "labels", "pair": "classes"}, "tags"

@@ -12,11 +12,10 @@ import pytest
 
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.blas.finding import get_provider
-from autobatch.blas.product import Matrix
-from autobatch.blas.provider import Provider
+from autobatch.blas.provider import Matrix, Provider
 from autobatch.cli.measuring.racing import MODES
 from autobatch.cli.workload import load_workload, record
-from autobatch.graph.rewrite.passes import UNSHARED
+from autobatch.graph.rewrite import UNSHARED
 from autobatch.params.stacks import make_gradients
 from helpers.runs.commands import Command
 from matmuls import ONCE, Matmul, Matmuls, Memory, Part, Stages, list_matmuls

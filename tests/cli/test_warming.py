@@ -16,7 +16,7 @@ from helpers.runs.commands import Command
 STEP = """
 import autobatch as ab
 from autobatch.cli.workload import load_workload
-from autobatch.system.compiling import watch_compilation
+from autobatch.system.background import watch_compilation
 from autobatch.system.background import n_waiting
 
 workload = load_workload("tree-lstm", "listops", 16, seed=1).with_threads(1)
@@ -83,7 +83,7 @@ def test_later_processes_compile_nothing(environment: dict[str, str], tmp_path: 
 PREDICTION = """
 import sys
 import autobatch as ab
-from autobatch.system.compiling import watch_compilation
+from autobatch.system.background import watch_compilation
 from autobatch.system.background import n_waiting
 
 model, compiled = ab.load(sys.argv[1]), []

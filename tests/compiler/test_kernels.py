@@ -147,7 +147,7 @@ SCRIPT = """
 import sys
 import numpy as np
 import autobatch as ab
-from autobatch.system.compiling import watch_compilation
+from autobatch.system.background import watch_compilation
 
 @ab.cell
 def double(x):

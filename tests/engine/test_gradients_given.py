@@ -12,7 +12,7 @@ import pytest
 import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.reference import Reference
-from autobatch.graph.rewrite.passes import UNSHARED
+from autobatch.graph.rewrite import UNSHARED
 from helpers.checkers.refusals import refused
 from helpers.runs.ways import each
 

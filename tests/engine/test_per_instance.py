@@ -20,7 +20,7 @@ from autobatch.backends.reference import Reference
 from autobatch.backends.segments import AT_ONCE
 from autobatch.devices.device import Device
 from autobatch.engine.each_instance import refuse_shared
-from autobatch.graph.rewrite.passes import rewrite
+from autobatch.graph.rewrite import rewrite
 from helpers.checkers.refusals import refused
 from helpers.fakes.counting_backend import Counting
 from helpers.models.every_model import MODELS

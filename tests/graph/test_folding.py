@@ -15,7 +15,7 @@ from autobatch.backends.reference import Reference
 from autobatch.graph.build import make_graph, merge_graphs, split_graph
 from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_graph
-from autobatch.graph.rewrite.passes import DEFAULT, Rewrites, rewrite
+from autobatch.graph.rewrite import DEFAULT, Rewrites, rewrite
 from autobatch.models.data.dataset import load_lattices
 from autobatch.models.lattice_tagger import LatticeLSTM
 from autobatch.schedule.schedule import min_batches

@@ -15,7 +15,7 @@ from autobatch.errors import GraphError
 from autobatch.graph.build import make_graph, merge_graphs
 from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_graph
-from autobatch.graph.rewrite.passes import PASSES, Rewrites, rewrite
+from autobatch.graph.rewrite import PASSES, Rewrites, rewrite
 from helpers.programs.graphs import (
     ADD,
     ADD_WIDE,

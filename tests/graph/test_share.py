@@ -15,7 +15,7 @@ from autobatch.backends.reference import Reference
 from autobatch.graph.build import make_graph, merge_graphs, split_graph
 from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_graph
-from autobatch.graph.rewrite.passes import DEFAULT, UNSHARED, Rewrites, Shared, explain_sharing, rewrite
+from autobatch.graph.rewrite import DEFAULT, UNSHARED, Rewrites, Shared, explain_sharing, rewrite
 from helpers.counters.counting import files_entered
 from helpers.programs.graphs import CELL, IDENTITY, SUM_N, SWAP, TOYS, WORD, ToyTypes, chain, random_toys
 from helpers.runs.recorded import types_of_nodes

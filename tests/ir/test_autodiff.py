@@ -13,7 +13,7 @@ import torch
 import autobatch as ab
 from autobatch.backends.reference import Reference
 from autobatch.errors import NumericError
-from autobatch.graph.rewrite.passes import PASSES
+from autobatch.graph.rewrite import PASSES
 from autobatch.ir.autodiff import differentiate
 from autobatch.ir.derivative import Derivative
 from autobatch.ir.program import Instruction

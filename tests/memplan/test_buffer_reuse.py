@@ -20,7 +20,7 @@ from autobatch.compiler.stage import compile_backward
 from autobatch.compiler.statement import Loop
 from autobatch.compiler.uses import overwritings, writes_over, written
 from autobatch.errors import PlanError
-from autobatch.graph.rewrite.passes import PASSES
+from autobatch.graph.rewrite import PASSES
 from autobatch.ir.arguments import Key
 from autobatch.ir.layout import Place
 from autobatch.ir.program import Instruction, Var

@@ -14,7 +14,7 @@ import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.reference import Reference
 from autobatch.errors import GraphError, PlanError
-from autobatch.graph.rewrite.passes import PASSES
+from autobatch.graph.rewrite import PASSES
 from autobatch.ir.autodiff import compute_again, differentiate
 from autobatch.ir.derivative import Derivative
 from autobatch.ir.program import SHARED, CellProgram, Constant, Instruction, Var, Weight

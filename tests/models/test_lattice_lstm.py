@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.graph.rewrite.passes import DEFAULT
+from autobatch.graph.rewrite import DEFAULT
 from autobatch.models.data.dataset import load_lattices
 from autobatch.models.data.lattice import Lattice
 from autobatch.models.lattice_tagger import LSTM_SPEC, LatticeLSTM

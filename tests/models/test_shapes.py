@@ -15,7 +15,7 @@ from autobatch import policies
 from autobatch.errors import GraphError
 from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_graph
-from autobatch.graph.rewrite.passes import rewrite
+from autobatch.graph.rewrite import rewrite
 from autobatch.graph.sketch import Sketch, to_graph
 from autobatch.models.data.dag import draw_dags, draw_lattices
 from autobatch.models.data.lattice import Lattice, read_lattices

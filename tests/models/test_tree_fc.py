@@ -7,7 +7,7 @@ from functools import reduce
 import numpy as np
 
 import autobatch as ab
-from autobatch.graph.rewrite.passes import UNSHARED
+from autobatch.graph.rewrite import UNSHARED
 from autobatch.models.data.tree import Tree
 from autobatch.models.tree_fc import TreeFC
 

@@ -19,7 +19,7 @@ from autobatch.backends.reference import Reference
 from autobatch.devices.device import Device
 from autobatch.devices.late import Late
 from autobatch.errors import BackendError, DataError, NumericError, ShapeError
-from autobatch.optim import SGD, Adam, AdamW, Group, clip_by_norm, clip_by_value, entries
+from autobatch.optim import SGD, Adam, AdamW, Group, clip_by_norm, clip_by_value, on_device
 from autobatch.params.gradients import Gradients
 from autobatch.params.module import shared_store
 from autobatch.params.sparse_rows import Rows
@@ -303,8 +303,8 @@ def test_gradients_that_are_elsewhere_are_refused_by_name(device: Device) -> Non
 def test_kernels_that_cannot_be_compiled_are_told_and_nothing_has_changed(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(entries, "_loaded", {})
-    monkeypatch.setattr(entries, "source", lambda: "void wrong(")
+    monkeypatch.setattr(on_device, "_loaded", {})
+    monkeypatch.setattr(on_device, "source", lambda: "void wrong(")
     model = Model().to(device)
     optimizer, before = Adam(model), model.state_dict()
     with pytest.raises(BackendError, match=r"^the kernels of optimizers: .* cannot compile its kernels: "):
@@ -399,6 +399,6 @@ def test_gradients_that_cannot_be_clipped_are_named(device: Device) -> None:
 @pytest.mark.slow
 @needs_compiler
 def test_kernels_compile_for_gpus_without_spills(tmp_path: Path) -> None:
-    said = compile_for_gpus(entries.source(), tmp_path)
+    said = compile_for_gpus(on_device.source(), tmp_path)
     assert said.count("Compiling entry function") == 6
     assert said.count("0 bytes spill stores, 0 bytes spill loads") == said.count("bytes spill stores")

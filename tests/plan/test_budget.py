@@ -18,7 +18,7 @@ from autobatch.backends.values import Memory
 from autobatch.devices.store import HOST
 from autobatch.graph.build import make_graph
 from autobatch.graph.graph import Graph, NamedTypes
-from autobatch.graph.rewrite.passes import PASSES
+from autobatch.graph.rewrite import PASSES
 from autobatch.plan.budget import cut
 from autobatch.plan.plan import Plan
 from helpers.checkers.refusals import refused

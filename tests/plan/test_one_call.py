@@ -19,7 +19,7 @@ from autobatch.errors import DataError, GraphError
 from autobatch.graph.build import split_graph
 from autobatch.graph.graph import Graph
 from autobatch.graph.marks import Marks
-from autobatch.graph.rewrite.passes import PASSES, rewrite
+from autobatch.graph.rewrite import PASSES, rewrite
 from autobatch.memplan.placement import CoreOptions, plan_graphs
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.plan.plan import PlannedTypes

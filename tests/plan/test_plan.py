@@ -14,7 +14,7 @@ import autobatch as ab
 from autobatch import policies
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.graph.graph import Graph
-from autobatch.graph.rewrite.passes import DEFAULT, PASSES, rewrite
+from autobatch.graph.rewrite import DEFAULT, PASSES, rewrite
 from autobatch.ir.typetable import NodeType
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.ops.shaping import expand

@@ -12,7 +12,7 @@ import pytest
 import autobatch as ab
 from autobatch import policies
 from autobatch.errors import PolicyError
-from autobatch.graph.rewrite.passes import UNSHARED
+from autobatch.graph.rewrite import UNSHARED
 from autobatch.models.tree_classifier import NodeClassifier
 from autobatch.policies.fsm.machine import WAYS, Fsm
 from autobatch.policies.fsm.qlearning import Progress

@@ -367,7 +367,7 @@ def test_too_many_and_too_late(model: Served) -> None:
 
 @pytest.mark.parametrize("x", [object(), {1, 2}, b"bytes"])
 def test_what_json_cannot_hold_is_an_error(x: Any) -> None:
-    from autobatch.system.jsonable import to_json
+    from autobatch.system.nested_json import to_json
 
     with pytest.raises(DataError, match="results must consist of JSON values, arrays and dataclasses, got"):
         to_json([x])

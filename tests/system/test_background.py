@@ -18,15 +18,17 @@ from autobatch.system import background
 from autobatch.system.background import (
     PATIENCE_S,
     VARIABLE,
+    Compilation,
     Job,
+    compiling,
     n_waiting,
     patience,
     submit,
     unreported,
     wait_for_all,
     waiting_for_code,
+    watch_compilation,
 )
-from autobatch.system.compiling import Compilation, compiling, watch_compilation
 from helpers.runs.ways import each
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no forks")

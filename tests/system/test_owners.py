@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from autobatch.system import cache, owners
-from autobatch.system.cache import cache_folder, find_entry, keep_entry
-from autobatch.system.owners import is_own, make_own, read_own
+from autobatch.system import cache
+from autobatch.system.cache import cache_folder, find_entry, is_own, keep_entry, make_own, read_own
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owners on this system")
 OTHER = 65534  # the user `nobody`
@@ -26,7 +25,7 @@ AS_ROOT = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, re
 @pytest.fixture(autouse=True)
 def _nothing_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache._is_trusted.cache_clear()
-    monkeypatch.setattr(owners, "_TOLD", [])
+    monkeypatch.setattr(cache, "_TOLD", [])
     monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path / "cache"))
 
 
@@ -99,7 +98,7 @@ def test_links_count_as_what_they_lead_to(tmp_path: Path, monkeypatch: pytest.Mo
     path.symlink_to(theirs / path.name)
     with pytest.warns(UserWarning, match="ignoring the cache"):
         assert found() is None
-    owners._TOLD.clear()
+    cache._TOLD.clear()
     (tmp_path / "link").symlink_to(theirs)
     monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path / "link"))
     with pytest.warns(UserWarning, match="ignoring the cache"):

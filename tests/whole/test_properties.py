@@ -14,7 +14,7 @@ import autobatch as ab
 from autobatch import policies
 from autobatch.backends.reference import Reference
 from autobatch.graph.build import merge_graphs
-from autobatch.graph.rewrite.passes import DEFAULT, PASSES
+from autobatch.graph.rewrite import DEFAULT, PASSES
 from helpers.programs.random_programs import Instance, RandomModel, draw_instances, draw_model
 from helpers.runs.recorded import types_of
 from helpers.runs.ways import each

@@ -13,7 +13,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.backends.reference import Reference
-from autobatch.graph.rewrite.passes import PASSES
+from autobatch.graph.rewrite import PASSES
 from autobatch.ops.define import Op, run_kernel
 from autobatch.ops.elementwise import greater, less
 from autobatch.ops.operators import OPS

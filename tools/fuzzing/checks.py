@@ -20,7 +20,7 @@ from autobatch.backends.reference import Reference
 from autobatch.compiler.stage import compile_backward, compile_forward
 from autobatch.devices.finding import make_host_device
 from autobatch.devices.store import Store
-from autobatch.graph.rewrite.passes import DEFAULT, PASSES
+from autobatch.graph.rewrite import DEFAULT, PASSES
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.params.module import shared_store
 from fuzzing.differences import checked_derivatives, leaves

@@ -14,7 +14,7 @@ from autobatch.arrays import LINE, Array, address_of, aligned, rounded
 from autobatch.backends.compiled import DATA, RowLocation, Stage, StageRun
 from autobatch.backends.cpu.step import StepTemplate
 from autobatch.blas.packed import panel_words
-from autobatch.blas.product import find_step, readable
+from autobatch.blas.provider import find_step, readable
 from autobatch.compiler.llvm.source import StageSources
 from autobatch.compiler.lowered import Area
 from autobatch.compiler.statement import Term

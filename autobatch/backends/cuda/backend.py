@@ -39,7 +39,7 @@ from autobatch.ir.program import NODE, Weight
 from autobatch.ops.randomness import Randomness
 from autobatch.params.parameter import Parameter
 from autobatch.plan.plan import Batch, CellSizes, Plan, PlannedCell, PlannedTypes
-from autobatch.system.compiling import compiling
+from autobatch.system.background import compiling
 
 RESERVED = 1 << 10  # bytes of shared memory per block that CUDA reserves
 SUM_SLOTS = ("buffer", "sums", "parts", "sum_ptr")

@@ -17,7 +17,7 @@ from autobatch.cli.training.described import SPARE, Bounded, check_described, ch
 from autobatch.cli.training.fitting import Best, Fitting, Position
 from autobatch.cli.training.scoring import Weights
 from autobatch.cli.workload import ANSWERS, Counting, Encoding, Workload, find_here, load_workload
-from autobatch.deploy.policy import describe_policy
+from autobatch.deploy.encoding import describe_policy
 from autobatch.errors import CheckpointError, DataError
 from autobatch.models import MODELS, ModelSpec
 from autobatch.models.data.dataset import Dataset

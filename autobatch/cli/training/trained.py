@@ -28,8 +28,7 @@ from autobatch.readers.json_lines import read_jsonl
 from autobatch.readers.lines import fault
 from autobatch.readers.vocabulary import Vocabulary, encode, restore
 from autobatch.schedule.schedule import Policy
-from autobatch.system.jsonable import to_json
-from autobatch.system.nested_json import parse_json
+from autobatch.system.nested_json import parse_json, to_json
 
 BATCH_SIZE = 256
 

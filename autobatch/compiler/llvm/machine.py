@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from autobatch.errors import BackendError
-from autobatch.system.background import Job, submit
+from autobatch.system.background import Job, compiling, submit
 from autobatch.system.cache import find_code, keep_code
-from autobatch.system.compiling import compiling
 
 VARIABLE = "AUTOBATCH_CPU"
 EXAMPLES = "haswell or generic"

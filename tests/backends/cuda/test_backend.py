@@ -15,7 +15,7 @@ from autobatch.compiler.cuda.mapping import Hazards
 from autobatch.devices.device import Device
 from autobatch.devices.finding import find_device
 from autobatch.errors import BackendError
-from autobatch.graph.rewrite.passes import DEFAULT, PASSES, UNSHARED
+from autobatch.graph.rewrite import DEFAULT, PASSES, UNSHARED
 from helpers.checkers.parity import TOLERANCES, assert_equal
 from helpers.programs.random_programs import draw_instances, draw_model
 from helpers.runs.ways import each

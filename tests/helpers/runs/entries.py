@@ -31,14 +31,14 @@ from autobatch.backends.cpu.step import BOUND_STEP
 from autobatch.backends.options import Options
 from autobatch.backends.tiles import CallList, arrays_of
 from autobatch.blas.packed import panel_words
-from autobatch.blas.product import describe_product
+from autobatch.blas.provider import describe_product
 from autobatch.graph import build, dag
 from autobatch.graph.build import merge_graphs, split_graph
 from autobatch.graph.dag import stack
 from autobatch.graph.graph import Graph
 from autobatch.graph.growing import NONE, NOWHERE, OUTPUT_PTR, GrowingGraph, KeptRows, OutputSlots, Request, Results
 from autobatch.graph.marks import Marks
-from autobatch.graph.rewrite.passes import PASSES, explain_sharing, rewrite
+from autobatch.graph.rewrite import PASSES, explain_sharing, rewrite
 from autobatch.ir.flows import join_flows
 from autobatch.memplan.placement import CoreOptions, plan_graphs
 from autobatch.policies import get

@@ -31,7 +31,7 @@ from autobatch.graph.dag import Dag, chains_ahead, reverse, to_dag
 from autobatch.graph.graph import Graph
 from autobatch.graph.growing import GrowingGraph, Moved
 from autobatch.graph.marks import Marks
-from autobatch.graph.rewrite.passes import DEFAULT, PASSES, rewrite
+from autobatch.graph.rewrite import DEFAULT, PASSES, rewrite
 from autobatch.ir.flows import FlowArrays, join_flows, make_flows
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.models.registry import find_model

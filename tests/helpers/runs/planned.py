@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autobatch.graph.rewrite.passes import DEFAULT, rewrite
+from autobatch.graph.rewrite import DEFAULT, rewrite
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.plan.plan import Plan, PlannedCell, PlannedTypes
 from autobatch.policies import get

@@ -1,1 +1,0 @@
-"""Passes over merged graphs: dead-node elimination, folding of sums, common-subexpression elimination for nodes."""
