@@ -40,7 +40,7 @@ LayoutArrays: TypeAlias = tuple[TypeTables, LongArray, LongArray, bool]
 PlanArrays: TypeAlias = tuple[Any, ...]
 CellSizes: TypeAlias = tuple[NDArray[Any], ...]
 """These are named like their classes in `autobatch.graph.dag`, `autobatch.policies`, `autobatch.plan.plan` and
-`autobatch.backends.tiles`."""
+`autobatch.backends.tables`."""
 Batches: TypeAlias = tuple[IntArray, IntArray, IntArray]
 """A schedule: batch_type, batch_ptr and order."""
 Planned: TypeAlias = tuple[

@@ -465,7 +465,7 @@ class Batched(Session):
         Cost: about as long as planning the mini-batches `episodes` times (1000 by default) in each direction, and the
             same again for the machine as published, which is learned as well unless `rival=False`.
         """
-        from autobatch.policies.fsm.online import keep_learning
+        from autobatch.policies.fsm.qlearning import keep_learning
         from autobatch.policies.learning import learn
 
         graphs, held = (

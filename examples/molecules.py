@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 import autobatch as ab
-from autobatch.models.data.compounds import draw_compounds
-from autobatch.models.data.molecule import Molecule
+from autobatch.models.data.molecule import Molecule, draw_compounds
 
 ATOMS, BONDS, N_STEPS = "CNOF", "-=#", 4
 

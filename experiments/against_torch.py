@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import torch
 from threadpoolctl import threadpool_limits
 
-from autobatch.cli.measuring.racing import MODES, take_turns
 from autobatch.cli.progress import show_progress
+from autobatch.cli.racing import MODES, take_turns
 from autobatch.cli.results import format_table
 from autobatch.cli.workload import Workload, load_workload
 from autobatch.errors import AutobatchError

@@ -22,8 +22,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from autobatch.cli import racing
 from autobatch.cli.ending import run_process
-from autobatch.cli.measuring import racing
 from autobatch.errors import AutobatchError
 from autobatch.models.data.dataset import Dataset, load_trees
 from autobatch.system.background import VARIABLE

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 import autobatch as ab
-from autobatch.cli.measuring import racing
+from autobatch.cli import racing
 from autobatch.cli.results import format_table
 from autobatch.models.data.conformation import Conformation
 from autobatch.models.data.force_field import ELEMENTS, draw_conformations

@@ -25,7 +25,7 @@ from autobatch.blas.choosing import MAX_SIZE
 from autobatch.blas.choosing import measure as measure_products
 from autobatch.blas.finding import list_providers
 from autobatch.blas.threads import limit_threads
-from autobatch.cli.measuring.racing import take_turns
+from autobatch.cli.racing import take_turns
 from autobatch.cli.results import Tally, describe_run, format_table, open_json
 from autobatch.cli.workload import Workload, load_workload, record
 from autobatch.errors import BackendError

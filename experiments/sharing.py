@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 import autobatch as ab
-from autobatch.cli.measuring.racing import MODES
+from autobatch.cli.racing import MODES
 from autobatch.cli.workload import Workload, load_workload, record
 from autobatch.graph.rewrite import UNSHARED as PASSES
 from autobatch.models import MODELS

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import autobatch as ab
-from autobatch.cli.measuring.racing import take_turns
+from autobatch.cli.racing import take_turns
 from autobatch.cli.results import format_table
 from autobatch.models.tree_lstm import TreeLSTM
 from autobatch.system.processor import usable_cores

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import autobatch as ab
-from autobatch.cli.measuring.racing import MODES
+from autobatch.cli.racing import MODES
 from autobatch.cli.workload import load_workload
 from autobatch.models.tree_lstm import TreeLSTM
 from autobatch.policies.rules.rules import with_origin

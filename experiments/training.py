@@ -119,10 +119,7 @@ TASKS = {
     "listops": Task("tree-lstm", "listops", 3e-3, 5, "root_accuracy", make_baseline),
     "python-ast": Task("tree-lstm", "python-ast", 1e-3, 5, "root_accuracy", make_baseline),
 }
-MODELS = (
-    "tree_classifier", "tree_lstm", "bilstm_tagger", "crf", "lattice_lstm_ner",
-    "translator", "seq2seq",
-)  # fmt: skip
+MODELS = ("tree_classifier", "tree_lstm", "bilstm_tagger", "crf", "lattice_lstm_ner", "seq2seq")
 """The modules of the models of `TASKS`."""
 NAMES = {
     "sst": "SST, trees", "wikiner": "WikiNER, tagger", "lattice": "Chinese NER, lattices",

@@ -10,12 +10,12 @@ from typing import NoReturn
 import click
 
 import autobatch as ab
+from autobatch.cli.bench import bench
+from autobatch.cli.doctor import doctor
 from autobatch.cli.ending import run_process
 from autobatch.cli.experiment import experiment
 from autobatch.cli.explain import explain
-from autobatch.cli.measuring.bench import bench
-from autobatch.cli.measuring.doctor import doctor
-from autobatch.cli.policies.policy import policy
+from autobatch.cli.policy import policy
 from autobatch.cli.serving.serve import serve
 from autobatch.cli.training.evaluate import evaluate, export, predict
 from autobatch.cli.training.train import train

@@ -21,9 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autobatch.models.data.actions import brackets_in, brackets_of, write_tree
 from autobatch.models.data.ordered_tree import DescribedTree, OrderedTree
-from autobatch.models.data.tree import Tree
+from autobatch.models.data.tree import Tree, brackets_in, brackets_of, write_tree
 from autobatch.models.data.vocabulary import UNKNOWN, Vocabulary
 from autobatch.models.spec import Counts
 from autobatch.readers.brackets import to_label

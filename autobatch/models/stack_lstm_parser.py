@@ -24,9 +24,8 @@ from typing import Any
 import numpy as np
 
 import autobatch as ab
-from autobatch.models.data.actions import REDUCE, SHIFT, actions_of
 from autobatch.models.data.dataset import TREES, load_texts_of_trees
-from autobatch.models.data.tree import Tree
+from autobatch.models.data.tree import REDUCE, SHIFT, Tree, actions_of
 from autobatch.models.metric import count_brackets, predict_parses
 from autobatch.models.spec import ModelSpec
 

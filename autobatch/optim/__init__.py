@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 from autobatch.missing import suggesting
 from autobatch.optim.adam import Adam, AdamW
-from autobatch.optim.base import Optimizer, OptimizerState
+from autobatch.optim.base import Group, Optimizer, OptimizerState
 from autobatch.optim.clip import clip_by_norm, clip_by_value
-from autobatch.optim.group import Group
 from autobatch.optim.schedules import ConstantRate, CosineRate, LearningRate, PlateauRate, RateState, StepRate
 from autobatch.optim.sgd import SGD
 from autobatch.params.sparse_rows import Gradient

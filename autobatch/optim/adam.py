@@ -9,8 +9,7 @@ from typing import ClassVar
 from autobatch.arguments import show
 from autobatch.errors import DataError
 from autobatch.keywords import checked
-from autobatch.optim.base import COMMON_LIMITS, Optimizer
-from autobatch.optim.group import Group
+from autobatch.optim.base import COMMON_LIMITS, Group, Optimizer
 from autobatch.params.module import Module
 
 

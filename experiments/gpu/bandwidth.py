@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import autobatch as ab
-from autobatch.cli.measuring.gpu.check import Check, Result
+from autobatch.cli.gpu.check import Check, Result
 from harness import take_turns
 
 WIDTHS = (256, 64, 1024, 128, 512)

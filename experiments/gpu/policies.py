@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import autobatch as ab
-from autobatch.cli.measuring.gpu.check import Check, Result
-from autobatch.cli.measuring.racing import take_turns
+from autobatch.cli.gpu.check import Check, Result
+from autobatch.cli.racing import take_turns
 from autobatch.cli.workload import Workload, load_workload, record
 
 RULE = "score+both+compact"

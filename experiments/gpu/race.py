@@ -14,8 +14,8 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import autobatch as ab
-from autobatch.cli.measuring.gpu.check import Check, Result
-from autobatch.cli.measuring.racing import take_turns
+from autobatch.cli.gpu.check import Check, Result
+from autobatch.cli.racing import take_turns
 from autobatch.cli.workload import Workload, load_workload, record
 
 MODES = ("infer", "train")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import autobatch as ab
-from autobatch.cli.measuring.gpu.check import Check, Result
+from autobatch.cli.gpu.check import Check, Result
 from autobatch.cli.workload import load_workload
 from harness import medians, take_turns
 

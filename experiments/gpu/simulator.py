@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from autobatch._native import plan_by_machine
-from autobatch.cli.measuring.gpu.check import Check, Result
-from autobatch.cli.policies.evaluate import take_minibatches
+from autobatch.cli.gpu.check import Check, Result
+from autobatch.cli.policy_evaluate import take_minibatches
 from autobatch.cli.workload import load_workload
 from autobatch.graph.dag import Dag, to_dag
 from autobatch.policies.fsm.device_simulator import KIND, DeviceSimulator, Played, rank_tried

@@ -11,7 +11,7 @@ from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 
-from autobatch.cli.measuring.gpu.check import Check, Result
+from autobatch.cli.gpu.check import Check, Result
 
 ROOT = Path(__file__).resolve().parents[2]
 PATHS = (

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import autobatch as ab
-from autobatch.cli.measuring.gpu.check import Check, Result, growth
+from autobatch.cli.gpu.check import Check, Result, growth
 from autobatch.cli.workload import load_workload, record
 from autobatch.models.registry import MODELS
 from autobatch.params.module import shared_store

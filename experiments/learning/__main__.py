@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autobatch.cli.ending import run_process
-from autobatch.cli.policies.learn import ALGORITHMS, learn_command
+from autobatch.cli.policy_learn import ALGORITHMS, learn_command
 from autobatch.graph.graph import Graph
 from autobatch.policies.learning import read_lesson
 from autobatch.policies.rules.network import Deep

@@ -28,8 +28,8 @@ from autobatch.backends.cpu.compiled_cell import CompiledCell
 from autobatch.backends.cpu.step import FUNCTIONS, StepTemplate
 from autobatch.backends.reference import Reference
 from autobatch.blas import Chooser, choosing
+from autobatch.cli import doctor
 from autobatch.cli.main import commands
-from autobatch.cli.measuring import doctor
 from autobatch.compiler.statement import Product
 from autobatch.errors import BackendError
 from autobatch.graph.rewrite import UNSHARED

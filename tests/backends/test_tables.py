@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autobatch.backends import tiles
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.cpu.run import CompiledPlan
 from autobatch.backends.cuda.sums import find_sums
 from autobatch.backends.options import Options
-from autobatch.backends.tables import PlanTables
-from autobatch.backends.tiles import CallList
+from autobatch.backends.tables import LEAST_ROWS, ROUND_ROWS, CallList, PlanTables
 from autobatch.compiler.writer import WEIGHTS, letter_of, name_fields
 from autobatch.ir.program import NODE
 from autobatch.plan.plan import Batch, Plan
@@ -100,8 +98,8 @@ def steps_of(tables: PlanTables, compiled: Any, stage: str, n_whole: dict[int, i
 def test_tiles_and_calls_are_those_of_the_plan(
     seeds: range, n_threads: int, training: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tiles, "TILE_BYTES", 0)
-    monkeypatch.setattr(tiles, "LEAST_ROWS", 2)
+    monkeypatch.setattr("autobatch.backends.tables.TILE_BYTES", 0)
+    monkeypatch.setattr("autobatch.backends.tables.LEAST_ROWS", 2)
     n_tiles = 0
     for seed in seeds:
         compiled = draw(seed, training, n_threads)
@@ -223,6 +221,6 @@ def test_tiles_are_few_and_even() -> None:
         for batch, own in tiles_of_batches(compiled):
             sizes, n_rows = [int(tile["rows_n"]) for tile in own], batch.end - batch.start
             share = -(-n_rows // n_threads)
-            assert max(sizes) < share + tiles.ROUND_ROWS
-            if n_threads == 1 and n_rows <= tiles.LEAST_ROWS:
+            assert max(sizes) < share + ROUND_ROWS
+            if n_threads == 1 and n_rows <= LEAST_ROWS:
                 assert sizes == [n_rows]

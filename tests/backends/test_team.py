@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autobatch.backends.cpu.step import BOUND_STEP
-from autobatch.backends.cpu.team import Helper, Sweeps
-from autobatch.backends.tiles import CallList
+from autobatch.backends.cpu.step import BOUND_STEP, Helper, Sweeps
+from autobatch.backends.tables import CallList
 
 N_RUNS = 60
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.backends import tiles
+from autobatch.backends import tables
 from autobatch.backends.cpu.backend import Cpu
 from helpers.checkers.parity import TOLERANCES, compare, compare_gradients
 from helpers.programs.random_programs import draw_instances, draw_model
@@ -18,8 +18,8 @@ N_SEEDS = 12
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiles, "TILE_BYTES", 0)
-    monkeypatch.setattr(tiles, "LEAST_ROWS", 2)
+    monkeypatch.setattr(tables, "TILE_BYTES", 0)
+    monkeypatch.setattr(tables, "LEAST_ROWS", 2)
 
 
 @pytest.mark.cases(2)
@@ -63,7 +63,7 @@ def test_launches_are_calls_of_tiles(small: None) -> None:
     assert few.last is not None
     in_tiles = few.last.launches
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiles, "LEAST_ROWS", 10_000)
+        patch.setattr(tables, "LEAST_ROWS", 10_000)
         whole = ab.batched(model.loss, backend=Cpu())
         whole(instances)
     assert whole.last is not None

@@ -35,8 +35,8 @@ from autobatch.blas import (
 from autobatch.blas.finding import FINDERS
 from autobatch.blas.packed import NAME as PACKED
 from autobatch.blas.provider import ONE_PAIR
+from autobatch.cli import doctor
 from autobatch.cli.main import commands
-from autobatch.cli.measuring import doctor
 from autobatch.errors import BackendError, ShapeError
 from autobatch.system import processor
 from autobatch.system.processor import usable_cores

@@ -17,8 +17,8 @@ import pytest
 import autobatch as ab
 from autobatch.backends import make_backend
 from autobatch.cli import machine
+from autobatch.cli.doctor import OPTIONAL, _compile
 from autobatch.cli.ending import run_to_the_end
-from autobatch.cli.measuring.doctor import OPTIONAL, _compile
 from autobatch.cli.progress import show_progress
 from autobatch.cli.results import format_table
 from autobatch.cli.training import demo
@@ -302,9 +302,7 @@ def test_without_a_gpu_auto_stays_on_the_processor_and_the_doctor_says_why(
 
 
 def test_the_doctor_names_what_is_at_fault(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "autobatch.cli.measuring.doctor.package_version", lambda name: None if name == "rich" else "1.0"
-    )
+    monkeypatch.setattr("autobatch.cli.doctor.package_version", lambda name: None if name == "rich" else "1.0")
     status, out, _ = command("doctor")
     assert status == 1
     assert re.search(r"^FAULT +rich +not installed: pip install rich$", out, re.MULTILINE)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from autobatch.cli.measuring.gpu import short
-from autobatch.cli.measuring.gpu.check import Result
+from autobatch.cli.gpu import short
+from autobatch.cli.gpu.check import Result
 from helpers.runs.commands import Command
 from host_device import HostDevice
 

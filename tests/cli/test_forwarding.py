@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autobatch.cli import experiment
-from autobatch.cli.measuring import bench
+from autobatch.cli import bench, experiment
 from helpers.runs.commands import Command
 
 

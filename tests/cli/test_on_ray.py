@@ -18,7 +18,7 @@ import pytest
 
 import claims
 from autobatch.cli import experiment, on_ray
-from autobatch.cli.policies import learn as learning
+from autobatch.cli import policy_learn as learning
 from autobatch.errors import AutobatchError, DistributedError
 from autobatch.graph.build import merge_graphs
 from autobatch.graph.graph import Graph

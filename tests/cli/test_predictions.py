@@ -114,7 +114,7 @@ def test_measuring_needs_the_library_of_the_metric(
     """Without the library, the metric is omitted with a warning."""
     monkeypatch.setattr("autobatch.models.data.dataset.N_DRAWN", 90)
     monkeypatch.setattr("autobatch.models.spec.find_spec", lambda package: None)
-    monkeypatch.setattr("autobatch.models.translator.find_spec", lambda package: None)
+    monkeypatch.setattr("autobatch.models.seq2seq.find_spec", lambda package: None)
     kept = "--checkpoint", tmp_path / "run"
     lacking = (
         "autobatch: the package sacrebleu is not installed, so its metrics are left out; "

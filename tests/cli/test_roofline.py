@@ -13,7 +13,7 @@ import pytest
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.blas.finding import get_provider
 from autobatch.blas.provider import Matrix, Provider
-from autobatch.cli.measuring.racing import MODES
+from autobatch.cli.racing import MODES
 from autobatch.cli.workload import load_workload, record
 from autobatch.graph.rewrite import UNSHARED
 from autobatch.params.stacks import make_gradients

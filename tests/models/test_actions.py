@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autobatch.models.data.actions import actions_of, brackets_in, brackets_of, write_tree
-from autobatch.models.data.tree import Tree
+from autobatch.models.data.tree import Tree, actions_of, brackets_in, brackets_of, write_tree
 
 TREES = st.recursive(
     st.builds(Tree.leaf, st.just(0), st.integers(0, 3)),

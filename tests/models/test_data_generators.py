@@ -16,7 +16,6 @@ from autobatch.models.data import brackets, python_ast, reviews
 from autobatch.models.data.agreement import draw_texts
 from autobatch.models.data.circuit import draw_circuits
 from autobatch.models.data.comparison import draw_edits
-from autobatch.models.data.compounds import draw_compounds
 from autobatch.models.data.dag import draw_dags, draw_lattices, draw_named_lattices
 from autobatch.models.data.dataset import (
     FORMATS,
@@ -43,6 +42,7 @@ from autobatch.models.data.labelled_tree import LabelledTree
 from autobatch.models.data.lattice import Lattice
 from autobatch.models.data.listops import draw_operations
 from autobatch.models.data.listops import draw_trees as draw_listops
+from autobatch.models.data.molecule import draw_compounds
 from autobatch.models.data.ordered_tree import ACTIONS, ADVERBS, draw_commands
 from autobatch.models.data.pair import ADJECTIVES, FUTURE, JOINTS, NOUNS, VERBS, draw_pairs
 from autobatch.models.data.picture import COLOURS, THINGS, Picture, draw_scenes

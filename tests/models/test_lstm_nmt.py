@@ -11,8 +11,7 @@ import torch
 
 import autobatch as ab
 from autobatch.models.data.pair import Pair
-from autobatch.models.seq2seq import LSTMNMT, LSTMNMTAttention
-from autobatch.models.translator import Translator
+from autobatch.models.seq2seq import LSTMNMT, LSTMNMTAttention, Translator
 from helpers.runs.ways import each
 from helpers.twins.lstm_nmt import LSTMNMTTwin
 

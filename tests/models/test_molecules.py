@@ -11,8 +11,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.errors import DataError
-from autobatch.models.data.compounds import KJ_PER_EV, ORDER, VALENCE, draw_compounds
-from autobatch.models.data.molecule import Molecule, parse_molecule
+from autobatch.models.data.molecule import KJ_PER_EV, ORDER, VALENCE, Molecule, draw_compounds, parse_molecule
 from autobatch.models.graph_network import SPEC, GraphNetwork
 from autobatch.models.metric import count_squares, explained_variance
 from autobatch.readers.lines import Line

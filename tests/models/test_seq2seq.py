@@ -16,8 +16,7 @@ import autobatch as ab
 from autobatch.models.data.pair import Pair, make_pair
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.metric import bleu, count_ngrams
-from autobatch.models.seq2seq import SPEC, Seq2Seq
-from autobatch.models.translator import count_correct, max_words
+from autobatch.models.seq2seq import SPEC, Seq2Seq, count_correct, max_words
 from helpers.runs.ways import each
 from helpers.twins.seq2seq import Seq2SeqTwin
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
-from autobatch.models.data.actions import write_tree
+from autobatch.models.data.tree import write_tree
 from autobatch.models.stack_lstm_parser import StackLSTMParser
 
 

@@ -13,8 +13,7 @@ import autobatch as ab
 from autobatch._native import make_tables
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.options import Options
-from autobatch.backends.tables import N_DESTINATIONS, PlanTables
-from autobatch.backends.tiles import arrays_of
+from autobatch.backends.tables import N_DESTINATIONS, PlanTables, arrays_of
 from autobatch.errors import DataError, GraphError
 from autobatch.graph.build import split_graph
 from autobatch.graph.graph import Graph

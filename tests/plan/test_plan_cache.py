@@ -17,7 +17,7 @@ from autobatch.graph.graph import Graph
 from autobatch.memplan.planner import MemoryPlanner
 from autobatch.plan.plan import Plan, PlannedTypes
 from autobatch.plan.plan_cache import PlanCache, Planned
-from autobatch.policies.fsm.online import keep_learning
+from autobatch.policies.fsm.qlearning import keep_learning
 from autobatch.schedule.schedule import Schedule
 from helpers.programs.random_programs import draw_instances, draw_model
 from helpers.runs.recorded import module_of

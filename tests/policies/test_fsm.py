@@ -14,8 +14,7 @@ from autobatch.graph.build import make_graph, merge_graphs
 from autobatch.graph.dag import to_dag
 from autobatch.graph.graph import Graph, NamedTypes
 from autobatch.policies.fsm.machine import WAYS, Fsm, Machine, TypeNames, place_types
-from autobatch.policies.fsm.online import keep_learning
-from autobatch.policies.fsm.qlearning import QLearning, learn_fsm
+from autobatch.policies.fsm.qlearning import QLearning, keep_learning, learn_fsm
 from autobatch.policies.fsm.table import ENCODINGS, describe_state, make_table, widen_table
 from autobatch.policies.learning import learn
 from autobatch.policies.rules.directed import Direction

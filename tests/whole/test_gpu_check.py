@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import gpu_check
-from autobatch.cli.measuring.gpu import correctness, products
-from autobatch.cli.measuring.gpu.check import Check, Result
+from autobatch.cli.gpu import correctness, products
+from autobatch.cli.gpu.check import Check, Result
 from checkout import ROOT
 from gpu import bandwidth, policies
 from gpu.tests import LINE

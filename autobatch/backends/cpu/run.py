@@ -24,13 +24,11 @@ from autobatch.backends.compiled import slots_of
 from autobatch.backends.cpu.compiled_cell import CompiledCell, CompiledStage
 from autobatch.backends.cpu.memory import CpuMemory, Needed
 from autobatch.backends.cpu.operands import CpuStageRun
-from autobatch.backends.cpu.step import BOUND_STEP, Sizes, Step
-from autobatch.backends.cpu.team import Sweeps
+from autobatch.backends.cpu.step import BOUND_STEP, Sizes, Step, Sweeps
 from autobatch.backends.driver import PlanExecutable, PlanRun
 from autobatch.backends.options import Options
 from autobatch.backends.reference import InterpretedPlan, Reference
-from autobatch.backends.tables import N_DESTINATIONS, WORD, CompiledTypes, PlanTables, place_of
-from autobatch.backends.tiles import CallList, most_rows
+from autobatch.backends.tables import N_DESTINATIONS, WORD, CallList, CompiledTypes, PlanTables, most_rows, place_of
 from autobatch.backends.values import MemoryPool
 from autobatch.blas.choosing import Chooser
 from autobatch.compiler.writer import COMMON, WEIGHTS

@@ -25,10 +25,9 @@ from autobatch.backends.cuda.sums import find_sums
 from autobatch.backends.driver import PlanExecutable, PlanRun
 from autobatch.backends.interpret import Interpreter
 from autobatch.backends.options import Options
-from autobatch.backends.tables import CompiledTypes
-from autobatch.backends.tiles import WHOLE
+from autobatch.backends.tables import WHOLE, CompiledTypes
 from autobatch.backends.values import MemoryPool
-from autobatch.compiler.cuda.support import module_text
+from autobatch.compiler.cuda.source import module_text
 from autobatch.compiler.lowered import Area
 from autobatch.compiler.writer import STAGES, WEIGHTS, data_name
 from autobatch.devices.device import Device

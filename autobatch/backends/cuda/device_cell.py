@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from autobatch.arrays import LongArray
 from autobatch.backends.compiled import DATA, CellStages, RowLocation, Stage, StageRun
-from autobatch.compiler.cuda.source import CudaKernel, CudaSource, print_stage
-from autobatch.compiler.cuda.support import ADD_OUTER, ADD_ROW_SUM, MULTIPLY
+from autobatch.compiler.cuda.source import ADD_OUTER, ADD_ROW_SUM, MULTIPLY, CudaKernel, CudaSource, print_stage
 from autobatch.compiler.stage import StageProgram
 from autobatch.compiler.statement import Interpreted, Outer, Product, Remainder, RowSum, Scatter
 from autobatch.compiler.view import View

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from autobatch.backends.cuda.device_cell import ON_HOST, THREADS, WARP, DeviceStage, DeviceStageRun
 from autobatch.backends.cuda.sums import Sums
-from autobatch.backends.tiles import CallList
-from autobatch.compiler.cuda.support import ADD_UP, FIRST_KERNEL
+from autobatch.backends.tables import CallList
+from autobatch.compiler.cuda.source import ADD_UP, FIRST_KERNEL
 from autobatch.devices.device import Device, Launch
 
 LongArray = NDArray[np.int64]
@@ -58,7 +58,7 @@ class Sweep:
     Attributes:
         steps: [1 + n] `STEP`; addresses of slots are relative to the beginning of the packed ints. The first step does
             nothing: a timed run begins with it, to record the time of its start.
-        ptr: [parts + 1] part p has steps ptr[p]:ptr[p + 1]; see `autobatch.backends.tiles.CallList`.
+        ptr: [parts + 1] part p has steps ptr[p]:ptr[p + 1]; see `autobatch.backends.tables.CallList`.
         ends: [parts] the last step of each part; for a part without steps, the last step before it.
         shared_bytes: shared memory per block.
 
@@ -132,7 +132,7 @@ class Launcher:
     """A launcher of the steps of a stage of a run.
 
     Args:
-        sweep: the steps, in parts; see `autobatch.backends.tiles.CallList`.
+        sweep: the steps, in parts; see `autobatch.backends.tables.CallList`.
         listed: the steps on the device, ints [1 + n, FIELDS].
         runs: the stage of each type, for steps that the host runs.
         make_kernel: returns the compiled kernel that goes through steps.

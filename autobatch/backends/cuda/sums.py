@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch._native import find_sums as find_in_plan
-from autobatch.backends.tiles import arrays_of
+from autobatch.backends.tables import arrays_of
 from autobatch.plan.plan import Plan, PlannedTypes
 
 LongArray = NDArray[np.int64]

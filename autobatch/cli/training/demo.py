@@ -12,11 +12,11 @@ import time
 import click
 import numpy as np
 
+from autobatch.cli.bench import format_timings
 from autobatch.cli.ending import run_process
 from autobatch.cli.machine import DEFAULT_THREADS, use_threads
-from autobatch.cli.measuring.bench import format_timings
-from autobatch.cli.measuring.racing import race
 from autobatch.cli.progress import show_compilation, show_progress
+from autobatch.cli.racing import race
 from autobatch.cli.results import format_table
 from autobatch.cli.training.fitting import Fitting
 from autobatch.cli.training.train import summarise

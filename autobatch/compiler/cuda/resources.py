@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from autobatch.compiler.cuda.support import ENTRY, entries_text
+from autobatch.compiler.cuda.source import ENTRY, entries_text
 from autobatch.errors import BackendError
 
 GPUS = {"sm_80": 163 << 10, "sm_90": 227 << 10}

@@ -21,10 +21,10 @@ from autobatch.models.data import (
     brackets,
     circuit,
     comparison,
-    compounds,
     dag,
     force_field,
     listops,
+    molecule,
     ordered_tree,
     picture,
     python_ast,
@@ -383,7 +383,7 @@ MOLECULES = Format(
     generators={
         "compounds": Generator(
             "small organic molecules with heats of formation computed from their bonds and rings",
-            compounds.draw_compounds,
+            molecule.draw_compounds,
         )
     },
 )

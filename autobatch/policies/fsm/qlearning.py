@@ -1,12 +1,16 @@
-"""Learn a state machine by N-step tabular Q-learning on the simulator.
+"""Learn a state machine by N-step tabular Q-learning on the simulator, and keep learning while it is in use.
 
 An episode schedules one of the mini-batches from its first batch to its last. In each state it runs a random permitted
 type with probability epsilon, and otherwise the type with the highest value. N batches later that value moves towards
 the sum of the N rewards that followed. Regular rollouts without exploration evaluate the machine; the best one is kept.
 
 Episodes are played on the CPU, one after the other, or on a GPU, many at once: see `autobatch.policies.fsm.practice`,
-which also defines the rewards.
-Source: ED-Batch (arXiv:2302.03851), whose settings are the defaults; N-step returns from Sutton and Barto, chapter 7.
+which also defines the rewards. Source: ED-Batch (arXiv:2302.03851), whose settings are the defaults; N-step returns
+from Sutton and Barto, chapter 7.
+
+In use, new states are added to the tables. A plan in which the rule of `Score` decided a batch serves as an episode:
+the type that ran in each state, and the number of batches that followed. Values move towards these returns, without
+exploration: the same mini-batches in the same order give the same machine.
 """
 
 from __future__ import annotations
@@ -19,7 +23,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
+from autobatch._native import Course
 from autobatch.arguments import check_arguments, check_int, refusal
+from autobatch.arrays import IntArray
 from autobatch.devices.finding import find_device
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, chains_ahead, reverse, type_costs
@@ -34,9 +40,11 @@ from autobatch.policies.fsm.practice import (
     Practice,
     Reward,
     Task,
+    run_episode,
 )
-from autobatch.policies.fsm.table import Table, copy_table, make_table
+from autobatch.policies.fsm.table import Table, copy_table, make_table, with_room
 from autobatch.policies.rules.directed import WAYS_OF, Direction
+from autobatch.schedule.schedule import Policy
 
 DeviceName: TypeAlias = Literal["cpu", "cuda"]
 DEVICES: tuple[DeviceName, ...] = get_args(DeviceName)
@@ -286,3 +294,37 @@ def check_device(device: str) -> DeviceName:
 
 def _mean(numbers: Sequence[float]) -> float:
     return float(np.mean(numbers)) if numbers else 0.0
+
+
+@dataclass(frozen=True)
+class Online:
+    """Learn from plans in which the rule decided a batch."""
+
+    settings: QLearning
+
+    def __call__(self, machine: Machine, table: Table, dag: Dag, sequence: IntArray) -> Table:
+        """Return the table after learning from this sequence of batches."""
+        roomy = with_room(table, sequence.size)
+        run_episode(Course(dag), roomy, machine.rules(), self.settings.rules(), 0.0, np.random.default_rng(0), sequence)
+        return roomy
+
+
+def keep_learning(policy: Policy, settings: QLearning = QLearning(reward="critical")) -> None:
+    """Make a policy learn from each mini-batch in which it meets an unknown state.
+
+    Set `policy.learner` to None to stop.
+
+    Args:
+        policy: the policy, which is changed.
+        settings: only the reward, learning rate and number of steps matter.
+
+    Raises:
+        PolicyError: the policy is not a state machine.
+
+    Cost: for each mini-batch with an unknown state, about as much as planning it once more.
+    """
+    if not isinstance(policy, Fsm):
+        raise PolicyError(
+            f"the policy must be a state machine to keep learning, got {policy.name!r}; learn or load one."
+        )
+    policy.learner = Online(settings)

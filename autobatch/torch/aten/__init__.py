@@ -8,6 +8,5 @@ Source: the operator schemas of torch, `torch.ops.aten`.
 
 from autobatch.torch.aten import elementwise as elementwise
 from autobatch.torch.aten import layers as layers
-from autobatch.torch.aten import reductions as reductions
 from autobatch.torch.aten import shapes as shapes
 from autobatch.torch.aten.table import OPS as OPS

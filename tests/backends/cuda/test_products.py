@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from autobatch.backends.cuda.device_cell import THREADS, TILE_BYTES
-from autobatch.compiler.cuda.support import module_text
+from autobatch.compiler.cuda.source import module_text
 from autobatch.devices.device import Device, Launch
 
 SHAPES = {"small": "16, 64, 8, 4, 8", "middle": "64, 64, 4, 8, 8", "large": "128, 128, 1, 8, 8"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autobatch.compiler.cuda.support import INDEX_TYPES, REALS, module_text
+from autobatch.compiler.cuda.source import INDEX_TYPES, REALS, module_text
 from autobatch.devices.gpu import TO_BF16
 from helpers.runs.device_kernels import MODULES, Module
 from helpers.runs.gpu_compiler import compile_for_gpus, needs_compiler

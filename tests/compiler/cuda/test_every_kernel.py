@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from autobatch.compiler.cuda.resources import GPUS, Resources, measure_resources
-from autobatch.compiler.cuda.source import print_stage
-from autobatch.compiler.cuda.support import REALS, module_text
+from autobatch.compiler.cuda.source import REALS, module_text, print_stage
 from helpers.models.every_model import LITERATURE, MODELS, models, stages_of
 from helpers.runs.gpu_compiler import compile_for_gpus, needs_compiler
 from helpers.runs.ways import each

@@ -29,7 +29,7 @@ from autobatch import _native
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.cpu.step import BOUND_STEP
 from autobatch.backends.options import Options
-from autobatch.backends.tiles import CallList, arrays_of
+from autobatch.backends.tables import CallList, arrays_of
 from autobatch.blas.packed import panel_words
 from autobatch.blas.provider import describe_product
 from autobatch.graph import build, dag

@@ -27,9 +27,8 @@ from autobatch.models.early_exit import EarlyExit
 from autobatch.models.lattice_lstm_ner import LatticeLSTMNER
 from autobatch.models.lattice_tagger import LatticeGRU, LatticeLSTM, LatticeTagger
 from autobatch.models.lstm_lm import LSTMLM
-from autobatch.models.seq2seq import LSTMNMT, LSTMNMTAttention, Seq2Seq
+from autobatch.models.seq2seq import LSTMNMT, LSTMNMTAttention, Seq2Seq, Translator
 from autobatch.models.stack_lstm_parser import StackLSTMParser
-from autobatch.models.translator import Translator
 from autobatch.models.tree_lstm import TreeLSTM, TwoTypeTree, TwoTypeTreeLSTM, draw_kinds
 from helpers.twins import (
     bilstm_char_tagger,

@@ -8,10 +8,9 @@ import numpy as np
 
 from autobatch.models.data.circuit import INPUTS, Circuit, draw_circuits
 from autobatch.models.data.comparison import Comparison, draw_edits
-from autobatch.models.data.compounds import draw_compounds
 from autobatch.models.data.conformation import Conformation
 from autobatch.models.data.force_field import draw_conformations
-from autobatch.models.data.molecule import SINGLE, Molecule
+from autobatch.models.data.molecule import SINGLE, Molecule, draw_compounds
 from autobatch.models.data.repeats import Repeats, draw_moves
 from autobatch.models.data.vocabulary import Vocabulary
 from autobatch.models.graph_network import AGGREGATES, GraphNetwork

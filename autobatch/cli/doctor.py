@@ -179,7 +179,7 @@ def doctor(matmul: bool, gpu: bool, out: Path) -> int:
 
 def _check_gpu(out: Path) -> int:
     """Write a report on the GPU; return the exit status."""
-    from autobatch.cli.measuring.gpu.short import report
+    from autobatch.cli.gpu.short import report
 
     try:
         found = report(out)

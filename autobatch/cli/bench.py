@@ -15,8 +15,8 @@ from click.core import ParameterSource
 
 from autobatch.cli import experiment, options
 from autobatch.cli.machine import threads_in_force, use_threads
-from autobatch.cli.measuring.racing import MODES, Timing, race
 from autobatch.cli.progress import show_compilation, show_progress
+from autobatch.cli.racing import MODES, Timing, race
 from autobatch.cli.results import describe_run, format_table, open_json, say_precision
 from autobatch.cli.words import FOLDER, model_argument
 from autobatch.cli.workload import load_workload, say_dim

@@ -14,7 +14,7 @@ import numpy as np
 import autobatch as ab
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.reference import Reference
-from autobatch.cli.measuring.gpu.check import Check, Result
+from autobatch.cli.gpu.check import Check, Result
 from autobatch.cli.workload import Workload, load_workload, record
 from autobatch.devices.store import Store
 from autobatch.models.registry import MODELS

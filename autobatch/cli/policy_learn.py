@@ -20,7 +20,7 @@ from click.core import ParameterSource
 
 from autobatch.cli import experiment, options
 from autobatch.cli.on_ray import as_done, ray_option, require_ray
-from autobatch.cli.policies.evaluate import measure, minibatches_option, tabulate, take_minibatches, with_others
+from autobatch.cli.policy_evaluate import measure, minibatches_option, tabulate, take_minibatches, with_others
 from autobatch.cli.progress import show_progress
 from autobatch.cli.words import FILE, FOLDER, model_argument, require_picture, require_place
 from autobatch.cli.workload import load_workload

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from autobatch.backends.cuda.device_cell import THREADS, TILE_BYTES, count_product_tiles
 from autobatch.backends.cuda.launching import STEP, WAIT
-from autobatch.cli.measuring.gpu.check import Check, Result
-from autobatch.cli.measuring.racing import time_ways
-from autobatch.compiler.cuda.support import MULTIPLY, module_text
+from autobatch.cli.gpu.check import Check, Result
+from autobatch.cli.racing import time_ways
+from autobatch.compiler.cuda.source import MULTIPLY, module_text
 from autobatch.devices.device import Device, DeviceGemm, Launch
 
 REAL = np.dtype(np.float32)

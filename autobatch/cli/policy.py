@@ -8,14 +8,14 @@ from pathlib import Path
 import click
 
 from autobatch.cli import options
-from autobatch.cli.policies.evaluate import (
+from autobatch.cli.policy_evaluate import (
     evaluate_command,
     file_argument,
     find_policy,
     minibatches_option,
     take_minibatches,
 )
-from autobatch.cli.policies.learn import learn_command
+from autobatch.cli.policy_learn import learn_command
 from autobatch.cli.results import format_table
 from autobatch.cli.words import FILE, Commands, model_argument, require_picture
 from autobatch.cli.workload import load_workload

@@ -19,10 +19,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from autobatch.cli.gpu.check import Check, Result
+from autobatch.cli.gpu.correctness import check_correctness, train_on_both
+from autobatch.cli.gpu.products import time_launches, time_products
 from autobatch.cli.machine import describe_machine
-from autobatch.cli.measuring.gpu.check import Check, Result
-from autobatch.cli.measuring.gpu.correctness import check_correctness, train_on_both
-from autobatch.cli.measuring.gpu.products import time_launches, time_products
 from autobatch.cli.results import format_table
 from autobatch.devices.finding import find_device
 from autobatch.errors import DataError
