@@ -11,7 +11,7 @@ element-wise product, and W, b, U, d separate for each gate, the state of an arc
 
 and the state of a position where k arcs end is their mean, (a_1 + ... + a_k) / k. Every element stays between -1 and 1
 if it is at position 0. With sums it could double with each word of a long lattice, because z * h passes the state on.
-Source: the workload LatticeGRU of Chen et al. 2023, ED-Batch (arXiv:2302.03851), with means as in `tree_gru`; cells of
+Source: the workload LatticeGRU of Chen et al. 2023, ED-Batch (arXiv:2302.03851), with means as in `TreeGRU`; cells of
 Cho et al. 2014 (arXiv:1406.1078) in torch's form.
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from autobatch.models.data.tree import Tree
-from autobatch.models.mv_rnn import MVRNN
+from autobatch.models.tree_rnn import MVRNN
 
 
 def test_matrices_of_words_begin_near_the_identity_and_nodes_near_the_mean() -> None:

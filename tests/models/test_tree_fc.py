@@ -9,7 +9,7 @@ import numpy as np
 import autobatch as ab
 from autobatch.graph.rewrite import UNSHARED
 from autobatch.models.data.tree import Tree
-from autobatch.models.tree_fc import TreeFC
+from autobatch.models.tree_rnn import TreeFC
 
 
 def test_full_trees_take_a_batch_for_each_level() -> None:

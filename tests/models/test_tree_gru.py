@@ -6,7 +6,7 @@ import numpy as np
 
 import autobatch as ab
 from autobatch.models.data.tree import Tree
-from autobatch.models.tree_gru import TreeGRU
+from autobatch.models.tree_rnn import TreeGRU
 
 
 def test_children_have_places_and_biases_in_common() -> None:

@@ -15,10 +15,8 @@ from autobatch.models.data.picture import Picture, draw_scenes
 from autobatch.models.data.sentence import Sentence
 from autobatch.models.data.tree import Tree
 from autobatch.models.data.vocabulary import Vocabulary
-from autobatch.models.mv_rnn import MVRNN
-from autobatch.models.tree_fc import TreeFC
-from autobatch.models.tree_gru import TreeGRU
 from autobatch.models.tree_lstm import ChildSumTreeLSTM
+from autobatch.models.tree_rnn import MVRNN, TreeFC, TreeGRU
 from autobatch.models.tree_transformer import TreeTransformer
 from helpers.twins import dag_rnn
 from helpers.twins.case import Case
