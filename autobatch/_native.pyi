@@ -4,7 +4,7 @@ Raises (all functions): TypeError, an argument of another type, or an array of a
 is not contiguous, or numbers that do not fit each other. No other thread may change an array during a call.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from types import CodeType
 from typing import Any, TypeAlias, TypeVar
 
@@ -314,6 +314,64 @@ class BoundCell:
 
 def seal_cells(kind: type[Cell]) -> None:
     """Prepare a class of cells, unless it has its own `__get__` or `__call__`: methods are called without binding."""
+
+class Request:
+    """A request for the numbers of values; an `await` yields it once, and returns what it is then sent.
+
+    A subclass defines `_await_slowly`, which awaits anything but values of the current recording.
+    """
+
+    values: Any
+    """The requested values; None after they were read."""
+    is_awaited: bool
+    def __init__(self, values: Any) -> None: ...
+    def __await__(self) -> Generator[Any, Any, Any]: ...
+
+class AsyncProgram:
+    """A program; the core resumes it while only its root branch runs.
+
+    A subclass defines `resumed(status, found)`, which is told when the branch does anything but request values.
+    """
+
+    steps: Any
+    """Resumes the root branch; None if Python advances the program."""
+    draw: Any
+    """Returns the number of the next draw of random numbers."""
+    reply: Any
+    """The answer with which the root branch resumes."""
+    asked: Any
+    """The request that the root branch waits for, or None."""
+    is_over: bool
+
+def advance_programs(
+    log: Log,
+    programs: list[Any],
+    places: list[int],
+    known: dict[type, int],
+    caught: type[BaseException],
+    go_on: Callable[[int], None],
+    refs: list[int],
+    slots: list[int],
+    log_ptr: list[int],
+    output_ptr: list[int],
+    asked: dict[int, Any],
+) -> None:
+    """Resume the programs at some places, in ascending order; store the structures of their requests in `asked`.
+
+    The structure is None for one value and n for a tuple of n; `go_on(place)` handles all else. Appends the refs and
+    slots of requested values, and the start of each place in the log and among them.
+    """
+
+def answer_programs(
+    programs: list[Any],
+    asked: dict[int, Any],
+    numbers: Iterable[Any],
+    answer: Callable[[int, Any, Iterator[Any]], None],
+) -> None:
+    """Give programs the numbers that they wait for; `answer` handles structures other than None and ints."""
+
+def read_request(log: Log, request: Request, known: dict[type, int], refs: list[int], slots: list[int]) -> Any:
+    """Read and drop the values of a request; return their structure, or NotImplemented if a class is not known."""
 
 class Log:
     """The calls of a recording, as ints and floats.

@@ -148,15 +148,9 @@ class TimeShares:
         """Start counting for a new program at a place."""
         self._before[place], self._own[place] = self._total, 0.0
 
-    def add(self, owner: IntArray, shares: NDArray[np.float64], seconds: float) -> None:
-        """Add the seconds of a run.
-
-        Args:
-            owner: the place of the program of each node.
-            shares: the seconds for each node.
-            seconds: the sum of these seconds.
-        """
-        self._own += np.bincount(owner, shares, self._own.size)
+    def add(self, shares: NDArray[np.float64], seconds: float) -> None:
+        """Add the seconds of a run: the share of the program at each place, and their sum."""
+        self._own += shares
         self._total += seconds
 
     def of(self, place: int) -> tuple[float, float]:

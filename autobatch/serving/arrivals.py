@@ -3,30 +3,78 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autobatch.arrays import IntArray
 from autobatch.errors import GraphError
 from autobatch.graph.graph import Graph
+from autobatch.graph.growing import NONE
 from autobatch.ops.operators import stage
 from autobatch.trace.phases import Phases
 from autobatch.trace.record import Recorder
 
 
-class Waiting(NamedTuple):
-    """The values that a program waits for.
-
-    Attributes:
-        values: the values that it needs.
-        slots: the slot of each value if the program has ended and they are its result; else None.
-        asked: the structures of the values that its branches await, if it has not ended.
-    """
+class Result(NamedTuple):
+    """The result of a program that has ended: its values, and the slot of each."""
 
     values: IntArray
-    slots: list[int] | None
-    asked: list[Any]
+    slots: list[int]
+
+
+class Waiting(NamedTuple):
+    """Programs that wait, by place.
+
+    Attributes:
+        awaited: the values that programs await, in the order of `asked`.
+        places: the place of each.
+        asked: the structures of the awaited values of each program that has not ended.
+        results: the results of those that have, which may have to be computed.
+    """
+
+    awaited: IntArray
+    places: IntArray
+    asked: dict[int, Any]
+    results: dict[int, Result]
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether no program waits."""
+        return not self.asked and not self.results
+
+    @property
+    def values(self) -> IntArray:
+        """Return all values that programs wait for."""
+        return np.concatenate([self.awaited, *(result.values for result in self.results.values())])
+
+    def joined(self, other: Self) -> Self:
+        """Return these programs and others."""
+        if self.is_empty:
+            return other
+        values, places = (np.concatenate(pair) for pair in zip(self[:2], other[:2], strict=True))
+        return type(self)(values, places, self.asked | other.asked, self.results | other.results)
+
+    def split(self, is_part: NDArray[np.bool_]) -> tuple[Self, Self]:
+        """Return the programs at the places that are flagged, and the others."""
+        parts = []
+        for flags in (is_part, ~is_part):
+            is_in, flagged = flags[self.places], flags.tolist()
+            asked = {place: structure for place, structure in self.asked.items() if flagged[place]}
+            results = {place: result for place, result in self.results.items() if flagged[place]}
+            parts.append(
+                self._replace(awaited=self.awaited[is_in], places=self.places[is_in], asked=asked, results=results)
+            )
+        return parts[0], parts[1]
+
+    def renumbered(self, of_value: IntArray) -> Self:
+        """Return the same programs after values got new numbers."""
+        results = {place: Result(of_value[values], slots) for place, (values, slots) in self.results.items()}
+        return self._replace(awaited=of_value[self.awaited], results=results)
+
+
+NOBODY = Waiting(NONE, NONE, {}, {})
 
 
 class Recorded(NamedTuple):
@@ -45,42 +93,42 @@ class Arrivals(Phases):
     def __init__(self, recorder: Recorder, n_places: int) -> None:
         super().__init__(recorder, n_places, caught=BaseException)
         self._given: dict[int, Any] = {}
+        self._has_new = False  # whether programs have arrived since the last call of `resume`
 
     def arrive(self, place: int, instance: Any) -> None:
         """Begin the program of an instance at a free place."""
         if self._recorder.is_async:
             self.begin(place, instance)
+            self._has_new = True
         else:
             self._given[place] = instance
 
-    def resume(self, places: Sequence[int]) -> tuple[dict[int, Waiting], dict[int, BaseException]]:
+    def resume(self, places: list[int]) -> tuple[Waiting, dict[int, BaseException]]:
         """Resume the async programs at the given places, in ascending order.
 
         Returns:
-            The values that each program waits for, and the errors of those that failed, by place.
+            The programs, and the errors of those that failed, by place.
 
         Raises:
             AutobatchError: a call is invalid; it is unknown which program made it.
         """
-        waiting, failed = dict[int, Waiting](), dict[int, BaseException]()
-        self._recorder.renew()
+        if self._has_new:
+            self._has_new = False
+            self._recorder.renew()
         with self._recorder.patching():
             self._recorder.name_weights()
-            phase = self.go_on(places)
-        held = list[IntArray]()
-        for place in places:
-            program = self.programs[place]
-            if program.error is not None:
-                failed[place] = program.error
-            elif program.is_over:
-                waiting[place] = Waiting(*self.result(place)[:2], [])
-            else:
-                values = phase.values[phase.ptr[place] : phase.ptr[place + 1]]
-                held.append(values)
-                waiting[place] = Waiting(values, None, self._asked[place])
-        if held:
-            self.graph.hold(np.concatenate(held), 1)
-        return waiting, failed
+            values, ptr, over = self.go_on(places)
+        owner = np.repeat(np.arange(len(ptr) - 1, dtype=np.int32), np.diff(ptr))
+        if over:
+            is_awaited = np.ones(len(ptr) - 1, bool)
+            is_awaited[over] = False
+            is_awaited = is_awaited[owner]
+            values, owner = values[is_awaited], owner[is_awaited]
+        self.graph.hold(values, 1)
+        errors = {place: self.programs[place].error for place in over}
+        failed = {place: error for place, error in errors.items() if error is not None}
+        results = {place: Result(*self.result(place)[:2]) for place in over if place not in failed}
+        return Waiting(values, owner, self._asked, results), failed
 
     def record(self, places: Sequence[int]) -> tuple[list[Recorded], dict[int, BaseException]]:
         """Record the programs at the given places, which await nothing; if one of several fails, record each alone.
@@ -104,8 +152,8 @@ class Arrivals(Phases):
             del self._given[place]
         return [Recorded(graph, places)], {}
 
-    def take(self, graph: Graph, places: Sequence[int]) -> dict[int, Waiting]:
-        """Append the instances of a recorded graph to the growing one; return the values that each waits for, by place.
+    def take(self, graph: Graph, places: Sequence[int]) -> Waiting:
+        """Append the instances of a recorded graph to the growing one; return them as programs that have ended.
 
         Args:
             graph: a recorded graph.
@@ -117,12 +165,12 @@ class Arrivals(Phases):
         self.graph.owner[before:] = np.repeat(places, np.diff(graph.instance_ptr))
         self.graph.hold(values, 1)
         slots, ends = graph.out_slot.tolist(), graph.output_ptr.tolist()
-        found = dict[int, Waiting]()
+        found = dict[int, Result]()
         for k, place in enumerate(places):
             own = slice(ends[k], ends[k + 1])
             self._structures[place] = graph.structures[k]
-            found[place] = Waiting(values[own], slots[own], [])
-        return found
+            found[place] = Result(values[own], slots[own])
+        return Waiting(NONE, NONE, {}, found)
 
     @property
     def n_calls(self) -> int:

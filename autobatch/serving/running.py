@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from operator import attrgetter
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -30,7 +29,7 @@ from autobatch.graph.graph import PER_NODE, Graph, work_of
 from autobatch.graph.growing import NONE, Request
 from autobatch.plan.plan import Plan
 from autobatch.serving.admission import AdmissionWindow, Budget, Pending, TimeShares
-from autobatch.serving.arrivals import Arrivals, Recorded, Waiting
+from autobatch.serving.arrivals import NOBODY, Arrivals, Recorded, Result
 from autobatch.trace.record import MiniBatch
 
 
@@ -67,7 +66,6 @@ QUANTUM = 8e-3
 WHOLE = 0.2
 """Maximum seconds of a mini-batch of programs that await nothing; it is shorter if few requests wait."""
 SMOOTHING = 0.2  # the weight of the last mini-batch in the mean work of a request
-VALUES = attrgetter("values")
 COMPACT_AT = 1 << 14  # nodes at which the graph is compacted; later, at twice the nodes that were left
 MOST_CALLS = 1 << 30  # calls of cells in one recording, half of the calls that it can number
 
@@ -126,7 +124,7 @@ class Running:
         self._options = engine.options_now(training=False, has_aux=False)
         self._kept = KeptResults(self._phases.graph, self._phases.table_of, self._options.dtype)
         self._ready: set[int] = set()
-        self._waiting: dict[int, Waiting] = {}
+        self._waiting = NOBODY
         self._whole: Whole | None = None  # the next mini-batch
         self._over = list[Ended]()  # ended programs that `answer` returns next
         self._pending: Pending | None = None  # None if the graph has changed since it was found
@@ -180,13 +178,13 @@ class Running:
         phases, ready = self._phases, sorted(self._ready)
         if self._recorder.is_async:
             waiting, failed = phases.resume(ready)
-            self._waiting.update(waiting)
+            self._waiting = self._waiting.joined(waiting)
         else:
             recorded, failed = phases.record(ready)
             self._whole = self._as_whole(recorded)
             if self._whole is None:
                 for graph, places in recorded:
-                    self._waiting.update(phases.take(graph, places))
+                    self._waiting = self._waiting.joined(phases.take(graph, places))
         self._ready.clear()
         self._pending = None
         if failed:
@@ -195,7 +193,7 @@ class Running:
 
     def _as_whole(self, recorded: list[Recorded]) -> Whole | None:
         """Return the only recorded graph as a mini-batch; None if programs wait, or if its work is too large."""
-        if self._waiting or len(recorded) != 1:
+        if self._waiting.results or len(recorded) != 1:
             return None
         graph, places = recorded[0]
         work = work_of(graph.type_id, graph.types)
@@ -210,7 +208,7 @@ class Running:
         began, wanted = perf_counter(), NONE
         phases, kept, types = self._phases, self._kept, self._recorder.types
         if self._pending is None and phases.graph.pending_work(types) <= self._whole_budget.work:
-            wanted = self._wanted()  # one round computes all of it
+            wanted = self._waiting.values  # one round computes all of it
             self._n_needed[:] = 0
         else:
             self._pending = self._pending or self._look()
@@ -227,8 +225,7 @@ class Running:
         planned = perf_counter()
         run_and_keep(self._engine, kept, step, chosen.kept.values, (self._options.seed, 0), None)
         kernels, owner = perf_counter() - planned, phases.graph.owner[chosen.nodes]
-        self._learn(owner, work_of(phases.graph.type_id[chosen.nodes], types), kernels)
-        n_programs = int(np.count_nonzero(np.bincount(owner)))
+        n_programs = self._learn(owner, work_of(phases.graph.type_id[chosen.nodes], types), kernels)
         return Round(n_programs, _plans(step), perf_counter() - began, kernels)
 
     def _run_whole(self, whole: Whole) -> Round:
@@ -248,63 +245,59 @@ class Running:
         self._over += map(self._ended, places, self._engine.results_of(graph.structures, columns))
         return Round(len(places), _plans(step), perf_counter() - began, kernels)
 
-    def _learn(self, owner: IntArray, work: NDArray[np.float64], seconds: float) -> None:
-        """Update time shares and budgets after a run of nodes.
+    def _learn(self, owner: IntArray, work: NDArray[np.float64], seconds: float) -> int:
+        """Update time shares and budgets after a run of nodes; return the number of programs that had nodes.
 
         Args:
             owner: the place of the program of each node.
             work: the work of each node in multiply-adds.
             seconds: the duration of the run.
         """
-        total = float(work.sum())
-        self._time_shares.add(owner, work * (seconds / max(total, 1.0)), seconds)
+        by_place = np.bincount(owner, work, self._n_needed.size).astype(np.float64, copy=False)
+        total = float(by_place.sum())
+        self._time_shares.add(seconds / max(total, 1.0) * by_place, seconds)
         for budget in (self._budget, self._whole_budget):
             budget.learn(total, seconds)
+        return int(np.count_nonzero(by_place))
 
     def answer(self) -> list[Ended]:
         """Answer programs whose values were computed; return those that ended, whose places are then free."""
         ended, self._over = self._over, []
-        needed = self._n_needed.tolist()
-        done = {place: waiting for place, waiting in self._waiting.items() if not needed[place]}
-        if not done:
+        done, left = self._waiting, NOBODY
+        if done.is_empty:
             return ended
-        for place in done:
-            del self._waiting[place]
-        over = {place: waiting for place, waiting in done.items() if waiting.slots is not None}
-        self._go_on({place: waiting for place, waiting in done.items() if place not in over})
-        if over:
-            ended += map(self._ended, over, self._results(over))
-        self._phases.graph.hold(np.concatenate([*map(VALUES, done.values())]), -1)
-        if over:
-            self._free(over)
+        if self._n_needed.any():
+            done, left = done.split(self._n_needed == 0)
+        self._waiting = left
+        if done.asked:
+            self._phases.answer(self._kept.read(done.awaited, self._phases.int_slots), done.asked)
+            self._ready.update(done.asked)
+        if done.results:
+            ended += map(self._ended, done.results, self._results(done.results))
+        self._phases.graph.hold(done.values, -1)
+        if done.results:
+            self._free(done.results)
         return ended
 
     def _ended(self, place: int, result: Any) -> Ended:
         self._admission.end(place)
         return Ended(place, result, *self._time_shares.of(place))
 
-    def _go_on(self, waiting: dict[int, Waiting]) -> None:
-        """Read the numbers that programs wait for, and make the programs ready."""
-        if waiting:
-            wanted = np.concatenate([*map(VALUES, waiting.values())])
-            numbers = self._kept.read(wanted, self._phases.int_slots)
-            self._phases.answer(numbers, {place: of_one.asked for place, of_one in waiting.items()})
-            self._ready.update(waiting)
-
-    def _results(self, over: dict[int, Waiting]) -> list[Any]:
-        """Return the results of ended programs, in the order of `over`."""
-        values = np.concatenate([NONE, *(of_one.values for of_one in over.values())])
-        slots = [slot for of_one in over.values() for slot in of_one.slots or ()]
+    def _results(self, results: dict[int, Result]) -> list[Any]:
+        """Return the computed results of programs, by place."""
+        values = np.concatenate([result.values for result in results.values()])
+        slots = [slot for result in results.values() for slot in result.slots]
         columns = self._kept.columns(values, slots, self._recorder.slots.shapes)
-        return self._engine.results_of([self._phases.result(place)[2] for place in over], columns)
+        return self._engine.results_of([self._phases.result(place)[2] for place in results], columns)
 
     def leave(self, places: Collection[int]) -> None:
         """End the programs at some places, which are then free."""
         for place in places:
             self._phases.end_at(place)
-            waiting = self._waiting.pop(place, None)
-            if waiting is not None:
-                self._phases.graph.hold(waiting.values, -1)
+        is_left = np.zeros(self._n_needed.size, bool)
+        is_left[[*places]] = True
+        gone, self._waiting = self._waiting.split(is_left)
+        self._phases.graph.hold(gone.values, -1)
         self._free(places)
         self._pending = None
 
@@ -315,14 +308,13 @@ class Running:
         self._kept.settle()
         of_value = self._phases.compact()
         self._kept.renumber(of_value)
-        for place, waiting in self._waiting.items():
-            self._waiting[place] = waiting._replace(values=of_value[waiting.values])
+        self._waiting = self._waiting.renumbered(of_value)
         self._pending = None
         self._compact_at = max(COMPACT_AT, 2 * self._phases.graph.n_nodes)
 
     def close(self) -> None:
         """End all programs, and leave the recording."""
-        for place in (*self._ready, *self._waiting):
+        for place in (*self._ready, *self._waiting.asked, *self._waiting.results):
             self._phases.end_at(place)
         self._kept.close()
         self._phases.close()
@@ -332,13 +324,9 @@ class Running:
         self._ready.difference_update(places)
         self._phases.graph.drop(places)
 
-    def _wanted(self) -> IntArray:
-        """Return the values that programs wait for."""
-        return np.concatenate([NONE, *map(VALUES, self._waiting.values())])
-
     def _look(self) -> Pending:
         """Find the pending nodes that programs wait for, and schedule them."""
-        nodes, sketch = self._phases.graph.sketch(self._wanted(), self._recorder.types)
+        nodes, sketch = self._phases.graph.sketch(self._waiting.values, self._recorder.types)
         self._n_needed = np.bincount(self._phases.graph.owner[nodes], minlength=self._phases.graph.n_instances)
         return Pending(nodes, sketch, self._options.policy)
 

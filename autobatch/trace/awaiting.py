@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from autobatch._native import Request
 from autobatch.arguments import refusal as wrong_argument
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import is_structure, map_leaves, parts_of
@@ -27,10 +28,8 @@ from autobatch.ops.taped import Concrete, EagerTape
 from autobatch.params.parameter import Parameter
 from autobatch.trace.handles import Value
 
-GONE: Any = object()  # replaces the values of an answered request
 
-
-class Request:
+class MustAwait:
     """A request of a program, to be awaited; any other use raises a GraphError, because an `await` was forgotten."""
 
     __slots__ = ()
@@ -46,35 +45,31 @@ class Request:
     __hash__ = object.__hash__
 
 
-class Asked(Request):
+class Asked(MustAwait, Request):
     """A request for the numbers of values, which are the result of awaiting it.
 
     Attributes:
         values: a value, or a structure that may hold values.
     """
 
-    __slots__ = ("values",)
+    __slots__ = ()
 
-    def __init__(self, values: Any) -> None:
-        self.values = values
-
-    def __await__(self) -> Generator[Any, Any, Any]:
+    def _await_slowly(self) -> Generator[Any, Any, Any]:
+        """Await other values than one or a tuple of the current recording, which the core awaits."""
         values = self.values
+        if self.is_awaited:
+            raise GraphError("a call of ab.value must be awaited only once, got a second await; call ab.value again.")
+        self.is_awaited = True
         if isinstance(values, Value):
             values.require_recording()
-        elif type(values) is tuple and _are_values(values):
-            pass
-        elif values is GONE:
-            raise GraphError("a call of ab.value must be awaited only once, got a second await; call ab.value again.")
         elif holds_value(values):
             self.values = map_leaves(_number, values)
         else:
-            self.values = GONE
             return map_leaves(_number, values)
         return (yield self)
 
 
-class Gathered(Request):
+class Gathered(MustAwait):
     """A request to run branches concurrently; the result of awaiting it is the list of their results.
 
     Attributes:
@@ -196,15 +191,6 @@ def eager(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if isinstance(request, (Asked, Gathered)):
         raise GraphError("ab.eager must not be called inside a recorded function; await the program there instead.")
     raise refusal(request)
-
-
-def _are_values(values: tuple[Any, ...]) -> bool:
-    """Return whether a tuple is not empty and holds values of the current recording alone, the most frequent case."""
-    for x in values:
-        if not isinstance(x, Value):
-            return False
-        x.require_recording()
-    return len(values) > 0
 
 
 def holds_value(x: Any) -> bool:

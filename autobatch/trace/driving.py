@@ -1,12 +1,17 @@
-"""The driver of async programs: runs one until all its branches wait for values, or it has ended."""
+"""The driver of async programs: runs one until all its branches wait for values, or it has ended.
+
+The native core (`native/record/programs.cpp`) resumes a program as long as only its root branch runs. All else is done
+here: branches, ends and errors, and programs whose library switches a mode.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from types import CoroutineType
 from typing import Any
 
-from autobatch._native import Log
+from autobatch._native import AsyncProgram, Log
 from autobatch.ops.randomness import DrawCount
 from autobatch.trace.awaiting import Asked, Gathered, refusal
 
@@ -31,7 +36,7 @@ class Branch:
     def __init__(self, program: Awaitable[Any], draws: DrawCount, join: Join | None = None, place: int = 0) -> None:
         self.program, self.draws, self.join, self.place = program, draws, join, place
         self.next_draw = draws.__next__
-        self.steps: Any = program.__await__()
+        self.steps: Any = program if type(program) is CoroutineType else program.__await__()
         self.below: list[Branch] = []
         self.mode: Any = None if join is None else join.waiting.mode
         self.is_over = False
@@ -62,7 +67,7 @@ class Join:
         self.results: list[Any] = [None] * n
 
 
-class Program:
+class Program(AsyncProgram):
     """The async program of one instance.
 
     Args:
@@ -72,9 +77,10 @@ class Program:
         caught: class of errors that end only this program; others propagate.
 
     Attributes:
-        waiting: the branches that wait for values, each with its request.
         is_over: whether the program has ended, with `result` or with `error`.
     """
+
+    __slots__ = ("_caught", "_ready", "_root", "_switch_mode", "_waiting", "error", "result")
 
     def __init__(
         self, program: Awaitable[Any], switch_mode: Callable[[Any], Any] | None = None,
@@ -82,17 +88,35 @@ class Program:
     ) -> None:  # fmt: skip
         self._switch_mode, self._caught = switch_mode, caught
         self._root = Branch(program, DrawCount())
-        self._ready = deque[tuple[Branch, Any, BaseException | None]]([(self._root, None, None)])
-        self.is_over = False
-        self.waiting: list[tuple[Branch, Asked]] = []
+        self._ready = deque[tuple[Branch, Any, BaseException | None]]()
+        self._waiting: list[tuple[Branch, Asked]] = []  # while Python advances the program
         self.result: Any = None
         self.error: BaseException | None = None
+        self.draw = self._root.next_draw
+        self._resume(self._root, None)
+
+    @property
+    def waiting(self) -> list[tuple[Branch, Asked]]:
+        """Return the branches that wait for values, each with its request."""
+        return self._waiting if self.asked is None else [(self._root, self.asked)]
 
     def answer(self, answers: Sequence[Any]) -> None:
         """Give the waiting branches the requested numbers, in order."""
-        for (branch, _), answer in zip(self.waiting, answers, strict=True):
-            self._ready.append((branch, answer, None))
-        self.waiting.clear()
+        waiting, self._waiting, self.asked = self.waiting, [], None
+        if len(waiting) == 1:
+            self._resume(waiting[0][0], answers[0])
+        else:
+            self._ready += [(branch, answer, None) for (branch, _), answer in zip(waiting, answers, strict=True)]
+
+    def resumed(self, status: int, found: Any) -> None:
+        """Take over from the core.
+
+        Args:
+            status: 0 if the root branch returned `found`, -1 if it raised it, 1 if it requested it.
+            found: a result, an error, or a request other than of values.
+        """
+        self.steps = None
+        (self._end, self._take, self._fail)[status](self._root, found)
 
     def advance(self, log: Log) -> None:
         """Run until every branch waits or has ended.
@@ -100,7 +124,7 @@ class Program:
         Args:
             log: records the calls; its draws are numbered by the branch that runs.
         """
-        ready, waiting = self._ready, self.waiting
+        ready, waiting = self._ready, self._waiting
         while ready:
             branch, answer, error = ready.popleft()
             if branch.is_over:
@@ -122,8 +146,8 @@ class Program:
 
     def end(self, error: BaseException) -> None:
         """End all branches because of an error."""
-        self.is_over = True
-        self.waiting.clear()
+        self.is_over, self.steps, self.asked = True, None, None
+        self._waiting.clear()
         self._root.end(error, self._caught)
 
     def fail(self, error: Exception) -> None:
@@ -138,6 +162,13 @@ class Program:
             program = program.cr_await
         frame = getattr(program, "cr_frame", None)
         return "at the start" if frame is None else f"in {frame.f_code.co_qualname}, line {frame.f_lineno}"
+
+    def _resume(self, branch: Branch, answer: Any) -> None:
+        """Resume the only branch that is ready: in the core if it is the root, and no mode is switched."""
+        if branch is self._root and self._switch_mode is None:
+            self.steps, self.reply = branch.steps, answer
+        else:
+            self._ready.append((branch, answer, None))
 
     def _in_its_mode(self, branch: Branch, go_on: Callable[[Any], Any], given: Any) -> Any:
         assert self._switch_mode is not None
@@ -180,7 +211,7 @@ class Program:
         beside, above.below = above.below, []
         for other in beside:
             other.end(error, self._caught)
-        self.waiting[:] = [(x, asked) for x, asked in self.waiting if not x.is_over]
+        self._waiting[:] = [(x, asked) for x, asked in self._waiting if not x.is_over]
         self._ready.append((above, None, error))
 
 

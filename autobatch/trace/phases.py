@@ -8,13 +8,14 @@ All phases record into one growing graph (`autobatch.graph.growing`); between ph
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from autobatch._native import advance_programs, answer_programs, read_request
 from autobatch.arrays import IntArray, LongArray
 from autobatch.errors import AutobatchError
 from autobatch.graph.build import find_out_of_range
@@ -24,12 +25,12 @@ from autobatch.ir.arguments import Static
 from autobatch.ir.program import dtype_of, int_limit
 from autobatch.ops.define import Shape
 from autobatch.ops.operators import stage
-from autobatch.trace.awaiting import GONE, Asked
+from autobatch.trace.awaiting import Asked
 from autobatch.trace.driving import Branch, Program
 from autobatch.trace.inputs import Inputs
 from autobatch.trace.kept import Kept
 from autobatch.trace.record import Recorder, note_instance, refuse_inside
-from autobatch.trace.results import INT, REF, Known, Slot, read_result
+from autobatch.trace.results import INT, Slot, read_result
 
 NO_PROGRAM: Any = None
 AWAITED = "value[]"  # the path of the slots of kept values, one for each shape
@@ -109,10 +110,9 @@ class Phases:
         self.int_slots = set[int]()
         self._structures: list[Any] = [None] * n_places
         self._results: list[tuple[IntArray, list[int]]] = [(np.zeros(0, np.int32), [])] * n_places
-        self._asked = dict[int, list[Any]]()
+        self._asked = dict[int, Any]()
         self._wanted: list[IntArray] = []
-        self._slot_of: dict[type, Slot] = {}
-        self._slots_of_tuple = Known()  # by the classes of their values
+        self._slot_of: dict[type, int] = {}  # by class of values
         self._switch_mode = None if recorder.module is None else recorder.module._switch_mode
         self.programs: list[Program] = [NO_PROGRAM] * n_places
         self._active = list(range(n_places))
@@ -154,7 +154,7 @@ class Phases:
         self._wanted.append(values)
         return values
 
-    def go_on(self, places: Sequence[int]) -> Phase:
+    def go_on(self, places: list[int]) -> Phase:
         """Run the programs at some places until each waits or has ended; hold the results of those that have ended.
 
         Args:
@@ -163,35 +163,32 @@ class Phases:
         Raises:
             As `advance`.
         """
-        calls = self._calls
+        calls, programs = self._calls, self.programs
         calls.start_phase()
-        refs, numbers, log_ptr, output_ptr = list[int](), list[int](), [0], [0]
-        over, asked, log, programs = list[int](), dict[int, list[Any]](), calls.log, self.programs
-        forget = calls.wrapping.start_instance
+        refs, slots, log_ptr, output_ptr = list[int](), list[int](), [0], [0]
+        over, asked = list[int](), dict[int, Any]()
+
+        def go_on_in_python(place: int) -> None:
+            program = programs[place]
+            program.advance(calls.log)
+            if not program.is_over:
+                n_refs = len(refs)
+                try:
+                    asked[place] = self._read(program.waiting, refs, slots)
+                    return
+                except AutobatchError as error:
+                    del refs[n_refs:], slots[n_refs:]
+                    program.fail(error)
+            over.append(place)
+            self._structures[place] = self._finish(program, refs, slots)
+
         with stage(calls):
-            for i in places:
-                n_skipped = i + 1 - len(log_ptr)  # places
-                log_ptr += [len(log)] * n_skipped
-                output_ptr += [len(refs)] * n_skipped
-                program = programs[i]
-                forget()
-                program.advance(log)
-                if not program.is_over:
-                    n_refs = len(refs)
-                    try:
-                        asked[i] = self._read(program.waiting, refs, numbers)
-                        continue
-                    except AutobatchError as error:
-                        del refs[n_refs:], numbers[n_refs:]
-                        program.fail(error)
-                over.append(i)
-                self._structures[i] = self._finish(program, refs, numbers)
-        n_left = len(programs) + 1 - len(log_ptr)
-        log_ptr += [len(log)] * n_left
-        output_ptr += [len(refs)] * n_left
-        forget()
+            advance_programs(
+                calls.log, programs, places, self._slot_of, self._caught, go_on_in_python, refs, slots, log_ptr,
+                output_ptr, asked,
+            )  # fmt: skip
         structures = (None,) * len(self.programs)
-        phase = self._recorder.decode(log_ptr, refs, numbers, output_ptr, structures, self.graph.owner)
+        phase = self._recorder.decode(log_ptr, refs, slots, output_ptr, structures, self.graph.owner)
         if errors := find_out_of_range(phase):
             with stage(calls):
                 for i, outside in errors.items():
@@ -208,29 +205,24 @@ class Phases:
         for i in over:
             if programs[i].error is None:
                 own = slice(output_ptr[i], output_ptr[i + 1])
-                self._results[i] = values[own], numbers[own]
+                self._results[i] = values[own], slots[own]
                 self.graph.hold(values[own], 1)
         self._sweep(over)
         return Phase(values, output_ptr, over)
 
-    def answer(self, numbers: Sequence[Any], asked: Mapping[int, list[Any]] | None = None) -> None:
+    def answer(self, numbers: Sequence[Any], asked: dict[int, Any] | None = None) -> None:
         """Give programs the numbers that they wait for.
 
         Args:
             numbers: in the order of the values that `advance` returned, or in that of `asked`.
             asked: by place, the structures of the requests of its program, see `_read`; None for all that wait.
         """
-        left, shapes = iter(numbers), self._recorder.slots.shapes
-        for i, structures in (self._asked if asked is None else asked).items():
-            answers = list[Any]()
-            for structure in structures:
-                if type(structure) is Slot:
-                    answers.append(next(left))
-                elif type(structure) is int:
-                    answers.append(tuple(islice(left, structure)))
-                else:
-                    answers.append(_fill(structure, left, shapes))
-            self.programs[i].answer(answers)
+        answer_programs(self.programs, self._asked if asked is None else asked, numbers, self._answer_branches)
+
+    def _answer_branches(self, place: int, structures: list[Any], left: Iterator[Any]) -> None:
+        """Give the branches of a program their numbers, the next ones of `left`."""
+        shapes = self._recorder.slots.shapes
+        self.programs[place].answer([_fill(structure, left, shapes) for structure in structures])
 
     def result(self, place: int) -> tuple[IntArray, list[int], Any]:
         """Return the results of the program at a place: values, slots and structure."""
@@ -301,36 +293,27 @@ class Phases:
         program.error = self._recorder.explain(program.error)
         return Static(program.error)
 
-    def _read(self, waiting: list[tuple[Branch, Asked]], refs: list[int], numbers: list[int]) -> list[Any]:
+    def _read(self, waiting: list[tuple[Branch, Asked]], refs: list[int], slots: list[int]) -> list[Any]:
         """Read the values that branches request, and drop them; return their structures.
 
-        The structure of a tuple of values is its length.
+        The structure of one value is None, and that of a tuple of values is its length, as in the core.
         """
         structures = list[Any]()
         for _, asked in waiting:
-            values, asked.values = asked.values, GONE  # the request keeps nothing alive
-            structure: Any = self._slot_of.get(type(values))
-            if structure is not None:
-                refs.append(values.ref)
-                numbers.append(structure.number)
-            elif type(values) is tuple and (slots := self._slots_of_tuple.get(tuple(map(type, values)))):
-                structure = len(slots)
-                refs += map(REF, values)
-                numbers += slots
-            else:
-                structure = self._read_new(values, refs, numbers)
+            structure = read_request(self._calls.log, asked, self._slot_of, refs, slots)
+            if structure is NotImplemented:
+                values, asked.values = asked.values, None  # the request keeps nothing alive
+                structure = read_result(values, self._recorder.slots, refs, slots, AWAITED)
+                self._learn_slots(values, structure)
             structures.append(structure)
         return structures
 
-    def _read_new(self, values: Any, refs: list[int], numbers: list[int]) -> Any:
-        """Read requested values; keep the slots of their classes, which belong to one recording and have one slot."""
-        structure = read_result(values, self._recorder.slots, refs, numbers, AWAITED)
+    def _learn_slots(self, values: Any, structure: Any) -> None:
+        """Store the slots of the classes of values, which belong to one recording and have one slot."""
         if type(structure) is Slot:
-            self._slot_of[type(values)] = structure
+            self._slot_of[type(values)] = structure.number
         elif type(values) is tuple and all(type(child) is Slot for child in structure.children):
-            numbers_of = [slot.number for slot in structure.children]
-            self._slots_of_tuple.keep(tuple(map(type, values)), numbers_of, len(numbers_of))
-        return structure
+            self._slot_of.update(zip(map(type, values), (slot.number for slot in structure.children), strict=True))
 
     def _sweep(self, over: list[int]) -> None:
         """Mark the nodes that programs may still use; all, as long as derivatives may be recorded."""
@@ -376,8 +359,10 @@ class Phases:
 
 def _fill(structure: Any, numbers: Iterator[Any], shapes: Sequence[Shape]) -> Any:
     """Build a structure in which numbers take the place of slots."""
-    if type(structure) is Slot:
+    if structure is None or type(structure) is Slot:
         return next(numbers)
+    if type(structure) is int:
+        return tuple(islice(numbers, structure))
     if type(structure) is Static:
         return structure.value
     if structure.kind == "rows":

@@ -9,6 +9,7 @@
 #include "record/layout.h"
 #include "record/listener.h"
 #include "record/log.h"
+#include "record/programs.h"
 #include "record/rule.h"
 #include "record/shortcut.h"
 #include "record/snapshot.h"
@@ -21,15 +22,18 @@ namespace {
 PyMethodDef functions[] = {{"seal", seal, METH_O, nullptr},
                            {"seal_cells", seal_cells, METH_O, nullptr},
                            {"array_key", array_key, METH_O, nullptr},
+                           fast("advance_programs", advance_programs),
+                           fast("answer_programs", answer_programs),
+                           fast("read_request", read_request),
                            {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
 
 bool add_record(PyObject* module) {
-  PyTypeObject* types[] = {&HandleType,    &RowsType,         &LogType,      &FormType,
-                           &FunctionType,  &ShortcutType,     &StageType,    &LayoutType,
-                           &RuleType,      &DerivativesType,  &TapeType,     &CellType,
-                           &BoundCellType, &CallListenerType, &SnapshotType, &ForestType};
+  PyTypeObject* types[] = {&HandleType,   &RowsType,    &LogType,         &FormType,         &FunctionType,
+                           &ShortcutType, &StageType,   &LayoutType,      &RuleType,         &DerivativesType,
+                           &TapeType,     &CellType,    &BoundCellType,   &CallListenerType, &SnapshotType,
+                           &ForestType,   &RequestType, &AsyncProgramType};
   for (PyTypeObject* type : types)
     if (PyModule_AddType(module, type) < 0) return false;
   return PyModule_AddFunctions(module, functions) == 0;
