@@ -4,7 +4,7 @@ Raises (all functions): TypeError, an argument of another type, or an array of a
 is not contiguous, or numbers that do not fit each other. No other thread may change an array during a call.
 """
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from types import CodeType
 from typing import Any, TypeAlias, TypeVar
 
@@ -168,6 +168,9 @@ def count_readers(nodes: Nodes, values: IntArray, of: IntArray, n: int) -> None:
 
 def drop_pending(nodes: Nodes, values: IntArray, pending: IntArray, place: int) -> IntArray:
     """Drop the pending nodes of the instance at a place: nothing reads them; return the other pending nodes."""
+
+def nodes_of(owner: IntArray, is_of: NDArray[np.bool_]) -> IntArray:
+    """Return the nodes whose owner is flagged; nodes of nobody have owner -1."""
 
 def sketch_pending(nodes: Nodes, values: IntArray, wanted: IntArray, pending: IntArray) -> tuple[IntArray, IntArray]:
     """Find the pending nodes that wanted values depend on, and write the graph of their types and edges alone.
@@ -343,36 +346,6 @@ class AsyncProgram:
     """The request that the root branch waits for, or None."""
     is_over: bool
 
-def advance_programs(
-    log: Log,
-    programs: list[Any],
-    places: list[int],
-    known: dict[type, int],
-    caught: type[BaseException],
-    go_on: Callable[[int], None],
-    refs: list[int],
-    slots: list[int],
-    log_ptr: list[int],
-    output_ptr: list[int],
-    asked: dict[int, Any],
-) -> None:
-    """Resume the programs at some places, in ascending order; store the structures of their requests in `asked`.
-
-    The structure is None for one value and n for a tuple of n; `go_on(place)` handles all else. Appends the refs and
-    slots of requested values, and the start of each place in the log and among them.
-    """
-
-def answer_programs(
-    programs: list[Any],
-    asked: dict[int, Any],
-    numbers: Iterable[Any],
-    answer: Callable[[int, Any, Iterator[Any]], None],
-) -> None:
-    """Give programs the numbers that they wait for; `answer` handles structures other than None and ints."""
-
-def read_request(log: Log, request: Request, known: dict[type, int], refs: list[int], slots: list[int]) -> Any:
-    """Read and drop the values of a request; return their structure, or NotImplemented if a class is not known."""
-
 class Log:
     """The calls of a recording, as ints and floats.
 
@@ -439,6 +412,33 @@ class Log:
             known: for classes of values that are returned: the slot, and the structure.
             read: reads any other result: appends to `refs` and `slots`, and gives the structure.
         """
+    def advance(
+        self,
+        programs: list[Any],
+        places: list[int],
+        known: dict[type, int],
+        caught: type[BaseException],
+        go_on: Callable[[int], None],
+        refs: list[int],
+        slots: list[int],
+        log_ptr: list[int],
+        output_ptr: list[int],
+        asked: dict[int, Any],
+    ) -> None:
+        """Resume the programs at some places, in ascending order; store the structures of their requests in `asked`.
+
+        The structure is None for one value and n for a tuple of n; `go_on(place)` handles all else. Appends the refs
+        and slots of requested values, and the start of each place in the log and among them.
+        """
+    def answer(
+        self, programs: list[Any], asked: dict[int, Any], numbers: Iterable[Any], go_on: Callable[..., None]
+    ) -> None:
+        """Give programs the numbers that they wait for, in the order of `asked`.
+
+        Calls go_on(place, structure, numbers left) for structures other than None and ints.
+        """
+    def read_request(self, request: Request, known: dict[type, int], refs: list[int], slots: list[int]) -> Any:
+        """Read and drop the values of a request; return its structure, or NotImplemented if a class is not known."""
     def ints(self, start: int, stop: int) -> list[int]:
         """Return the ints logged from one position to another."""
     def floats(self, start: int, stop: int) -> FloatArray:

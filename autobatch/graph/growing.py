@@ -26,6 +26,7 @@ from autobatch._native import (
     drop_pending,
     emit_graph,
     move_rows,
+    nodes_of,
     set_in_use,
     sketch_pending,
 )
@@ -241,9 +242,9 @@ class GrowingGraph:
 
     def nodes_of(self, places: Collection[int]) -> IntArray:
         """Return the nodes of the instances at some places."""
-        is_of = np.zeros(self.n_instances + 1, bool)  # the last is for nodes of nobody, whose owner is NOWHERE
+        is_of = np.zeros(self.n_instances, bool)
         is_of[[*places]] = True
-        return np.flatnonzero(is_of[self.owner]).astype(np.int32)
+        return nodes_of(self.owner, is_of)
 
     def drop(self, places: Collection[int]) -> None:
         """Drop the pending nodes of the instances at some places, whose programs no longer use any value.

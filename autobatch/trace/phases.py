@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autobatch._native import advance_programs, answer_programs, read_request
 from autobatch.arrays import IntArray, LongArray
 from autobatch.errors import AutobatchError
 from autobatch.graph.build import find_out_of_range
@@ -183,8 +182,8 @@ class Phases:
             self._structures[place] = self._finish(program, refs, slots)
 
         with stage(calls):
-            advance_programs(
-                calls.log, programs, places, self._slot_of, self._caught, go_on_in_python, refs, slots, log_ptr,
+            calls.log.advance(
+                programs, places, self._slot_of, self._caught, go_on_in_python, refs, slots, log_ptr,
                 output_ptr, asked,
             )  # fmt: skip
         structures = (None,) * len(self.programs)
@@ -194,7 +193,8 @@ class Phases:
                 for i, outside in errors.items():
                     programs[i].fail(outside)
                     self._structures[i] = Static(outside)
-                    if asked.pop(i, None) is not None:
+                    if i in asked:
+                        del asked[i]
                         over.append(i)
         self._asked = asked
         before = self.graph.n_nodes
@@ -217,7 +217,8 @@ class Phases:
             numbers: in the order of the values that `advance` returned, or in that of `asked`.
             asked: by place, the structures of the requests of its program, see `_read`; None for all that wait.
         """
-        answer_programs(self.programs, self._asked if asked is None else asked, numbers, self._answer_branches)
+        asked = self._asked if asked is None else asked
+        self._calls.log.answer(self.programs, asked, numbers, self._answer_branches)
 
     def _answer_branches(self, place: int, structures: list[Any], left: Iterator[Any]) -> None:
         """Give the branches of a program their numbers, the next ones of `left`."""
@@ -300,7 +301,7 @@ class Phases:
         """
         structures = list[Any]()
         for _, asked in waiting:
-            structure = read_request(self._calls.log, asked, self._slot_of, refs, slots)
+            structure = self._calls.log.read_request(asked, self._slot_of, refs, slots)
             if structure is NotImplemented:
                 values, asked.values = asked.values, None  # the request keeps nothing alive
                 structure = read_result(values, self._recorder.slots, refs, slots, AWAITED)

@@ -21,6 +21,7 @@ PyMethodDef functions[] = {
     fast("set_in_use", set_in_use),
     fast("count_readers", count_readers),
     fast("drop_pending", drop_pending),
+    fast("nodes_of", nodes_of),
     fast("sketch_pending", sketch_pending),
     fast("choose_nodes", choose_nodes),
     fast("emit_graph", emit_graph),

@@ -26,6 +26,7 @@ PyObject* append_phase(PyObject*, PyObject* const* arguments, Py_ssize_t n);
 PyObject* set_in_use(PyObject*, PyObject* const* arguments, Py_ssize_t n);
 PyObject* count_readers(PyObject*, PyObject* const* arguments, Py_ssize_t n);
 PyObject* drop_pending(PyObject*, PyObject* const* arguments, Py_ssize_t n);
+PyObject* nodes_of(PyObject*, PyObject* const* arguments, Py_ssize_t n);
 PyObject* sketch_pending(PyObject*, PyObject* const* arguments, Py_ssize_t n);
 PyObject* choose_nodes(PyObject*, PyObject* const* arguments, Py_ssize_t n);
 PyObject* emit_graph(PyObject*, PyObject* const* arguments, Py_ssize_t n);

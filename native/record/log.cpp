@@ -3,6 +3,7 @@
 #include "record/decode.h"
 #include "record/function.h"
 #include "record/handles.h"
+#include "record/programs.h"
 #include "support/arrays.h"
 
 namespace autobatch {
@@ -557,6 +558,9 @@ PyGetSetDef attributes[] = {
 PyMethodDef methods[] = {{"begin", begin, METH_O, nullptr},
                          {"clear", clear, METH_NOARGS, nullptr},
                          fast("run", run),
+                         fast("advance", advance_programs),
+                         fast("answer", answer_programs),
+                         fast("read_request", read_request),
                          fast("ints", ints_of),
                          fast("floats", floats_of),
                          {"add_form", add_form, METH_O, nullptr},

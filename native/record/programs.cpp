@@ -154,10 +154,10 @@ PyTypeObject program_type() {
   return type;
 }
 
-// Returns the slot of the class of a value, borrowed; null, without an error, if it is unknown.
-PyObject* slot_of(PyObject* known, PyObject* value) {
-  if (!PyObject_TypeCheck(value, &HandleType)) return nullptr;
-  return PyDict_GetItemWithError(known, reinterpret_cast<PyObject*>(Py_TYPE(value)));
+// Returns the slot of the class of a value; null, without an error, if it is unknown.
+Ref slot_of(PyObject* known, PyObject* value) {
+  if (!PyObject_TypeCheck(value, &HandleType)) return Ref();
+  return Ref::borrowed(PyDict_GetItemWithError(known, reinterpret_cast<PyObject*>(Py_TYPE(value))));
 }
 
 bool append_value(Log* log, PyObject* value, PyObject* slot, PyObject* refs, PyObject* slots) {
@@ -171,20 +171,25 @@ Ref read_values(Log* log, Request* request, PyObject* known, PyObject* refs, PyO
   Ref values = Ref::borrowed(request->values);
   if (!values) return Ref();
   if (!PyTuple_CheckExact(values.get())) {
-    PyObject* slot = slot_of(known, values.get());
-    if (!slot || !append_value(log, values.get(), slot, refs, slots)) return Ref();
+    Ref slot = slot_of(known, values.get());
+    if (!slot || !append_value(log, values.get(), slot.get(), refs, slots)) return Ref();
     Py_CLEAR(request->values);
     return Ref::borrowed(Py_None);
   }
   Py_ssize_t n = PyTuple_GET_SIZE(values.get());
-  for (Py_ssize_t i = 0; i < n; i++)
-    if (!slot_of(known, PyTuple_GET_ITEM(values.get(), i))) return Ref();
-  for (Py_ssize_t i = 0; i < n; i++) {
-    PyObject* value = PyTuple_GET_ITEM(values.get(), i);
-    if (!append_value(log, value, slot_of(known, value), refs, slots)) return Ref();
+  Ref found(n ? PyTuple_New(n) : nullptr);
+  for (Py_ssize_t i = 0; found && i < n; i++) {
+    PyObject* slot = slot_of(known, PyTuple_GET_ITEM(values.get(), i)).release();
+    if (!slot) return Ref();
+    PyTuple_SET_ITEM(found.get(), i, slot);
   }
-  if (n) Py_CLEAR(request->values);
-  return Ref(n ? PyLong_FromSsize_t(n) : nullptr);
+  for (Py_ssize_t i = 0; found && i < n; i++) {
+    PyObject* slot = PyTuple_GET_ITEM(found.get(), i);
+    if (!append_value(log, PyTuple_GET_ITEM(values.get(), i), slot, refs, slots)) return Ref();
+  }
+  if (!found) return Ref();
+  Py_CLEAR(request->values);
+  return Ref(PyLong_FromSsize_t(n));
 }
 
 // Takes the current exception, with its traceback.
@@ -259,20 +264,19 @@ Ref next_of(PyObject* numbers) {
 PyTypeObject RequestType = request_type();
 PyTypeObject AsyncProgramType = program_type();
 
-// advance_programs(log, programs, places, known, caught, go_on, refs, slots, log_ptr, output_ptr, asked): resumes the
-// programs at these places. Appends the refs and slots of requested values, and where each place begins in the log and
-// among them; stores the structure of each request in `asked`. Calls go_on(place) if Python must go on.
-PyObject* advance_programs(PyObject*, PyObject* const* args, Py_ssize_t n_args) {
-  if (!takes("advance_programs", n_args, 11)) return nullptr;
-  PyObject *programs = args[1], *places = args[2], *known = args[3], *caught = args[4], *go_on = args[5],
-           *refs = args[6], *slots = args[7], *log_ptr = args[8], *output_ptr = args[9], *asked = args[10];
-  if (refuse_other(args[0], &LogType, "log") || refuse_other(programs, &PyList_Type, "programs") ||
-      refuse_other(places, &PyList_Type, "places") || refuse_other(known, &PyDict_Type, "known") ||
-      refuse_other(refs, &PyList_Type, "refs") || refuse_other(slots, &PyList_Type, "slots") ||
-      refuse_other(log_ptr, &PyList_Type, "log_ptr") || refuse_other(output_ptr, &PyList_Type, "output_ptr") ||
-      refuse_other(asked, &PyDict_Type, "asked"))
+// advance(programs, places, known, caught, go_on, refs, slots, log_ptr, output_ptr, asked): resumes the programs at
+// these places. Appends the refs and slots of requested values, and where each place begins in the log and among them;
+// stores the structure of each request in `asked`. Calls go_on(place) if Python must go on.
+PyObject* advance_programs(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
+  if (!takes("advance", n_args, 10)) return nullptr;
+  PyObject *programs = args[0], *places = args[1], *known = args[2], *caught = args[3], *go_on = args[4],
+           *refs = args[5], *slots = args[6], *log_ptr = args[7], *output_ptr = args[8], *asked = args[9];
+  if (refuse_other(programs, &PyList_Type, "programs") || refuse_other(places, &PyList_Type, "places") ||
+      refuse_other(known, &PyDict_Type, "known") || refuse_other(refs, &PyList_Type, "refs") ||
+      refuse_other(slots, &PyList_Type, "slots") || refuse_other(log_ptr, &PyList_Type, "log_ptr") ||
+      refuse_other(output_ptr, &PyList_Type, "output_ptr") || refuse_other(asked, &PyDict_Type, "asked"))
     return nullptr;
-  Log* log = reinterpret_cast<Log*>(args[0]);
+  Log* log = reinterpret_cast<Log*>(self);
   for (Py_ssize_t k = 0; k < PyList_GET_SIZE(places); k++) {
     Ref place = Ref::borrowed(PyList_GET_ITEM(places, k));
     Py_ssize_t at;
@@ -294,11 +298,11 @@ PyObject* advance_programs(PyObject*, PyObject* const* args, Py_ssize_t n_args) 
   Py_RETURN_NONE;
 }
 
-// answer_programs(programs, asked, numbers, answer): gives programs the numbers that they wait for, in the order of
-// `asked`. Calls answer(place, structure, numbers), with the iterator of the numbers left, for other structures.
+// answer(programs, asked, numbers, go_on): gives programs the numbers that they wait for, in the order of
+// `asked`. Calls go_on(place, structure, numbers), with the iterator of the numbers left, for other structures.
 PyObject* answer_programs(PyObject*, PyObject* const* args, Py_ssize_t n_args) {
-  if (!takes("answer_programs", n_args, 4)) return nullptr;
-  PyObject *programs = args[0], *answer = args[3];
+  if (!takes("answer", n_args, 4)) return nullptr;
+  PyObject *programs = args[0], *go_on = args[3];
   if (refuse_other(programs, &PyList_Type, "programs") || refuse_other(args[1], &PyDict_Type, "asked")) return nullptr;
   Ref asked(PyDict_Items(args[1])), numbers(asked ? PyObject_GetIter(args[2]) : nullptr);
   if (!numbers) return nullptr;
@@ -306,7 +310,7 @@ PyObject* answer_programs(PyObject*, PyObject* const* args, Py_ssize_t n_args) {
     PyObject *place = PyTuple_GET_ITEM(PyList_GET_ITEM(asked.get(), k), 0),
              *structure = PyTuple_GET_ITEM(PyList_GET_ITEM(asked.get(), k), 1);
     if (structure != Py_None && !PyLong_CheckExact(structure)) {
-      Ref done(PyObject_CallFunctionObjArgs(answer, place, structure, numbers.get(), nullptr));
+      Ref done(PyObject_CallFunctionObjArgs(go_on, place, structure, numbers.get(), nullptr));
       if (!done) return nullptr;
       continue;
     }
@@ -326,15 +330,14 @@ PyObject* answer_programs(PyObject*, PyObject* const* args, Py_ssize_t n_args) {
   Py_RETURN_NONE;
 }
 
-// read_request(log, request, known, refs, slots): reads a request as `advance_programs` does; returns the structure of
-// its answer, or NotImplemented if a class of values is not known.
-PyObject* read_request(PyObject*, PyObject* const* args, Py_ssize_t n_args) {
-  if (!takes("read_request", n_args, 5)) return nullptr;
-  if (refuse_other(args[0], &LogType, "log") || refuse_other(args[1], &RequestType, "request") ||
-      refuse_other(args[2], &PyDict_Type, "known") || refuse_other(args[3], &PyList_Type, "refs") ||
-      refuse_other(args[4], &PyList_Type, "slots"))
+// read_request(request, known, refs, slots): reads a request as `advance` does; returns the structure of its answer, or
+// NotImplemented if a class of values is not known.
+PyObject* read_request(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
+  if (!takes("read_request", n_args, 4)) return nullptr;
+  if (refuse_other(args[0], &RequestType, "request") || refuse_other(args[1], &PyDict_Type, "known") ||
+      refuse_other(args[2], &PyList_Type, "refs") || refuse_other(args[3], &PyList_Type, "slots"))
     return nullptr;
-  Ref found = read_values(reinterpret_cast<Log*>(args[0]), as_request(args[1]), args[2], args[3], args[4]);
+  Ref found = read_values(reinterpret_cast<Log*>(self), as_request(args[0]), args[1], args[2], args[3]);
   if (!found && !PyErr_Occurred()) Py_RETURN_NOTIMPLEMENTED;
   return found.release();
 }

@@ -29,8 +29,9 @@ struct AsyncProgram {
 
 extern PyTypeObject RequestType, AsyncProgramType;
 
-PyObject* advance_programs(PyObject*, PyObject* const* args, Py_ssize_t n_args);
-PyObject* answer_programs(PyObject*, PyObject* const* args, Py_ssize_t n_args);
-PyObject* read_request(PyObject*, PyObject* const* args, Py_ssize_t n_args);
+// Methods of logs.
+PyObject* advance_programs(PyObject* self, PyObject* const* args, Py_ssize_t n_args);
+PyObject* answer_programs(PyObject* self, PyObject* const* args, Py_ssize_t n_args);
+PyObject* read_request(PyObject* self, PyObject* const* args, Py_ssize_t n_args);
 
 }  // namespace autobatch

@@ -22,9 +22,6 @@ namespace {
 PyMethodDef functions[] = {{"seal", seal, METH_O, nullptr},
                            {"seal_cells", seal_cells, METH_O, nullptr},
                            {"array_key", array_key, METH_O, nullptr},
-                           fast("advance_programs", advance_programs),
-                           fast("answer_programs", answer_programs),
-                           fast("read_request", read_request),
                            {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace

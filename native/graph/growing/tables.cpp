@@ -154,4 +154,18 @@ PyObject* drop_pending(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return to_array<int32_t>(left).release();
 }
 
+// nodes_of(owner, is_of): returns the nodes whose owner is flagged in `is_of`, which has one flag for each instance.
+PyObject* nodes_of(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
+  Span<const int32_t> owner;
+  Span<const uint8_t> is_of;
+  Vec<int32_t> found;
+  if (!takes("nodes_of", n, 2) || !read<int32_t>(arguments[0], "owner", owner) ||
+      !read_flags(arguments[1], "is_of", is_of))
+    return nullptr;
+  for (ptrdiff_t node = 0; node < owner.size; node++)
+    if (owner[node] >= 0 && owner[node] < is_of.size && is_of[owner[node]] && !found.push((int32_t)node))
+      return PyErr_NoMemory();
+  return to_array<int32_t>(found).release();
+}
+
 }  // namespace autobatch

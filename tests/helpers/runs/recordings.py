@@ -39,6 +39,7 @@ from autobatch._native import (
     seal_cells,
 )  # fmt: skip
 from autobatch.trace.forms import EACH, END, ROWS, VALUE, WORDS
+from helpers.runs.driven import drive
 
 N_STEPS = 40  # per program
 STAGE = Stage()
@@ -630,12 +631,12 @@ STEPS: tuple[Callable[[World], Any], ...] = (
     World.call_well, World.call_well, World.call_well, World.record_tuple, World.add_handle, World.use_handle,
     World.drop, World.change_list, World.decode, World.decode, World.use_log, World.use_log, World.run_log, World.begin,
     World.set_draw, World.set_stage, World.set_stage, World.forget_log, World.collect, World.open_tape, World.walk,
-    World.walk, World.walk, World.add_cell, World.call_cell, World.call_cell,
+    World.walk, World.walk, World.add_cell, World.call_cell, World.call_cell, drive,
 )  # fmt: skip
 MEDDLING: tuple[Callable[[World], Any], ...] = (
     World.begin, World.decode, World.change_list, World.change_list, World.drop, World.call, World.call_well,
     World.use_log, World.set_stage, World.collect, World.set_forms, World.set_draw, World.forget_log, World.run_log,
-    World.open_tape, World.walk, World.add_cell, World.call_cell,
+    World.open_tape, World.walk, World.add_cell, World.call_cell, drive,
 )  # fmt: skip
 
 
