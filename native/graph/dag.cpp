@@ -2,8 +2,6 @@
 
 #include "graph/dag.h"
 
-#include <float.h>
-
 #include "graph/graph.h"
 #include "graph/words.h"
 
@@ -70,7 +68,7 @@ bool read_dag(PyObject* tuple, Dag& dag) {
   if (parts[4] == Py_None) return true;
   if (!read<double>(parts[4], "costs", dag.costs)) return false;
   bool fits = dag.costs.size <= dag.n_types;
-  for (double cost : dag.costs) fits &= cost > 0 && cost <= DBL_MAX;
+  for (double cost : dag.costs) fits &= cost > 0 && cost - cost == 0;  // inf - inf is NaN
   if (!fits) PyErr_SetString(PyExc_ValueError, "costs must be positive finite numbers, at most one for each type");
   return fits;
 }
