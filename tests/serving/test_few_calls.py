@@ -13,7 +13,7 @@ from helpers.counters.counting import files_in_order
 
 N_STEPS = 4
 MOST_OF_A_BATCH, MOST_OF_A_REQUEST = 148, 10
-MOST_OF_A_ROUND, MOST_OF_A_WAIT = 196, 15
+MOST_OF_A_ROUND, MOST_OF_A_WAIT = 192, 9
 
 
 class Chain(ab.Module):
