@@ -172,6 +172,23 @@ def drop_pending(nodes: Nodes, values: IntArray, pending: IntArray, place: int) 
 def nodes_of(owner: IntArray, is_of: NDArray[np.bool_]) -> IntArray:
     """Return the nodes whose owner is flagged; nodes of nobody have owner -1."""
 
+def add_work(
+    type_id: IntArray,
+    owner: IntArray,
+    nodes: IntArray,
+    product_work: LongArray,
+    each: float,
+    by_owner: FloatArray | None,
+) -> float:
+    """Add the work of some nodes to that of their owners, if given; return the sum.
+
+    Args:
+        type_id, owner: of all nodes.
+        product_work: the work of the products of each type.
+        each: the work of a node besides its products.
+        by_owner: the work of each instance; None if only the sum is wanted.
+    """
+
 def sketch_pending(nodes: Nodes, values: IntArray, wanted: IntArray, pending: IntArray) -> tuple[IntArray, IntArray]:
     """Find the pending nodes that wanted values depend on, and write the graph of their types and edges alone.
 

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch._native import (
+    add_work,
     append_phase,
     choose_nodes,
     count_readers,
@@ -31,7 +32,7 @@ from autobatch._native import (
     sketch_pending,
 )
 from autobatch.arrays import FloatArray, IntArray, LongArray
-from autobatch.graph.graph import Graph, work_of
+from autobatch.graph.graph import PER_NODE, Graph, Types
 from autobatch.graph.words import HEADER
 
 NONE = np.zeros(0, np.int32)
@@ -232,9 +233,15 @@ class GrowingGraph:
         nodes, words = sketch_pending(self.nodes, self.values, wanted, self._pending)
         return nodes, Graph(words, np.zeros(0), types, (None,))
 
-    def pending_work(self, types: Any) -> float:
-        """Return the predicted work of all pending nodes, including those that nobody needs."""
-        return float(work_of(self.type_id[self._pending], types).sum()) if self._pending.size else 0.0
+    def pending_work(self, types: Types) -> float:
+        """Return the predicted work of all pending nodes, including those that nobody needs; see `work_of`."""
+        return add_work(self.type_id, self.owner, self._pending, types.arrays().product_work, PER_NODE, None)
+
+    def work_by_instance(self, nodes: IntArray, types: Types) -> tuple[float, FloatArray]:
+        """Return the predicted work of some nodes, and that of each instance in it; see `work_of`."""
+        found = np.zeros(self.n_instances)
+        work = types.arrays().product_work
+        return add_work(self.type_id, self.owner, nodes, work, PER_NODE, found), found
 
     def pick(self, picked: IntArray) -> None:
         """Choose these pending nodes, which depend on no others, for the next round."""

@@ -93,18 +93,20 @@ class Arrivals(Phases):
     def __init__(self, recorder: Recorder, n_places: int) -> None:
         super().__init__(recorder, n_places, caught=BaseException)
         self._given: dict[int, Any] = {}
-        self._has_new = False  # whether programs have arrived since the last call of `resume`
 
     def arrive(self, place: int, instance: Any) -> None:
         """Begin the program of an instance at a free place."""
         if self._recorder.is_async:
             self.begin(place, instance)
-            self._has_new = True
         else:
             self._given[place] = instance
 
-    def resume(self, places: list[int]) -> tuple[Waiting, dict[int, BaseException]]:
+    def resume(self, places: list[int], renews: bool) -> tuple[Waiting, dict[int, BaseException]]:
         """Resume the async programs at the given places, in ascending order.
+
+        Args:
+            places: the places.
+            renews: whether to look for changes of the Python state that cells read.
 
         Returns:
             The programs, and the errors of those that failed, by place.
@@ -112,8 +114,7 @@ class Arrivals(Phases):
         Raises:
             AutobatchError: a call is invalid; it is unknown which program made it.
         """
-        if self._has_new:
-            self._has_new = False
+        if renews:
             self._recorder.renew()
         with self._recorder.patching():
             self._recorder.name_weights()

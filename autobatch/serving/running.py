@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.api import Batched
-from autobatch.arrays import IntArray
 from autobatch.engine.counts import Clock, Step
 from autobatch.engine.kept_values import KeptValues, run_and_keep
 from autobatch.engine.results import join_columns
@@ -132,6 +131,7 @@ class Running:
         self._each, self._compact_at = PER_NODE, COMPACT_AT  # the mean work of a request
         self._n_needed = np.zeros(n_places, np.int64)  # pending nodes that the program at each place waits for
         self._time_shares, self._admission = TimeShares(n_places), AdmissionWindow(n_places)
+        self._has_new = False  # whether programs have begun since options were last refreshed
 
     @property
     def is_full(self) -> bool:
@@ -166,6 +166,7 @@ class Running:
         self._admission.begin(place)
         self._phases.arrive(place, instance)
         self._ready.add(place)
+        self._has_new = True
 
     def record(self) -> dict[int, BaseException]:
         """Resume the programs that are ready; return the errors of those that failed, by place, which is then free.
@@ -177,7 +178,7 @@ class Running:
             return {}
         phases, ready = self._phases, sorted(self._ready)
         if self._recorder.is_async:
-            waiting, failed = phases.resume(ready)
+            waiting, failed = phases.resume(ready, renews=self._has_new)
             self._waiting = self._waiting.joined(waiting)
         else:
             recorded, failed = phases.record(ready)
@@ -217,22 +218,26 @@ class Running:
                 return None
             phases.graph.pick(nodes)
             self._n_needed -= np.bincount(phases.graph.owner[nodes], minlength=phases.graph.n_instances)
-        self._options = self._engine.options_now(training=False, has_aux=False)
+        if self._has_new:
+            self._has_new = False
+            self._options = self._engine.options_now(training=False, has_aux=False)
         request = Request(wanted, phases.output_slots, kept.next_run)
         chosen, step = self._engine.planning.prepare_round(phases, kept, request, self._options, Clock())
         if step is None:
             return None
         planned = perf_counter()
         run_and_keep(self._engine, kept, step, chosen.kept.values, (self._options.seed, 0), None)
-        kernels, owner = perf_counter() - planned, phases.graph.owner[chosen.nodes]
-        n_programs = self._learn(owner, work_of(phases.graph.type_id[chosen.nodes], types), kernels)
-        return Round(n_programs, _plans(step), perf_counter() - began, kernels)
+        kernels = perf_counter() - planned
+        total, by_place = phases.graph.work_by_instance(chosen.nodes, types)
+        self._learn(total, by_place, kernels)
+        return Round(int(np.count_nonzero(by_place)), _plans(step), perf_counter() - began, kernels)
 
     def _run_whole(self, whole: Whole) -> Round:
         """Run a mini-batch as `ab.batched` does; all its programs end."""
         began = perf_counter()
         graph, places, work = whole
         owner = np.repeat(places, np.diff(graph.instance_ptr))
+        by_place = np.asarray(np.bincount(owner, work, self._n_needed.size), np.float64)
         graph.keys = self._phases.graph.keys[[*places]]
         self._options = self._engine.options_now(training=False, has_aux=False)
         step = self._engine.planning.prepare(MiniBatch([], graph), self._options, Clock())
@@ -240,25 +245,23 @@ class Running:
         runs = self._engine.run(step, draw=(self._options.seed, 0))
         columns = join_columns([run.outputs for run in runs])
         kernels = perf_counter() - planned
-        self._learn(owner, work, kernels)
-        self._each += SMOOTHING * (float(work.sum()) / len(places) - self._each)
+        total = float(by_place.sum())
+        self._learn(total, by_place, kernels)
+        self._each += SMOOTHING * (total / len(places) - self._each)
         self._over += map(self._ended, places, self._engine.results_of(graph.structures, columns))
         return Round(len(places), _plans(step), perf_counter() - began, kernels)
 
-    def _learn(self, owner: IntArray, work: NDArray[np.float64], seconds: float) -> int:
-        """Update time shares and budgets after a run of nodes; return the number of programs that had nodes.
+    def _learn(self, work: float, by_place: NDArray[np.float64], seconds: float) -> None:
+        """Update time shares and budgets after a run.
 
         Args:
-            owner: the place of the program of each node.
-            work: the work of each node in multiply-adds.
+            work: the work of all nodes in multiply-adds.
+            by_place: that of the program at each place.
             seconds: the duration of the run.
         """
-        by_place = np.bincount(owner, work, self._n_needed.size).astype(np.float64, copy=False)
-        total = float(by_place.sum())
-        self._time_shares.add(seconds / max(total, 1.0) * by_place, seconds)
+        self._time_shares.add(by_place * (seconds / max(work, 1.0)), seconds)
         for budget in (self._budget, self._whole_budget):
-            budget.learn(total, seconds)
-        return int(np.count_nonzero(by_place))
+            budget.learn(work, seconds)
 
     def answer(self) -> list[Ended]:
         """Answer programs whose values were computed; return those that ended, whose places are then free."""

@@ -22,6 +22,7 @@ PyMethodDef functions[] = {
     fast("count_readers", count_readers),
     fast("drop_pending", drop_pending),
     fast("nodes_of", nodes_of),
+    fast("add_work", add_work),
     fast("sketch_pending", sketch_pending),
     fast("choose_nodes", choose_nodes),
     fast("emit_graph", emit_graph),

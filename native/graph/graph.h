@@ -27,6 +27,7 @@ PyObject* set_in_use(PyObject*, PyObject* const* arguments, Py_ssize_t n);
 PyObject* count_readers(PyObject*, PyObject* const* arguments, Py_ssize_t n);
 PyObject* drop_pending(PyObject*, PyObject* const* arguments, Py_ssize_t n);
 PyObject* nodes_of(PyObject*, PyObject* const* arguments, Py_ssize_t n);
+PyObject* add_work(PyObject*, PyObject* const* arguments, Py_ssize_t n);
 PyObject* sketch_pending(PyObject*, PyObject* const* arguments, Py_ssize_t n);
 PyObject* choose_nodes(PyObject*, PyObject* const* arguments, Py_ssize_t n);
 PyObject* emit_graph(PyObject*, PyObject* const* arguments, Py_ssize_t n);

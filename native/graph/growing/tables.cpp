@@ -168,4 +168,30 @@ PyObject* nodes_of(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return to_array<int32_t>(found).release();
 }
 
+// add_work(type_id, owner, nodes, product_work, each, by_owner): adds the work of some nodes to that of their owners,
+// if `by_owner` has a number for each instance, not None; returns the sum. A node takes `each` besides its products.
+PyObject* add_work(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
+  Span<const int32_t> type_id, owner, nodes;
+  Span<const int64_t> product_work;
+  Span<double> by_owner;
+  bool is_split = n == 6 && arguments[5] != Py_None;
+  if (!takes("add_work", n, 6) || !read<int32_t>(arguments[0], "type_id", type_id) ||
+      !read<int32_t>(arguments[1], "owner", owner) || !read<int32_t>(arguments[2], "nodes", nodes) ||
+      !read<int64_t>(arguments[3], "product_work", product_work) ||
+      (is_split && !read_mutable<double>(arguments[5], "by_owner", by_owner)))
+    return nullptr;
+  double each = PyFloat_AsDouble(arguments[4]), total = 0;
+  if (each == -1 && PyErr_Occurred()) return nullptr;
+  for (int32_t node : nodes) {
+    if (node < 0 || node >= type_id.size || node >= owner.size) return is_well(Ended::WRONG), nullptr;
+    int32_t kind = type_id[node], place = owner[node];
+    if (kind < 0 || kind >= product_work.size || (is_split && (place < 0 || place >= by_owner.size)))
+      return is_well(Ended::WRONG), nullptr;
+    double work = each + (double)product_work[kind];
+    total += work;
+    if (is_split) by_owner[place] += work;
+  }
+  return PyFloat_FromDouble(total);
+}
+
 }  // namespace autobatch
