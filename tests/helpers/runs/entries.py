@@ -331,6 +331,8 @@ def grow(rng: Rng, phase: Graph) -> None:
         grown.hold(values[:1], 1)
         if run % 2:
             grown.pick(grown.sketch(values, phase.types)[0])
+        grown.work_by_instance(nodes, phase.types)
+        grown.pending_work(phase.types)
         request = Request(NONE if run % 2 else values, slots, run)
         chosen = grown.choose(request, phase.types)
         kept.move(last)
