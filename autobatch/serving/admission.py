@@ -25,7 +25,7 @@ from autobatch.arrays import IntArray
 from autobatch.graph.graph import Graph, work_of
 from autobatch.schedule.schedule import Policy, Schedule
 
-SHARE = 1 / 16
+SHARE = 1 / 4
 """The rounds between two groups, as a share of the mean number of rounds of a request."""
 SMOOTHING = 0.2  # the weight of the last request in the mean number of rounds
 
