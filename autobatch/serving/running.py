@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.api import Batched
+from autobatch.arrays import IntArray
 from autobatch.engine.counts import Clock, Step
 from autobatch.engine.kept_values import KeptValues, run_and_keep
 from autobatch.engine.results import join_columns
@@ -30,6 +31,14 @@ from autobatch.plan.plan import Plan
 from autobatch.serving.admission import AdmissionWindow, Budget, Pending, TimeShares
 from autobatch.serving.arrivals import NOBODY, Arrivals, Recorded, Result
 from autobatch.trace.record import MiniBatch
+
+QUANTUM = 8e-3
+"""Target seconds of a round: short compared with a request, long compared with the overhead of a round."""
+WHOLE = 0.2
+"""Maximum seconds of a mini-batch of programs that await nothing; it is shorter if few requests wait."""
+SMOOTHING = 0.2  # the weight of the last mini-batch in the mean work of a request
+COMPACT_AT = 1 << 14  # nodes at which the graph is compacted; later, at twice the nodes that were left
+MOST_CALLS = 1 << 30  # calls of cells in one recording, half of the calls that it can number
 
 
 class KeptResults(KeptValues):
@@ -58,15 +67,6 @@ class KeptResults(KeptValues):
         for _, places, rows in self._columns(values):
             found[... if places is None else places] = rows
         return found
-
-
-QUANTUM = 8e-3
-"""Target seconds of a round: short compared with a request, long compared with the overhead of a round."""
-WHOLE = 0.2
-"""Maximum seconds of a mini-batch of programs that await nothing; it is shorter if few requests wait."""
-SMOOTHING = 0.2  # the weight of the last mini-batch in the mean work of a request
-COMPACT_AT = 1 << 14  # nodes at which the graph is compacted; later, at twice the nodes that were left
-MOST_CALLS = 1 << 30  # calls of cells in one recording, half of the calls that it can number
 
 
 class Round(NamedTuple):
