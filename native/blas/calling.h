@@ -6,7 +6,8 @@
 
 namespace autobatch {
 
-// out = a @ b in row-major terms; see `Gemm` in autobatch/blas/product.py. Addresses are in bytes, strides in elements.
+// out = a @ b in row-major terms; see `Gemm` in autobatch/blas/provider.py. Addresses are in bytes, strides in
+// elements.
 struct Gemm {
   int64_t a_flipped, b_flipped, m, n, k, a, a_step, b, b_step, out, out_step;
 };

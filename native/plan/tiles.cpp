@@ -7,7 +7,7 @@ constexpr int64_t ROUND_ROWS = 16;           // a tile has a multiple of this ma
 constexpr int64_t WHOLE = int64_t(1) << 40;  // the row limit of types whose batches are not cut
 constexpr int64_t MOST_WORDS = int64_t(1) << 60;
 
-// The offsets of the fields of a tile; autobatch/compiler/tiles.py documents the fields.
+// The offsets of the fields of a tile; autobatch/compiler/writer.py documents the fields.
 struct Fields {
   explicit Fields(int32_t n_domains)
       : rows(2),
@@ -244,7 +244,7 @@ bool make_tiles(const PlanArrays& plan, const CellSizes& sizes, int32_t n_thread
   for (int32_t type = 0; type < n_types; type++) {
     int64_t n_rows = plan.block_rows[plan.block_ptr[type]], most = sizes.most_rows[type];
     int64_t* counts = tiles.counts.data() + 2 * (ptrdiff_t)type;
-    // Tiles of all rows only pay if batches are smaller than tiles; see autobatch/backends/tiles.py.
+    // Tiles of all rows only pay if batches are smaller than tiles; see autobatch.backends.tables.py.
     if (n_rows && n_rows / n_batches[type] < most) counts[1] = count_tiles(n_rows, most, n_threads);
     int64_t n_tiles = counts[0] + counts[1] + (n_rows && sizes.has_backward() ? n_threads : 0);
     if (n_tiles && sizes.fields[type] > (MOST_WORDS - tiles.ptr[type]) / n_tiles) return false;

@@ -1,5 +1,5 @@
 // Tiles: ranges of rows of a batch that go through all steps of their cell together, so that values stay in the cache
-// (`autobatch.backends.tiles`).
+// (`autobatch.backends.tables`).
 //
 // A tile is a row of ints: where its values begin, and how many rows it has in each domain of its type. A domain is the
 // nodes of a type, or the edges of one of its variadic groups.

@@ -77,7 +77,7 @@ bool keep_from_left(const Dag& dag, const Stops& stops, Span<int32_t> position, 
   kept.resize(0);
   if (!bucket(position, size, ptr, order) || !next_kept.start(size) || !kept.reserve(size)) return false;
   // Nodes with late position k run at the first position of their type after their sources that is kept or undecided.
-  // If this is k for any of them, k is needed. `autobatch.policies.sequences.compaction` has the proof.
+  // If this is k for any of them, k is needed. `autobatch.policies.sequences` has the proof.
   for (int32_t k = 0; k < size; k++) {
     bool is_needed = false;
     for (int32_t i = ptr[k]; i < ptr[k + 1]; i++) {

@@ -8,7 +8,7 @@
 namespace autobatch {
 namespace {
 
-// The descriptor of a product, `PRODUCT` of autobatch/backends/cpu/products.py.
+// The descriptor of a product, `PRODUCT` of autobatch/backends/cpu/compiled_cell.py.
 struct Product {
   int64_t routine, beta, n_fields, rows, n, inner, itemsize;
   Operand a, out;

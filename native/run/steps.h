@@ -2,7 +2,7 @@
 //
 // A step is a function of three ints: the address of its stage's memory, which is an array of addresses; the address of
 // its descriptor; and the number of a tile. Generated kernels have the same signature. In `autobatch/backends/cpu`,
-// `products.py` writes the descriptors of products, and `weights.py` those of gradients.
+// `autobatch/backends/cpu/compiled_cell.py` writes the descriptors of products and of gradients.
 
 #pragma once
 

@@ -16,7 +16,7 @@ struct Call {
   int64_t step, tile;
 };
 
-// See `CallList` in autobatch/backends/tiles.py.
+// See `CallList` in autobatch/backends/tables.py.
 struct CallSpans {
   Span<const Call> calls;
   Span<const int64_t> tile_ptr, ptr;
