@@ -1,4 +1,4 @@
-// Rewriting a graph before it is scheduled, without changing what it computes: `autobatch.graph.rewrite.passes`.
+// Rewriting a graph before it is scheduled, without changing what it computes: `autobatch.graph.rewrite`.
 
 #pragma once
 
