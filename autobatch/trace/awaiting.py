@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Generator, Iterable
 from inspect import CORO_CREATED, getcoroutinestate, iscoroutine
 from types import CoroutineType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -53,6 +53,17 @@ class Asked(MustAwait, Request):
     """
 
     __slots__ = ()
+
+    def __iter__(self) -> Any:
+        """Return the iterator that awaits the request, for `yield from request.__await__()`."""
+        return self if self.is_awaited else self._forgotten()
+
+    def throw(self, error: BaseException, *_: Any) -> NoReturn:
+        """Raise an error in place of the answer."""
+        raise error
+
+    def close(self) -> None:
+        """End the wait."""
 
     def _await_slowly(self) -> Generator[Any, Any, Any]:
         """Await other values than one or a tuple of the current recording, which the core awaits."""

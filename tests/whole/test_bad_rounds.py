@@ -551,3 +551,64 @@ def test_an_id_outside_of_its_range_fails_its_instance(word: int, place: int) ->
     for i in (1, 3):
         assert isinstance(results[i], DataError)
         assert f"instance {i}, " in str(results[i])
+
+
+class Slow(ab.Module):
+    """Halves numbers.
+
+    Attributes:
+        caught: the errors that programs have caught.
+    """
+
+    def __init__(self) -> None:
+        self.caught: list[BaseException] = []
+
+    @ab.cell
+    def halve(self, x: Any) -> Any:
+        return 0.5 * x
+
+    async def fail(self) -> None:
+        raise ValueError("ends the branches beside it")
+
+    async def run(self, x: Any) -> Any:
+        """Gather requests beside a branch that fails at once; return the answer of a further request."""
+        try:
+            await ab.gather(ab.value(self.halve(x)), ab.gather(ab.value((self.halve(x), x * 2.0))), self.fail())
+        except ValueError as error:
+            self.caught.append(error)
+            return await ab.value(self.halve(x))
+
+
+def test_a_failing_branch_ends_the_requests_beside_it() -> None:
+    model = Slow()
+    found = batched(model.run)([np.full(2, 4.0), np.full(2, 6.0)])
+    assert np.array_equal(found, [[2.0, 2.0], [3.0, 3.0]])
+    assert [getattr(error, "__notes__", []) for error in model.caught] == [[], []]
+
+
+class Halved:
+    """An awaitable that delegates to a request.
+
+    Args:
+        values: what it requests.
+    """
+
+    def __init__(self, values: Any) -> None:
+        self.values = values
+
+    def __await__(self) -> Any:
+        return (yield from ab.value(self.values).__await__())
+
+
+def test_an_awaitable_may_delegate_to_a_request() -> None:
+    model = Slow()
+
+    async def run(x: Any) -> Any:
+        one = await Halved(model.halve(x))
+        pair = await Halved((model.halve(x), model.halve(2.0 * x)))
+        return one + pair[0] + pair[1]
+
+    found = batched(run, module=model)([np.full(2, 4.0), np.full(2, 6.0)])
+    assert np.array_equal(found, [[8.0, 8.0], [12.0, 12.0]])
+    with pytest.raises(ab.GraphError, match="must be awaited"):
+        [*ab.value(np.zeros(2))]  # type: ignore[misc]
