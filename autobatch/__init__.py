@@ -24,7 +24,7 @@ from autobatch.errors import (
 )  # fmt: skip
 from autobatch.graph.graph import Graph
 from autobatch.nn.layers import Dropout, Embedding, GRUCell, LayerNorm, Linear, LSTMCell
-from autobatch.nn.minibatches import minibatches
+from autobatch.nn.minibatches import minibatches, plan_ahead
 from autobatch.ops import (
     abs,
     add,
@@ -113,9 +113,10 @@ __all__ = [
     "fold", "fold_edges", "gather", "gelu", "grad", "greater", "greater_equal", "hvp", "jvp", "layer_norm",
     "leaky_relu", "less", "less_equal", "load", "log", "log_softmax", "logsumexp", "logsumexp_n", "lookup", "matmul",
     "max", "max_n", "maximum", "mean", "mean_n", "min", "minibatches", "minimum", "mul", "neg", "normal", "not_equal",
-    "ops", "optim", "outer", "policies", "pow", "randomness", "readers", "relu", "reshape", "scan", "serve", "serving",
-    "sigmoid", "sin", "softmax", "softmax_n", "softplus", "split", "sqrt", "squared_error", "stack", "stop_gradient",
-    "sub", "sum", "sum_n", "tanh", "testing", "top_k", "transpose", "value", "value_and_grad", "vjp", "where",
+    "ops", "optim", "outer", "plan_ahead", "policies", "pow", "randomness", "readers", "relu", "reshape", "scan",
+    "serve", "serving", "sigmoid", "sin", "softmax", "softmax_n", "softplus", "split", "sqrt", "squared_error", "stack",
+    "stop_gradient", "sub", "sum", "sum_n", "tanh", "testing", "top_k", "transpose", "value", "value_and_grad", "vjp",
+    "where",
 ]  # fmt: skip
 
 if TYPE_CHECKING:

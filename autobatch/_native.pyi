@@ -873,6 +873,32 @@ def plan_graphs(
         OverflowError: the merged or the rewritten graph has more words than int32 counts.
     """
 
+class PlanJob:
+    """A call of `plan_graphs`, with the same arguments, that another thread may make ahead of time."""
+
+    def __init__(
+        self,
+        graphs: Graphs,
+        types: TypeArrays,
+        passes: int,
+        rule: CoreRule,
+        layout: LayoutArrays,
+        sizes: CellSizes | None,
+        n_threads: int,
+        flows: FlowArrays | None,
+        slot: int,
+        /,
+    ) -> None: ...
+    def run(self) -> None:
+        """Plan, unless another thread does so or has done so."""
+    def result(self) -> tuple[Any, Planned, bool, float]:
+        """Return the result of `plan_graphs`, after planning or waiting for the thread that plans.
+
+        Raises:
+            ValueError: also if the result was read before.
+            OverflowError: as `plan_graphs`.
+        """
+
 def plan_round(
     round: tuple[Any, ...],
     types: TypeArrays,

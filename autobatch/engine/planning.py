@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from functools import cache
 from operator import attrgetter
@@ -10,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from autobatch.backends.base import Backend
 from autobatch.backends.options import Options
+from autobatch.engine.ahead import PlanAhead
 from autobatch.engine.counts import Clock, Step
 from autobatch.engine.results import loss_slot
+from autobatch.errors import AutobatchError
 from autobatch.graph.build import merge_graphs
 from autobatch.graph.graph import Graph, digests_of
+from autobatch.graph.queued import QueuedBatch
 from autobatch.graph.rewrite import rewrite
 from autobatch.ir.typetable import NodeType
 from autobatch.plan.budget import Figures, Part, fit_parts
@@ -22,13 +26,14 @@ from autobatch.plan.plan_cache import PlanCache, Planned
 from autobatch.plan.plan_check import check_made, check_plan
 from autobatch.plan.stopping import Stopping
 from autobatch.schedule.make import make_schedule
+from autobatch.system.processor import usable_cores
 from autobatch.system.unchecked import checking, is_unchecked
 from autobatch.trace.record import MiniBatch, Recorder
 
 if TYPE_CHECKING:
     from autobatch.engine.kept_values import KeptValues
     from autobatch.graph.growing import Chosen, Request
-    from autobatch.memplan.placement import CoreOptions, PlannedGraph
+    from autobatch.memplan.placement import CoreOptions, PlanJob, PlannedGraph
     from autobatch.trace.phases import Phases
 
 TYPES = attrgetter("types")
@@ -81,7 +86,10 @@ class Planning:
         slot = _loss_slot(graphs, options)
         if slot >= 0 and cells.singular:
             graphs, cells = self._stop(graphs, slot, options, cells, clock)
-        planned = self._fit(self._place(graphs, options, cells, clock, slot), options, cells, clock, slot)
+        made = self._take(minibatch.instances, options, cells) if type(minibatch.instances) is QueuedBatch else None
+        if made is None:
+            made = self._place(graphs, options, cells, clock, slot)
+        planned = self._fit(made, options, cells, clock, slot)
         if key is not None:
             self.cache.keep(self._key(minibatch, options, cells) or key, planned)
         return self._step(planned.graph, planned, options, cells, clock, slot, plan_hit=None if key is None else False)
@@ -178,7 +186,7 @@ class Planning:
     def _key(self, minibatch: MiniBatch, options: Options, cells: PlannedTypes) -> Hashable | None:
         """Return the cache key of a mini-batch, all facts that its plan depends on; None if it is not cached."""
         graphs, types, policy = minibatch.instances, self._recorder.types, options.policy
-        if not self.cache.size or not graphs or minibatch.graph is not None:
+        if not (self.cache.size or type(graphs) is QueuedBatch) or not graphs or minibatch.graph is not None:
             return None
         if {*map(TYPES, graphs)} != {types}:
             return None
@@ -187,6 +195,57 @@ class Planning:
             options.purpose, options.dtype, options.rewrites, options.max_bytes,
             options.precision, options.threads, options.has_aux, options.store, options.by_instance,
         )  # fmt: skip
+
+    def plan_following(self, batch: QueuedBatch, options: Options, step: Step) -> None:
+        """Begin to plan the mini-batches that follow one, with the same options, in another thread.
+
+        Nothing is planned if the thread would take a core from the run, if Python takes part in planning, or if the
+        mini-batch runs in parts, which are planned one by one. Errors are left to the calls that run the mini-batches.
+
+        Args:
+            batch: the mini-batch of the step.
+            step: runs next; with `max_bytes`, plans may wait only if they and the memory of this run stay below it, by
+                an estimate from the bytes of its own plan.
+        """
+        if not batch.following or usable_cores() <= options.threads or len(step.parts) != 1:
+            return
+        cells = self.cells(options.purpose)
+        core = self._core_options(options, cells)
+        if core is None or self._recorder.types.outdated:
+            return
+        (part,) = step.parts
+        left = math.inf if options.max_bytes is None else options.max_bytes - part.n_bytes
+        per_word = 0.0 if options.max_bytes is None else part.plan.host_bytes / step.graph.words.size
+        for graphs in batch.following:
+            left -= per_word * sum([graph.words.size for graph in graphs]) if per_word else 0
+            if left < 0:
+                return
+            known: PlanAhead | None = graphs.plans.get((self, options.purpose))
+            if known is None or not known.is_for(graphs, options, cells):
+                job = self._begin(graphs, options, cells, core)
+                if job is not None:
+                    graphs.plans[self, options.purpose] = PlanAhead.begin([*graphs], options, cells, job)
+
+    def _begin(self, graphs: QueuedBatch, options: Options, cells: PlannedTypes, core: CoreOptions) -> PlanJob | None:
+        """Return the job that plans a mini-batch; None if it cannot be planned ahead, or its plan is cached."""
+        if {*map(type, graphs)} != {Graph}:
+            return None
+        key = self._key(MiniBatch(graphs, None), options, cells)
+        if key is None or key in self.cache:
+            return None
+        try:
+            slot = _loss_slot(graphs, options)
+            if slot >= 0 and cells.singular:
+                return None
+            job: PlanJob = _placement().PlanJob([*graphs], self._recorder.types, core, slot)
+        except (AutobatchError, ValueError, OverflowError):  # of its instances; raised again when they run
+            return None
+        return job
+
+    def _take(self, batch: QueuedBatch, options: Options, cells: PlannedTypes) -> PlannedGraph | None:
+        """Return the plan that was begun ahead, after waiting for it; None if there is none for these options."""
+        known: PlanAhead | None = batch.plans.pop((self, options.purpose), None)
+        return known.job.result() if known is not None and known.is_for(batch, options, cells) else None
 
     def _fit(self, planned: PlannedGraph, options: Options, cells: PlannedTypes, clock: Clock, slot: int) -> Planned:
         """Prepare a plan to run; if the whole exceeds `max_bytes`, plan and prepare parts of it instead."""

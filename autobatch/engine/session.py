@@ -38,6 +38,7 @@ from autobatch.engine.results import (
 from autobatch.engine.runner import Runner
 from autobatch.engine.settings import Settings
 from autobatch.graph.graph import Graph
+from autobatch.graph.queued import QueuedBatch
 from autobatch.ir.precision import check_precision
 from autobatch.ops.randomness import Randomness
 from autobatch.params.gradients import GradientBuffers, Gradients
@@ -250,7 +251,10 @@ class Session(Settings):
         if each is not None:
             options = each.planned(options, self.parameters.trainable, len(minibatch.instances))
         if self._thread_choice is None:
-            return self.planning.prepare(minibatch, options, call.clock)
+            step = self.planning.prepare(minibatch, options, call.clock)
+            if type(minibatch.instances) is QueuedBatch:
+                self.planning.plan_following(minibatch.instances, options, step)
+            return step
         size_class = self._thread_choice.of(minibatch, call.training)
         measured = call.measured and not n_waiting()
         n = size_class.next() if measured else size_class.threads

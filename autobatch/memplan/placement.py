@@ -6,9 +6,10 @@ with several edges, made by the pass `fold`, reads their sum: the first value co
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
+from autobatch._native import PlanJob as CoreJob
 from autobatch._native import place_values
 from autobatch._native import plan_graphs as plan_in_core
 from autobatch._native import plan_round as plan_round_in_core
@@ -99,16 +100,32 @@ def plan_graphs(graphs: list[Graph], types: Types, options: CoreOptions, slot: i
     Raises:
         GraphError, DataError: as for `merge_graphs`; also GraphError if an edge points backwards.
     """
-    flows = None if slot < 0 else options.cells.flows
-    try:
-        merged, planned, is_whole, merging = plan_in_core(graphs, *options.arguments, flows, slot)
-    except (ValueError, OverflowError):
-        check_order(merge_graphs(graphs, types))
-        raise
-    found = _planned(merged_graph(graphs, merged, types), planned, options.cells, merging)
-    if is_whole:
-        found.plan.whole_slot = slot
-    return found
+    arguments = _arguments(graphs, options, slot)
+    return _result(lambda: plan_in_core(*arguments), graphs, types, options.cells, slot)
+
+
+class PlanJob:
+    """The planning of graphs ahead of their run, by another thread; takes the arguments of `plan_graphs`.
+
+    Raises:
+        ValueError, OverflowError: the core refuses the graphs; `plan_graphs` raises the error for users.
+    """
+
+    def __init__(self, graphs: list[Graph], types: Types, options: CoreOptions, slot: int = -1) -> None:
+        self._job = CoreJob(*_arguments(graphs, options, slot))
+        self._given = graphs, types, options.cells, slot
+
+    def run(self) -> None:
+        """Plan, unless another thread does so or has done so; other threads run Python meanwhile."""
+        self._job.run()
+
+    def result(self) -> PlannedGraph:
+        """Return what `plan_graphs` returns, after planning or waiting for the thread that plans; call it once.
+
+        Raises:
+            GraphError, DataError: as for `plan_graphs`.
+        """
+        return _result(self._job.result, *self._given)
 
 
 def plan_round(
@@ -133,6 +150,25 @@ def plan_round(
     if emitted is None or planned is None:
         return PlannedRound(chosen, moves, None)
     return PlannedRound(chosen, moves, _planned(graph.emitted(*emitted, types, request), planned, options.cells))
+
+
+def _arguments(graphs: list[Graph], options: CoreOptions, slot: int) -> tuple[Any, ...]:
+    return (graphs, *options.arguments, None if slot < 0 else options.cells.flows, slot)
+
+
+def _result(
+    plan: Callable[[], tuple[Any, ...]], graphs: list[Graph], types: Types, cells: PlannedTypes, slot: int
+) -> PlannedGraph:
+    """Call the core, and return the plan of the graphs."""
+    try:
+        merged, planned, is_whole, merging = plan()
+    except (ValueError, OverflowError):
+        check_order(merge_graphs(graphs, types))
+        raise
+    found = _planned(merged_graph(graphs, merged, types), planned, cells, merging)
+    if is_whole:
+        found.plan.whole_slot = slot
+    return found
 
 
 def _planned(graph: Graph, parts: tuple[Any, ...], cells: PlannedTypes, merging: float = 0.0) -> PlannedGraph:

@@ -7,7 +7,9 @@ so bucketing saves launches: a mini-batch takes about as many as its deepest ins
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -15,6 +17,7 @@ from numpy.typing import NDArray
 
 from autobatch.errors import DataError
 from autobatch.graph.graph import Graph
+from autobatch.graph.queued import QueuedBatch
 from autobatch.keywords import checked
 from autobatch.ops.eager import unwrap
 from autobatch.ops.randomness import check_generator
@@ -32,6 +35,7 @@ def minibatches(
     *,
     bucket_by: BucketBy[T] | None = None,
     window: int | None = WINDOW,
+    ahead: int = 0,
 ) -> Iterator[list[T]]:
     """Yield lists of `size` instances, with each instance once; one list may be shorter.
 
@@ -48,10 +52,11 @@ def minibatches(
         bucket_by: "nodes" for the node counts of recorded graphs; a function from an instance to its size; or the
             sizes of all instances, in their order. By default sizes do not matter.
         window: mini-batches per window; fewer give more randomness, and None sorts the whole data set.
+        ahead: the number of mini-batches to plan while one runs, see `plan_ahead`.
 
     Raises:
-        DataError: `size` or `window` is below 1, `bucket_by` does not give one size per instance, or it is "nodes" and
-            an instance is not a recorded graph.
+        DataError: `size` or `window` is below 1, `ahead` is below 0, `bucket_by` does not give one size per instance,
+            or it is "nodes" and an instance is not a recorded graph.
 
     Cost: O(N log(window · size)) for N instances, before the first mini-batch.
 
@@ -72,8 +77,41 @@ def minibatches(
         batches = _bucketed(order, size, sizes_of(instances, bucket_by), window)
         if rng is not None:
             rng.shuffle(batches)
-    for batch in batches:
-        yield [instances[i] for i in batch]
+    found = ([instances[i] for i in batch] for batch in batches)
+    yield from found if ahead == 0 else plan_ahead(found, ahead)
+
+
+@checked(batches=None)
+def plan_ahead(batches: Iterable[Sequence[T]], n: int = 2) -> Iterator[list[T]]:
+    """Yield the mini-batches of an iterable, such as a PyTorch `DataLoader`, and plan the next ones meanwhile.
+
+    While a batched function runs a mini-batch, a thread plans the next `n` for the same function and options: the core
+    plans without holding the GIL. Schedules, results and their order are the same. This helps if mini-batches consist
+    of recorded graphs and are new each time, as in shuffled training. Nothing is planned ahead if no core is free, that
+    is, if the process may use no more cores than the function has threads; for policies and planners that are written
+    in Python, such as learned ones; for `threads="auto"`; and for instances that are not recorded.
+
+    An error of an instance is raised by the call that runs its mini-batch. With `max_bytes`, plans wait only as long as
+    they and the memory of the run take less than that, by estimate.
+
+    Args:
+        batches: mini-batches, sequences of graphs from `record_all`; fetched `n` ahead.
+        n: the number of mini-batches to plan while one runs; two hide planning unless it takes longer than the run.
+
+    Raises:
+        DataError: `n` is below 0.
+
+    >>> [batch for batch in plan_ahead([["a", "b"], ["c"]])]
+    [['a', 'b'], ['c']]
+    """
+    if n < 0:
+        raise DataError(f"the number of mini-batches to plan ahead must be at least 0, got {n}.")
+    remaining, queue = iter(batches), deque[QueuedBatch]()
+    for batch in islice(remaining, n + 1):
+        queue.append(QueuedBatch(batch, queue))
+    while queue:
+        yield queue.popleft()
+        queue.extend(QueuedBatch(batch, queue) for batch in islice(remaining, 1))
 
 
 def _bucketed(order: NDArray[Any], size: int, sizes: NDArray[Any], window: int | None) -> list[NDArray[Any]]:

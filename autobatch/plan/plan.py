@@ -212,6 +212,11 @@ class Plan:
         """Return the bytes of the buffer, with elements of this dtype."""
         return self.size * dtype.itemsize
 
+    @property
+    def host_bytes(self) -> int:
+        """Return the bytes of the arrays of the plan itself, without those of its types."""
+        return sum([array.nbytes for array in vars(self).values() if isinstance(array, np.ndarray)])
+
     def __str__(self) -> str:
         lines = [f"Plan(elements={self.size}, destinations={self.dest.size})"]
         names = self.graph.types.names

@@ -65,6 +65,9 @@ class PlanCache:
     def __len__(self) -> int:
         return len(self._plans)
 
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._plans
+
     def clear(self) -> None:
         self._plans.clear()
 

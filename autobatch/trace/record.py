@@ -19,6 +19,7 @@ from autobatch.arrays import IntArray, LongArray
 from autobatch.errors import DataError, GraphError
 from autobatch.graph.build import check_ranges, merge_graphs
 from autobatch.graph.graph import Graph
+from autobatch.graph.queued import QueuedBatch
 from autobatch.ops.operators import STAGE, Operators, stage
 from autobatch.ops.taped import EagerTape
 from autobatch.params.known import NO_PARAMETERS, KnownModule, ParameterState
@@ -488,6 +489,8 @@ def list_instances(instances: Iterable[Any], what: str = "a mini-batch", advice:
     """
     if type(instances) is list:
         return list(instances)
+    if type(instances) is QueuedBatch:
+        return instances.shared()
     is_one = isinstance(instances, ONE) or (hasattr(instances, "shape") and hasattr(instances, "dtype"))
     if is_one or not isinstance(instances, Iterable):
         raise refusal(what, "a list of instances", instances, advice=advice)

@@ -1,10 +1,9 @@
 // The Python bindings of this folder; `_native.pyi` documents them.
 
 #include "graph/growing/round.h"
+#include "plan/job.h"
 #include "plan/lifetimes.h"
-#include "plan/pipeline.h"
 #include "plan/sums.h"
-#include "support/clock.h"
 
 namespace autobatch {
 namespace {
@@ -30,34 +29,6 @@ PyObject* place_values(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   }
   PlanArrays plan;
   return set_problem(problem) ? placement.to_python(plan).release() : nullptr;
-}
-
-// plan_graphs(graphs, types, passes, rule, layout, sizes, n_threads, flows, slot): returns the merged graph, or None
-// for a single graph; the parts of a `Planned`; whether the loss in the slot depends on all nodes; and the seconds that
-// merging took.
-PyObject* plan_graphs(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
-  Merging merging;
-  Pipeline pipeline;
-  Loss loss;
-  double began = seconds_now(), merged_at;
-  if (!takes("plan_graphs", n, 9) || !pipeline.read(arguments + 1) || !merging.read(arguments[0])) return nullptr;
-  bool merges = merging.parts.size() != 1, is_whole = false;
-  if ((merges && !merging.make_arrays()) || !pipeline.take(merges ? merging.whole : merging.parts[0], arguments[1]) ||
-      !loss.read(arguments[7], arguments[8], pipeline.placement))
-    return nullptr;
-  Problem problem;
-  {
-    Unlocked unlocked;
-    if (merges) merging.write();
-    merged_at = seconds_now();
-    problem = pipeline.run();
-    if (!problem) problem = loss.find_whole(pipeline.graph.graph, pipeline.placement.n_slots(), is_whole);
-  }
-  Ref planned = pipeline.to_python(problem);
-  if (!planned) return nullptr;
-  Ref merged = merges ? merging.to_python() : Ref::borrowed(Py_None);
-  if (!merged) return nullptr;
-  return Py_BuildValue("NNOd", merged.release(), planned.release(), is_whole ? Py_True : Py_False, merged_at - began);
 }
 
 // plan_round(round, types, passes, rule, layout, sizes, n_threads): returns the parts of a `Choice`; the parts of a
@@ -184,6 +155,8 @@ PyMethodDef functions[] = {fast("plan_graphs", plan_graphs),   fast("plan_round"
 
 }  // namespace
 
-bool add_plan(PyObject* module) { return PyModule_AddFunctions(module, functions) == 0; }
+bool add_plan(PyObject* module) {
+  return PyModule_AddType(module, &PlanJobType) == 0 && PyModule_AddFunctions(module, functions) == 0;
+}
 
 }  // namespace autobatch

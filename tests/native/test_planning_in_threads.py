@@ -47,3 +47,28 @@ def test_threads_plan_as_one_does(n: int) -> None:
     alone = [plans_of(seed) for seed in range(n)]
     with ThreadPoolExecutor(N_THREADS) as pool:
         assert [*pool.map(plans_of, reversed(range(n)))] == alone[::-1]
+
+
+@pytest.mark.parametrize("n", [pytest.param(40, id="some"), pytest.param(2000, id="many", marks=pytest.mark.slow)])
+def test_threads_that_race_for_a_job_get_the_plan_once(n: int) -> None:
+    """Several threads run a job, and one reads it at the same time; the result is that of `plan_graphs`."""
+    with ThreadPoolExecutor(N_THREADS) as pool:
+        for k in range(n):
+            for args in examples(k % 4)["plan_graphs"]:
+                job = _native.PlanJob(*args)
+                racing = [pool.submit(job.run) for _ in range(k % 4)]
+                reading = [pool.submit(job.result) for _ in range(2)]
+                for one in racing:
+                    one.result()
+                read = [one.result() for one in reading if one.exception() is None]
+                refused = [str(one.exception()) for one in reading if one.exception() is not None]
+                assert refused == ["the result of a PlanJob must be read only once"]
+                (_, found, is_whole, _), (_, expected, was_whole, _) = read[0], _native.plan_graphs(*args)
+                assert is_whole == was_whole
+                assert found[2] == expected[2]
+                assert digest_of_plan(found) == digest_of_plan(expected)
+
+
+def digest_of_plan(planned: tuple[Any, ...]) -> str:
+    words, floats, _, batches, parts, *_ = planned
+    return digest(words, floats, *batches, *parts)

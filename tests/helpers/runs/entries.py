@@ -123,7 +123,16 @@ def fold(n: Any, edges: Any, names: Any, values: Any, parents: Any, columns: Any
     _native.Forest.from_nested({"children": values}, "children", names)
 
 
-METHODS: dict[str, Callable[..., Any]] = {"Course": play, "Forest": fold, "Simulation": simulate, "Sweep": sweep}
+def plan_ahead(*args: Any) -> None:
+    """Plan a mini-batch by a job, and read its result."""
+    job = _native.PlanJob(*args)
+    job.run()
+    job.result()
+
+
+METHODS: dict[str, Callable[..., Any]] = {
+    "Course": play, "Forest": fold, "PlanJob": plan_ahead, "Simulation": simulate, "Sweep": sweep
+}  # fmt: skip
 """Functions that use each class of the core."""
 GRAPH_PARTS = ("words", "floats", "types", "structures", "keys", "in_range")
 """The parts of a graph that the core reads."""
@@ -160,7 +169,7 @@ def examples(seed: int) -> dict[str, list[tuple[Any, ...]]]:
                 for alias in [alias for alias, value in vars(module).items() if value is function]:
                     stack.enter_context(patch.object(module, alias, noting(name, function)))
         noted |= work(np.random.default_rng(seed))
-    return dict(noted)
+    return {**noted, "PlanJob": noted["plan_graphs"]}
 
 
 def work(rng: Rng) -> dict[str, list[tuple[Any, ...]]]:

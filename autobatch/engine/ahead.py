@@ -1,0 +1,90 @@
+"""Plan the next mini-batches of an iterator in a thread while the current one runs.
+
+A mini-batch that `ab.minibatches(..., ahead=n)` yields knows the next `n`. When a function runs it, the session starts
+to plan these for the same function, with the same options. The core plans without the GIL, so that Python and kernels
+go on. The call that runs such a mini-batch takes its plan, and plans it anew if anything that the plan depends on has
+changed. It raises any error of its instances. If the thread has not begun the plan, the call makes it, so that it never
+takes longer than without planning ahead.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from queue import SimpleQueue
+from typing import NamedTuple, Self
+
+from autobatch.backends.options import Options
+from autobatch.graph.graph import Graph
+from autobatch.memplan.placement import PlanJob
+from autobatch.plan.plan import PlannedTypes
+
+
+class _Planner:
+    """The thread that plans, one mini-batch after the other; it starts with the first."""
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[weakref.ref[PlanJob]] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def begin(self, job: PlanJob) -> None:
+        """Plan as soon as possible, unless the job is dropped before."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="autobatch planning", daemon=True)
+                self._thread.start()
+        self._jobs.put(weakref.ref(job))
+
+    def _work(self) -> None:
+        while True:
+            job = self._jobs.get()()
+            if job is not None:
+                job.run()
+            del job  # so that its plan can be freed while the thread waits
+
+
+_planner = _Planner()
+
+
+def _renew() -> None:
+    """Start anew in a forked child, which has no such thread, and whose copies of running jobs never end."""
+    global _planner
+    _planner = _Planner()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)
+
+
+class PlanAhead(NamedTuple):
+    """A plan that was begun ahead of its run.
+
+    Attributes:
+        graphs: the mini-batch.
+        options, cells: the options and the planned types of the call that began it.
+        job: plans.
+        planner: the thread that was asked to plan.
+    """
+
+    graphs: list[Graph]
+    options: Options
+    cells: PlannedTypes
+    job: PlanJob
+    planner: _Planner
+
+    @classmethod
+    def begin(cls, graphs: list[Graph], options: Options, cells: PlannedTypes, job: PlanJob) -> Self:
+        """Begin to plan in the thread."""
+        _planner.begin(job)
+        return cls(graphs, options, cells, job, _planner)
+
+    def is_for(self, graphs: list[Graph], options: Options, cells: PlannedTypes) -> bool:
+        """Return whether this is the plan of these graphs with these options and types, begun in this process."""
+        return (
+            self.planner is _planner
+            and (self.cells is cells or self.cells.traces == cells.traces)
+            and (self.options is options or (self.options.policy is options.policy and self.options == options))
+            and self.graphs == graphs  # the same objects, because graphs are compared by identity
+        )
