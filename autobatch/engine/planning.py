@@ -33,7 +33,7 @@ from autobatch.trace.record import MiniBatch, Recorder
 if TYPE_CHECKING:
     from autobatch.engine.kept_values import KeptValues
     from autobatch.graph.growing import Chosen, Request
-    from autobatch.memplan.placement import CoreOptions, PlanJob, PlannedGraph
+    from autobatch.memplan.placement import CoreOptions, PlannedGraph
     from autobatch.trace.phases import Phases
 
 TYPES = attrgetter("types")
@@ -216,31 +216,29 @@ class Planning:
         (part,) = step.parts
         left = math.inf if options.max_bytes is None else options.max_bytes - part.n_bytes
         per_word = 0.0 if options.max_bytes is None else part.plan.host_bytes / step.graph.words.size
-        for graphs in batch.following:
-            left -= per_word * sum([graph.words.size for graph in graphs]) if per_word else 0
+        for following in batch.following:
+            if {*map(type, following)} != {Graph}:
+                return
+            left -= per_word * sum([graph.words.size for graph in following]) if per_word else 0
             if left < 0:
                 return
-            known: PlanAhead | None = graphs.plans.get((self, options.purpose))
-            if known is None or not known.is_for(graphs, options, cells):
-                job = self._begin(graphs, options, cells, core)
-                if job is not None:
-                    graphs.plans[self, options.purpose] = PlanAhead.begin([*graphs], options, cells, job)
+            self._plan_ahead(following, options, cells, core)
 
-    def _begin(self, graphs: QueuedBatch, options: Options, cells: PlannedTypes, core: CoreOptions) -> PlanJob | None:
-        """Return the job that plans a mini-batch; None if it cannot be planned ahead, or its plan is cached."""
-        if {*map(type, graphs)} != {Graph}:
-            return None
-        key = self._key(MiniBatch(graphs, None), options, cells)
-        if key is None or key in self.cache:
-            return None
+    def _plan_ahead(self, batch: QueuedBatch, options: Options, cells: PlannedTypes, core: CoreOptions) -> None:
+        """Begin to plan a mini-batch, unless that was done, its plan is cached, or it cannot be planned ahead."""
         try:
-            slot = _loss_slot(graphs, options)
-            if slot >= 0 and cells.singular:
-                return None
-            job: PlanJob = _placement().PlanJob([*graphs], self._recorder.types, core, slot)
-        except (AutobatchError, ValueError, OverflowError):  # of its instances; raised again when they run
-            return None
-        return job
+            graphs = self._recorder.arrived(batch)
+            place = self, options.purpose
+            known: PlanAhead | None = batch.plans.get(place)
+            if known is not None and known.is_for(graphs, options, cells):
+                return
+            key, slot = self._key(MiniBatch(graphs, None), options, cells), _loss_slot(graphs, options)
+            if key is None or key in self.cache or (slot >= 0 and cells.singular):
+                return
+            job = _placement().PlanJob([*graphs], self._recorder.types, core, slot)
+        except (AutobatchError, ValueError, OverflowError):
+            return  # an error of its instances, which the run raises
+        batch.plans[place] = PlanAhead.begin([*graphs], options, cells, job)
 
     def _take(self, batch: QueuedBatch, options: Options, cells: PlannedTypes) -> PlannedGraph | None:
         """Return the plan that was begun ahead, after waiting for it; None if there is none for these options."""

@@ -11,7 +11,8 @@ class QueuedBatch(list[Any]):
 
     Attributes:
         following: the next mini-batches, in order; changes when the iterator goes on.
-        plans: the plans that were begun ahead of the run, by planning and purpose; see `autobatch.engine.ahead`.
+        plans: the plans that were begun ahead of the run, by planning and purpose, see `autobatch.engine.ahead`; and,
+            by recorder, graphs from other processes and their conversions to this one.
     """
 
     __slots__ = ("following", "plans")

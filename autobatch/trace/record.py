@@ -353,7 +353,21 @@ class Recorder:
         return merge_graphs(self.graphs_of(minibatch), self.types)
 
     def arrived(self, instances: list[Any]) -> list[Any]:
-        """Return the instances, with graphs from other processes converted to this one."""
+        """Return the instances, with graphs from other processes converted to this one.
+
+        A mini-batch that is planned ahead keeps the converted graphs until it runs.
+        """
+        if type(instances) is QueuedBatch:
+            given, found = instances.plans.get(self, (None, None))
+            if given != instances:  # graphs are compared by identity
+                found = self._arrived([*instances])
+                instances.plans[self] = [*instances], found
+            twin = instances.shared()
+            twin[:] = found
+            return twin
+        return self._arrived(instances)
+
+    def _arrived(self, instances: list[Any]) -> list[Any]:
         tables = {x.types for x in instances if type(x) is Graph}
         portable = {types for types in tables if type(types) is PortableTypes}
         if not portable:

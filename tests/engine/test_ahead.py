@@ -16,8 +16,8 @@ import pytest
 import autobatch as ab
 from autobatch.engine import ahead as planning_ahead
 from autobatch.graph.queued import QueuedBatch
-from autobatch.memplan.placement import PlanJob
 from autobatch.plan.plan import Plan
+from helpers.counters.jobs import CountedJobs
 from helpers.programs.random_programs import draw_instances, draw_model
 from helpers.runs.planned import assert_same_plan
 
@@ -31,33 +31,6 @@ def two_cores() -> Iterator[None]:
     """Let the session plan ahead on any machine."""
     with patch("autobatch.engine.planning.usable_cores", return_value=2):
         yield
-
-
-class Counted:
-    """The number of plans that were begun ahead, and of those that were used."""
-
-    def __init__(self) -> None:
-        self.begun = self.used = 0
-
-    def __enter__(self) -> Counted:
-        init, result = PlanJob.__init__, PlanJob.result
-
-        def begin(job: PlanJob, *args: Any) -> None:
-            self.begun += 1
-            init(job, *args)
-
-        def use(job: PlanJob) -> Any:
-            self.used += 1
-            return result(job)
-
-        self._patches = patch.object(PlanJob, "__init__", begin), patch.object(PlanJob, "result", use)
-        for one in self._patches:
-            one.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for one in self._patches:
-            one.stop()
 
 
 class Net(ab.Module):
@@ -111,7 +84,7 @@ def test_plans_and_results_are_those_of_planning_in_the_call(seeds: range) -> No
         losses = [ab.batched(model.loss if trains else model.everything, **options) for _ in range(2)]
         instances = draw_instances(rng, model, n=11)
         found: list[list[Any]] = []
-        with Counted() as counted:
+        with CountedJobs() as counted:
             for n, loss in zip((0, 1 + seed % 3), losses, strict=True):
                 graphs, shuffled, results = loss.record_all(instances), np.random.default_rng(seed), []
                 for batch in ab.minibatches(graphs, SIZE, shuffled, ahead=n):
@@ -142,7 +115,7 @@ def noting(prepare: Any, plans: list[Plan]) -> Any:
 def test_every_mini_batch_but_the_first_is_planned_ahead() -> None:
     loss = ab.batched(Net().loss, policy="score", backend="reference")
     graphs = loss.record_all(sentences())
-    with Counted() as counted:
+    with CountedJobs() as counted:
         for batch in ab.minibatches(graphs, SIZE, ahead=2):
             loss.value_and_grad(batch)
         assert (counted.begun, counted.used) == (3, 3)
@@ -156,7 +129,7 @@ def test_several_functions_plan_the_same_mini_batches() -> None:
     loss = ab.batched(model.loss, policy="score", backend="reference", plan_cache=0)
     graphs = loss.record_all(sentences())
     expected = [(loss(batch), loss.value_and_grad(batch)[0]) for batch in ab.minibatches(graphs, SIZE)]
-    with Counted() as counted:
+    with CountedJobs() as counted:
         found = [(loss(batch), loss.value_and_grad(batch)[0]) for batch in ab.minibatches(graphs, SIZE, ahead=1)]
     np.testing.assert_equal(found, expected)
     assert counted.used == 6  # for inference and training
@@ -170,7 +143,7 @@ def test_several_functions_plan_the_same_mini_batches() -> None:
 def test_nothing_is_planned_ahead_where_that_is_impossible_or_takes_a_core(options: dict[str, Any]) -> None:
     loss = ab.batched(Net().loss, backend="reference", **options)
     graphs = loss.record_all(sentences())
-    with Counted() as counted:
+    with CountedJobs() as counted:
         for batch in ab.minibatches(graphs, 1, ahead=2):
             loss(batch)
     assert counted.begun == 0
@@ -185,7 +158,7 @@ def test_waiting_plans_count_in_max_bytes() -> None:
         (part,) = loss.prepare(graphs[:2]).parts
         loss.max_bytes = int(part.n_bytes + spare * part.plan.host_bytes)
         batches = ab.minibatches(graphs, 2, ahead=3)
-        with Counted() as counted:
+        with CountedJobs() as counted:
             loss(next(batches))
         begun.append(counted.begun)
     assert begun == [0, 1, 2]
@@ -233,7 +206,7 @@ def test_changes_between_planning_and_running_are_followed() -> None:
         model.weight.trainable = True
         loss = ab.batched(model.loss, policy="score", backend="reference")
         graphs = loss.record_all(sentences())
-        with Counted() as counted:
+        with CountedJobs() as counted:
             batches = ab.minibatches(graphs, SIZE, ahead=1)
             loss.value_and_grad(next(batches))
             second = next(batches)
@@ -283,7 +256,7 @@ def test_any_iterable_of_mini_batches_can_be_planned_ahead() -> None:
 
 def test_instances_without_graphs_run_as_without_planning_ahead() -> None:
     loss = ab.batched(Net().loss, policy="score", backend="reference")
-    with Counted() as counted:
+    with CountedJobs() as counted:
         found = [loss(batch) for batch in ab.minibatches(sentences(), SIZE, ahead=2)]
     np.testing.assert_equal(found, [loss(batch) for batch in ab.minibatches(sentences(), SIZE)])
     assert counted.begun == 0

@@ -9,13 +9,17 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader
 
+import autobatch as ab
 import autobatch.torch as abt
+from helpers.counters.jobs import CountedJobs
 
 
 class Net(nn.Module):
@@ -114,3 +118,23 @@ def test_a_cell_without_a_name_is_an_error_of_the_worker(start: str, tmp_path: P
 def test_a_result_without_a_name_is_an_error_of_the_worker(tmp_path: Path) -> None:
     done = run(tmp_path, start="fork", of_x="self.a(x)", of_h="(h.sum(), lambda: 0)")
     assert "results of its function must not hold objects that another process" in done.stderr
+
+
+@pytest.mark.parametrize("n_workers", [0, 2], ids=["recorded here", "recorded by workers"])
+def test_mini_batches_of_a_loader_are_planned_ahead(n_workers: int) -> None:
+    """With graphs that were recorded here, or by the workers; gradients are those of the whole mini-batch."""
+    torch.manual_seed(0)
+    model = Net()
+    run = abt.batched(lambda x: torch.tanh(model.a(x)).sum(), module=model, backend="reference", policy="score")
+    xs = [torch.randn(4) for _ in range(12)]
+    given, collate = (xs, run.record_all) if n_workers else (run.record_all(xs), list)
+    loader = DataLoader(given, batch_size=3, collate_fn=collate, num_workers=n_workers)  # type: ignore[arg-type]
+    with patch("autobatch.engine.planning.usable_cores", return_value=2), CountedJobs() as counted:
+        for batch in ab.plan_ahead(loader, 2):
+            run(batch).mean().backward()
+    found = [x.grad.clone() for x in model.a.parameters() if x.grad is not None]
+    assert len(found) == 2
+    assert (counted.begun, counted.used) == (3, 3)
+    model.zero_grad()
+    (run(xs).mean() * 4).backward()
+    torch.testing.assert_close(found, [x.grad for x in model.a.parameters()])
