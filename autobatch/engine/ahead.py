@@ -13,12 +13,14 @@ import os
 import threading
 import weakref
 from queue import SimpleQueue
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from autobatch.backends.options import Options
 from autobatch.graph.graph import Graph
-from autobatch.memplan.placement import PlanJob
 from autobatch.plan.plan import PlannedTypes
+
+if TYPE_CHECKING:
+    from autobatch.memplan.placement import PlanJob
 
 
 class _Planner:
