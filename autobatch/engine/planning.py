@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from autobatch.backends.base import Backend
 from autobatch.backends.options import Options
-from autobatch.engine.ahead import PlanAhead
 from autobatch.engine.counts import Clock, Step
 from autobatch.engine.results import loss_slot
 from autobatch.errors import AutobatchError
@@ -31,6 +30,7 @@ from autobatch.system.unchecked import checking, is_unchecked
 from autobatch.trace.record import MiniBatch, Recorder
 
 if TYPE_CHECKING:
+    from autobatch.engine.ahead import PlanAhead
     from autobatch.engine.kept_values import KeptValues
     from autobatch.graph.growing import Chosen, Request
     from autobatch.memplan.placement import CoreOptions, PlannedGraph
@@ -226,6 +226,8 @@ class Planning:
 
     def _plan_ahead(self, batch: QueuedBatch, options: Options, cells: PlannedTypes, core: CoreOptions) -> None:
         """Begin to plan a mini-batch, unless that was done, its plan is cached, or it cannot be planned ahead."""
+        from autobatch.engine.ahead import PlanAhead
+
         try:
             graphs = self._recorder.arrived(batch)
             place = self, options.purpose
