@@ -13,7 +13,6 @@ from autobatch.backends.base import Backend
 from autobatch.backends.options import Options
 from autobatch.engine.counts import Clock, Step
 from autobatch.engine.results import loss_slot
-from autobatch.errors import AutobatchError
 from autobatch.graph.build import merge_graphs
 from autobatch.graph.graph import Graph, digests_of
 from autobatch.graph.queued import QueuedBatch
@@ -238,8 +237,8 @@ class Planning:
             if key is None or key in self.cache or (slot >= 0 and cells.singular):
                 return
             job = _placement().PlanJob([*graphs], self._recorder.types, core, slot)
-        except (AutobatchError, ValueError, OverflowError):
-            return  # an error of its instances, which the run raises
+        except Exception:  # of its instances, or of cells that are traced again: the run raises it
+            return
         batch.plans[place] = PlanAhead.begin([*graphs], options, cells, job)
 
     def _take(self, batch: QueuedBatch, options: Options, cells: PlannedTypes) -> PlannedGraph | None:
