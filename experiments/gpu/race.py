@@ -1,6 +1,7 @@
 """Time steps compared with PyTorch on the same GPU, and measure the host's part of them.
 
-Our mini-batches are recorded in each step, planned in each step, or have cached plans. They take turns with the models
+Our mini-batches are recorded in each step, planned in each step, planned while the step before runs, or have cached
+plans. They take turns with the models
 that are batched by hand in `baselines`: merged in each step, merged ahead, and replayed as a CUDA graph. Training ends
 with a step of Adam. Parameters are on the GPU; the host waits for it once after several steps.
 """
@@ -8,9 +9,10 @@ with a step of Adam. Parameters are on the GPU; the host waits for it once after
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import autobatch as ab
@@ -40,6 +42,7 @@ SETTINGS = [
 N_MINIBATCHES = 2
 SMALL = 256  # instances; mini-batches up to this size are also recorded in each step, and timed more often
 LR = 1e-4
+N_AHEAD = 2  # mini-batches that are planned while one runs
 IN_A_ROW = 4  # steps until the host waits for the device: it may prepare a step while the last one runs
 AHEAD = ("merged ahead", "CUDA graph")
 """PyTorch variants whose mini-batches are prepared ahead of time; the others merge prepared instances in each step."""
@@ -92,8 +95,8 @@ def draw(workload: Workload, n_instances: int) -> list[Any]:
 
 
 def our_ways(check: Check, workload: Workload, instances: Sequence[Any], size: int) -> dict[str, Way]:
-    """Make autobatch's variants: planned in each step, with cached plans and, for small mini-batches, recorded in each
-    step.
+    """Make autobatch's variants: planned in each step or ahead of it, with cached plans and, for small mini-batches,
+    recorded in each step.
     """
     planned, cached, crowded = (
         ab.batched(workload.model.loss, backend=check.backend(blocks=blocks), plan_cache=n_plans)
@@ -101,6 +104,7 @@ def our_ways(check: Check, workload: Workload, instances: Sequence[Any], size: i
     )
     ways = {
         "recorded graphs": our_way(workload, planned, record(planned, instances), size),
+        "planned ahead": our_way(workload, planned, record(planned, instances), size, ahead=N_AHEAD),
         "cached plans": our_way(workload, cached, record(cached, instances), size),
         "cached plans, two blocks": our_way(workload, crowded, record(crowded, instances), size),
     }
@@ -109,15 +113,29 @@ def our_ways(check: Check, workload: Workload, instances: Sequence[Any], size: i
     return {f"autobatch, {name}": way for name, way in ways.items()}
 
 
-def our_way(workload: Workload, loss: Any, instances: Sequence[Any], size: int) -> Way:
-    """Run autobatch on instances or graphs; training returns nothing to the host, as in PyTorch's variants."""
+def our_way(workload: Workload, loss: Any, instances: Sequence[Any], size: int, ahead: int = 0) -> Way:
+    """Run autobatch on instances or graphs; training returns nothing to the host, as in PyTorch's variants.
+
+    With `ahead`, every row of steps (`IN_A_ROW`) plans its own mini-batches: none is planned before the first step.
+    """
     minibatches, optimizer = list(ab.minibatches(instances, size)), ab.optim.Adam(workload.model, lr=LR)
+    row: Iterator[Any] = iter(())
+
+    def take(number: int) -> Any:
+        nonlocal row
+        if not ahead:
+            return minibatches[number]
+        found = next(row, None)
+        if found is None:
+            row = ab.plan_ahead(repeat(minibatches[number], IN_A_ROW), ahead)
+            found = next(row)
+        return found
 
     def train(number: int) -> None:
-        _, gradients = loss.value_and_grad(minibatches[number])
+        _, gradients = loss.value_and_grad(take(number))
         optimizer.step(gradients)
 
-    return Way(lambda number: loss(minibatches[number]), train, loss)
+    return Way(lambda number: loss(take(number)), train, loss)
 
 
 def their_ways(check: Check, workload: Workload, instances: Sequence[Any], size: int, result: Result) -> dict[str, Way]:
