@@ -223,7 +223,7 @@ class PlanRun(ABC, Generic[M]):
         if copies and self.store is HOST:
             self._outputs = self.values.outputs()
         elif copies:
-            self._read = self.values.begin_outputs()
+            self._read = self.values.begin_read(range(len(self.cells.slot_shapes)))
 
     def backward(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient], reader: RowReader | None = None) -> None:
         """Differentiate the run; see `Run`."""
