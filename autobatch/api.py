@@ -451,16 +451,13 @@ class Batched(Session):
             online: continue learning, from each mini-batch in which the machine meets an unknown state.
             progress: show the progress, on standard error or in a notebook output.
             options: critical, mask, rival, reward, direction, compact, episodes, ...: see `ab.policies.learn`, whose
-                defaults perform best. `**ab.policies.PUBLISHED` gives the settings published for ED-Batch. With
-                device="cuda", a GPU runs the episodes, many at once.
+                defaults perform best. `**ab.policies.PUBLISHED` gives the settings published for ED-Batch.
 
         Returns:
             The policy. Its `save` writes it to a file, whose path is a policy for `ab.batched`.
 
         Raises:
-            PolicyError: no mini-batch is given, an option is unknown or out of range, or the mini-batches exceed
-                the memory of the GPU.
-            BackendError: `device` is "cuda" and there is no GPU.
+            PolicyError: no mini-batch is given, or an option is unknown or out of range.
 
         Cost: about as long as planning the mini-batches `episodes` times (1000 by default) in each direction, and the
             same again for the machine as published, which is learned as well unless `rival=False`.

@@ -35,7 +35,6 @@ from gpu.bandwidth import time_kernels
 from gpu.policies import time_policies
 from gpu.race import race
 from gpu.rounds import decode_on_both
-from gpu.simulator import time_simulators
 from gpu.tests import run_tests
 from gpu.traffic import count_traffic
 from harness import find_data, run
@@ -59,7 +58,6 @@ SECTIONS = {
     "bandwidth": Part(time_kernels, 0.07),
     "race": Part(race, 0.21),
     "policies": Part(time_policies, 0.12),
-    "simulator": Part(time_simulators, 0.05),
     "rounds": Part(decode_on_both, 0.05),
 }
 
@@ -74,7 +72,7 @@ class Config(Settings):
     """Time limit: nothing new starts after it, and the output lists what was left out."""
     section: str = ""
     """Run only this section: tests, correctness, training, traffic, launches, products, bandwidth, race, policies,
-    simulator, rounds.
+    rounds.
     """
 
 

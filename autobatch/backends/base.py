@@ -13,9 +13,12 @@ Any number of executables and runs may be alive at a time, of one or several fun
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
+from numpy.typing import NDArray
+
+from autobatch.arrays import IntArray
 from autobatch.backends.options import Options
 from autobatch.devices.store import Store
 from autobatch.ops.randomness import Randomness
@@ -41,6 +44,25 @@ class Counts(NamedTuple):
     copied_bytes: int
     allocations: int
     buffer_bytes: int
+
+
+class RowMoves(NamedTuple):
+    """Rows to copy from the results of a finished run to tables.
+
+    Attributes:
+        pairs: pairs of device arrays with rows of one shape, a column of results and a table; and the first and the end
+            of their rows in `found` and `rows`.
+        found, rows: the rows of columns, and the rows of tables to which they are copied.
+    """
+
+    pairs: Sequence[tuple[Any, Any, int, int]]
+    found: IntArray
+    rows: IntArray
+
+    def run(self, store: Store) -> None:
+        """Copy the rows, by the array functions of their device."""
+        for column, table, first, end in self.pairs:
+            table[store.put(self.rows[first:end])] = column[store.put(self.found[first:end])]
 
 
 class Timer(Protocol):
@@ -98,8 +120,17 @@ class Run(Protocol):
             copies: whether to copy the outputs to the host; if not, only `on_device` returns them.
         """
 
+    def carry(self, moves: RowMoves) -> None:
+        """Copy these rows before anything is computed, at the latest by `forward`; call this before the context."""
+
     def on_device(self, slot: int) -> Any:
         """Return the values of a slot as an array of the device, valid until the run is differentiated or closed."""
+
+    def read(self, slots: Sequence[int], most: int) -> list[NDArray[Any]] | None:
+        """Copy the values of some slots to the host, with those between them, in one piece.
+
+        Return None if these are more than `most` elements.
+        """
 
     def backward(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient], reader: RowReader | None = None) -> None:
         """Differentiate the run, once. Parameters and the mode of modules must be unchanged since it ran forward.

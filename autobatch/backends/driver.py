@@ -12,14 +12,14 @@ device than the parameters', times, and the order of all these.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
 from autobatch.arrays import SILENT
-from autobatch.backends.base import Counts, RowReader, Timer
+from autobatch.backends.base import Counts, RowMoves, RowReader, Timer
 from autobatch.backends.interpret import Interpreter
 from autobatch.backends.options import Options
 from autobatch.backends.values import Activity, Memory, MemoryPool, RowRange, Values
@@ -214,6 +214,10 @@ class PlanRun(ABC, Generic[M]):
             self._mark(stage, batch)
         self._call(stage, len(batches) + 1, len(batches) + 2)
 
+    def carry(self, moves: RowMoves) -> None:
+        """Copy rows before anything is computed; see `Run`."""
+        moves.run(self.store)
+
     def forward(self, copies: bool = True) -> None:
         """Compute all values; see `Run`."""
         if self.timer is None:
@@ -223,7 +227,7 @@ class PlanRun(ABC, Generic[M]):
         if copies and self.store is HOST:
             self._outputs = self.values.outputs()
         elif copies:
-            self._read = self.values.begin_outputs()
+            self._read = self.values.begin_read(range(len(self.cells.slot_shapes)))
 
     def backward(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient], reader: RowReader | None = None) -> None:
         """Differentiate the run; see `Run`."""
@@ -312,6 +316,11 @@ class PlanRun(ABC, Generic[M]):
     def on_device(self, slot: int) -> Any:
         """Return the values of a slot on the device; see `Run`."""
         return self.values.slot(slot)
+
+    def read(self, slots: Sequence[int], most: int) -> list[Any] | None:
+        """Copy the values of some slots to the host; see `Run`."""
+        wait = self.values.begin_read(slots, most)
+        return None if wait is None else wait()
 
     def gradients(self, type_id: int) -> Any:
         """Return the gradients of the first output of all nodes of a type; see `Run`."""

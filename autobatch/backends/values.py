@@ -187,10 +187,28 @@ class Values:
             buffer[first : first + rows * width].reshape(rows, *shape).copy() for first, rows, width, shape in sizes
         ]
 
-    def begin_outputs(self) -> Callable[[], list[Any]]:
-        """Begin to copy the values of each slot to the host; return a function that waits for the NumPy arrays."""
-        waits = [*map(self.store.copy_out, map(self.slot, range(len(self.cells.slot_shapes))))]
-        return lambda: [wait() for wait in waits]
+    def begin_read(self, slots: Sequence[int], most: int | None = None) -> Callable[[], list[Any]] | None:
+        """Begin to copy the values of some slots to the host, with those between them, in one piece.
+
+        Returns:
+            A function that waits for the NumPy arrays; None if the piece has more than `most` elements.
+        """
+        plan, cells = self.plan, self.cells
+        places = [(int(plan.slot_base[s]), int(plan.slot_rows[s]), cells.slot_widths[s]) for s in slots]
+        start = min((first for first, _, _ in places), default=0)
+        end = max((first + rows * width for first, rows, width in places), default=0)
+        if most is not None and end - start > most:
+            return None
+        wait = self.store.copy_out(self.buffer[start:end]) if start < end else lambda: np.zeros(0, self.buffer.dtype)
+
+        def read() -> list[Any]:
+            piece = wait()
+            return [
+                piece[first - start : first - start + rows * width].reshape(rows, *cells.slot_shapes[slot])
+                for slot, (first, rows, width) in zip(slots, places, strict=True)
+            ]
+
+        return read
 
     def inputs(self, rows: RowRange, place: Place, var: Var, shift: int = 0) -> Array:
         """View a value in the inputs, `(rows, *shape)`; or its gradient, if shifted by `Plan.gradient_offset`."""

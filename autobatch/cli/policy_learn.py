@@ -27,9 +27,9 @@ from autobatch.cli.workload import load_workload
 from autobatch.errors import PolicyError
 from autobatch.graph.graph import Graph
 from autobatch.policies.fsm.practice import REWARDS
-from autobatch.policies.fsm.qlearning import DEVICES, DeviceName, Learned, Lesson, QLearning, Report
+from autobatch.policies.fsm.qlearning import Learned, Lesson, QLearning, Report
 from autobatch.policies.fsm.table import ENCODINGS
-from autobatch.policies.learning import EVALUATE_EVERY, describe_progress, learn
+from autobatch.policies.learning import describe_progress, learn
 from autobatch.policies.rules.directed import Directed, Direction
 
 FAMILIES = "families"
@@ -64,16 +64,16 @@ class Algorithm:
         return replace(self, learn=learn, count=count)
 
 
-def count_rollouts(direction: Direction, episodes: int, device: DeviceName, rival: bool, **others: Any) -> int:
+def count_rollouts(direction: Direction, episodes: int, rival: bool, **others: Any) -> int:
     """Count the progress reports of Q-learning."""
     n_tables = (2 if direction == "both" else 1) * (2 if rival else 1)
-    return -(-episodes // EVALUATE_EVERY[device]) * n_tables
+    return -(-episodes // QLearning.evaluate_every) * n_tables
 
 
 ALGORITHMS = {
     "q": Algorithm(
         "a state machine by Q-learning",
-        ("encoding", "critical", "mask", "reward", "rival", "episodes", "device"), learn, count_rollouts,
+        ("encoding", "critical", "mask", "reward", "rival", "episodes"), learn, count_rollouts,
     ),
     "dqn": Algorithm("a network by DQN", ("reward", "steps", "log_folder", "plot")),
     "ppo": Algorithm("a network by PPO", ("reward", "steps", "log_folder", "plot")),
@@ -122,7 +122,7 @@ ALGORITHMS = {
 )
 @click.option("--compact/--no-compact", default=True, show_default=True, help="Remove superfluous batches.")
 @options.count_option("--episodes", QLearning.episodes, "q: maximum number of episodes per direction.")
-@options.choice_option("--device", DEVICES, "cpu", "q: run episodes sequentially on the CPU, or in parallel on a GPU.")
+@click.option("--device", type=click.Choice(("cpu", "cuda")), hidden=True)  # deprecated
 @options.count_option("--steps", None, "dqn, ppo: number of steps in the environment, one per batch.")
 @options.count_option("--generations", None, "es: number of weight updates.")
 @click.option(
@@ -138,7 +138,7 @@ ALGORITHMS = {
     help="dqn, ppo: draw the learning curve to a PNG file.",
 )
 @options.seed_option
-@ray_option("q on the CPU: learn the tables of the directions and of the rival in Ray workers.")
+@ray_option("q: learn the tables of the directions and of the rival in Ray workers.")
 @click.option(
     "--out",
     metavar="FILE",
@@ -157,6 +157,7 @@ def learn_command(
     out: Path | None,
     plot: Path | None,
     ray: str | None,
+    device: str | None,
     **chosen: Any,
 ) -> int:
     """Learn a policy for MODEL on mini-batches, and write it to a file.
@@ -185,8 +186,10 @@ def learn_command(
         _require_families(algorithm)
     lesson = {name: chosen.pop(name) for name in LESSON}
     own = _options_of(ctx, algorithm, {**chosen, "plot": plot})
+    if device is not None:
+        click.echo("autobatch: --device will be removed in 0.4; the CPU learns policies.", err=True)
     if ray is not None:
-        _require_tables(algorithm, own)
+        _require_tables(algorithm)
     if plot is not None:
         require_picture(plot, "draw the learning curve to", ())
     if model == FAMILIES:
@@ -238,11 +241,10 @@ def _in_worker(learn: Callable[[Lesson, Report], Learned], lesson: Lesson) -> Le
     return learn(lesson, lambda progress: None)
 
 
-def _require_tables(algorithm: str, own: dict[str, Any]) -> None:
-    """Raise an error unless a table is learned on the CPU and Ray is installed."""
-    if algorithm != "q" or own["device"] != "cpu":
-        given = f"--algorithm {algorithm}" if algorithm != "q" else f"--device {own['device']}"
-        raise PolicyError(f"{LEARNING}: --ray needs --algorithm q and --device cpu, got {given}; leave one out.")
+def _require_tables(algorithm: str) -> None:
+    """Raise an error unless tables are learned and Ray is installed."""
+    if algorithm != "q":
+        raise PolicyError(f"{LEARNING}: --ray needs --algorithm q, got --algorithm {algorithm}; leave one out.")
     require_ray(LEARNING)
 
 

@@ -2,39 +2,59 @@
 
 A round leaves the values that may be read later in the memory of its run. Before the next round runs, those that may
 still be read are copied to tables, where the sources of rounds look them up, and the run is closed. Rows that can no
-longer be read are reused.
+longer be read are reused. On a device, the launch of the next round copies them first, so the run stays open until
+then; and awaited values are read by one copy of all that lie side by side, as long as those not awaited are few.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autobatch._native import find_kept
 from autobatch.arrays import IntArray
-from autobatch.backends.base import Timer
+from autobatch.backends.base import RowMoves, Run, Timer
 from autobatch.devices.store import HOST, Store
 from autobatch.engine.counts import Step
 from autobatch.engine.runner import Runner
 from autobatch.graph.growing import NONE, NOWHERE, GrowingGraph, KeptRows, Moved
 from autobatch.trace.kept import Kept
 
+SPARE = 1 << 16  # elements copied from a device in vain: that is faster than an upload of row numbers and a gather
+
+
+class Columns(NamedTuple):
+    """The joined results of several runs, by slot, on the device; see `Run`."""
+
+    arrays: Sequence[Any]
+
+    def on_device(self, slot: int) -> Any:
+        return self.arrays[slot]
+
+    def read(self, slots: Sequence[int], most: int) -> None:
+        return None  # they are not side by side
+
+    def close(self) -> None:
+        pass
+
+
+Finished: TypeAlias = Run | Columns
+
 
 class Done(NamedTuple):
     """A finished run whose memory is still held.
 
     Attributes:
-        slot: returns the rows of a slot, on the device.
+        run: its results.
         values: the numbers of the values that it keeps.
-        close: releases the memory.
     """
 
-    slot: Callable[[int], Any]
+    run: Finished
     values: IntArray
-    close: Callable[[], None]
 
 
 class KeptValues:
@@ -47,12 +67,15 @@ class KeptValues:
     Attributes:
         rows: the assignment of values to rows of tables.
         next_run: the number of the next run.
+        moves: rows that the next run copies before it computes; `carried` follows.
     """
 
     def __init__(self, graph: GrowingGraph, table_of: Callable[[int], Kept], dtype: np.dtype[Any]) -> None:
         self._graph, self.rows, self._table_of, self._dtype = graph, KeptRows(graph), table_of, dtype
         self._store: Store = HOST  # the memory of the runs, set by the first
         self._last: Done | None = None
+        self._left: Finished | None = None  # an earlier run, whose `moves` are not yet done
+        self.moves: RowMoves | None = None
         self.next_run = 0
 
     def add(self, done: Done, store: Store) -> None:
@@ -66,22 +89,41 @@ class KeptValues:
         return NONE if self._last is None else self._last.values
 
     def settle(self) -> None:
-        """Copy to tables the values that the next round (already chosen) or later ones may read, and close the run."""
+        """Copy to tables the values that the next round (already chosen) or later ones may read; see `copy`."""
         if self._last is not None:
             self.copy(self.rows.move(self._last.values))
 
     def copy(self, moved: Moved) -> None:
-        """Copy values of the last run, if there is one, to their assigned rows of tables, and close the run."""
+        """Copy values of the last run, if there is one, to their assigned rows of tables, and close the run.
+
+        On a device, this waits for the next run, which carries the moves, or for `finish`.
+        """
         last, ends = self._last, moved.ptr.tolist()
         if last is None:
             return
+        self.finish()
+        pairs: list[tuple[Any, Any, int, int]] = []
         for slot in range(len(ends) - 1):
-            own = slice(ends[slot], ends[slot + 1])
-            if own.start < own.stop:
+            first, end = ends[slot], ends[slot + 1]
+            if first < end:
                 table = self._table_of(slot)
                 table.reserve(int(self.rows.size[slot]), self._dtype, self._store)
-                table.array[self._store.put(moved.rows[own])] = last.slot(slot)[self._store.put(moved.found[own])]
-        self.close()
+                pairs.append((last.run.on_device(slot), table.array, first, end))
+        self._last, self._left, self.moves = None, last.run, RowMoves(pairs, moved.found, moved.rows)
+        if self._store is HOST or not pairs:
+            self.finish()
+
+    def carried(self) -> None:
+        """Close the run that the rows in `moves` come from, after another run has copied them."""
+        left, self._left, self.moves = self._left, None, None
+        if left is not None:
+            left.close()
+
+    def finish(self) -> None:
+        """Copy the rows that no run has copied."""
+        if self.moves is not None:
+            self.moves.run(self._store)
+            self.carried()
 
     def read(self, wanted: IntArray, int_slots: set[int]) -> list[Any]:
         """Read values, each as a NumPy array or scalar on the host."""
@@ -96,21 +138,38 @@ class KeptValues:
 
     def _columns(self, values: IntArray) -> Iterator[tuple[int, IntArray | None, NDArray[Any]]]:
         """Yield groups of values: their slot; their positions, None for all; and their rows, on the host."""
+        if self.moves is not None:
+            self.finish()
         last, store = self._last, self._store
         run = NOWHERE if last is None else self.next_run - 1
-        for slot, is_new, places, rows in find_kept(self._graph.values, values, run):
-            table = last.slot(slot) if is_new and last is not None else self._table_of(slot).array
+        groups = find_kept(self._graph.values, values, run)
+        on_host = {} if last is None or store is HOST else self._read_new(last.run, groups)
+        for slot, is_new, places, rows in groups:
+            if is_new and slot in on_host:
+                yield slot, places, on_host[slot][rows]
+                continue
+            table = last.run.on_device(slot) if is_new and last is not None else self._table_of(slot).array
             yield slot, places, store.get(table[store.put(rows)])
 
+    def _read_new(
+        self, run: Finished, groups: Sequence[tuple[int, bool, IntArray | None, IntArray]]
+    ) -> dict[int, NDArray[Any]]:
+        """Copy the slots of values of the last run to the host in one piece, unless most of it is not wanted."""
+        new = [(slot, rows.size * math.prod(self._table_of(slot).row)) for slot, is_new, _, rows in groups if is_new]
+        slots = [slot for slot, _ in new]
+        found = run.read(slots, 2 * sum(size for _, size in new) + SPARE) if slots else None
+        return {} if found is None else dict(zip(slots, found, strict=True))
+
     def renumber(self, of_value: IntArray) -> None:
-        """Apply the new numbers of values; no run may be open."""
+        """Apply the new numbers of values, none of which may be in the last run."""
         self.rows.renumber(of_value)
 
     def close(self) -> None:
-        """Close the last run, if it is open."""
+        """Close the runs that are open."""
+        self.carried()
         last, self._last = self._last, None
         if last is not None:
-            last.close()
+            last.run.close()
 
 
 def run_and_keep(
@@ -126,13 +185,15 @@ def run_and_keep(
     copies: list[list[Any]] = []
     slots = range(len(step.cells.slot_shapes))
     for part, instances in step.divided():
-        run = runner.start(step, part, instances, draw, timer, copies=False)
+        run = runner.start(step, part, instances, draw, timer, copies=False, moves=kept.moves)
+        if kept.moves is not None:
+            kept.carried()
         step.counts.append(run.counts())
         store = run.store
         if len(step.parts) == 1:
-            kept.add(Done(run.on_device, values, run.close), store)
+            kept.add(Done(run, values), store)
             return
         copies.append([store.xp.array(run.on_device(slot)) for slot in slots])
         run.close()
     columns = [store.xp.concatenate(parts) for parts in zip(*copies, strict=True)]
-    kept.add(Done(columns.__getitem__, values, lambda: None), store)
+    kept.add(Done(Columns(columns), values), store)

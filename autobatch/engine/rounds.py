@@ -147,6 +147,7 @@ class Rounds:
     def _plan_last(self) -> Step:
         results, structures = self._phases.results()
         _, step = self._prepare(Request(results.values, self._phases.output_slots, NOWHERE, results, structures))
+        self._kept.finish()
         assert step is not None
         return step
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from autobatch.backends.base import RowReader, Run, Timer
+from autobatch.backends.base import RowMoves, RowReader, Run, Timer
 from autobatch.engine.counts import Step
 from autobatch.params.gradients import Gradients
 from autobatch.params.known import ParameterState
@@ -32,6 +32,7 @@ class Runner(Protocol):
         draw: tuple[int, int],
         timer: Timer | None = None,
         copies: bool = True,
+        moves: RowMoves | None = None,
     ) -> Run:
         """Run a part forward; the caller closes the run."""
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.arrays import LongArray
-from autobatch.backends.base import RowReader, Run, Timer
+from autobatch.backends.base import RowMoves, RowReader, Run, Timer
 from autobatch.backends.options import Options
 from autobatch.devices.store import HOST
 from autobatch.engine.counts import Clock, LastCall, Step
@@ -312,6 +312,7 @@ class Session(Settings):
         draw: tuple[int, int],
         timer: Timer | None = None,
         copies: bool = True,
+        moves: RowMoves | None = None,
     ) -> Run:
         """Run a part forward; the caller closes the run.
 
@@ -320,9 +321,12 @@ class Session(Settings):
             draw: the seed and the number of the step.
             timer: called after every batch.
             copies: whether to copy the outputs to the host.
+            moves: rows to copy before anything is computed.
         """
         run = self._begin(step, part, instances, draw, timer)
         try:
+            if moves is not None:
+                run.carry(moves)
             with run:
                 self.forward(step, run, copies)
         except BaseException:

@@ -41,8 +41,8 @@ if not TYPE_CHECKING:  # or mypy would accept any name
 _DIRECTED: dict[str, type[Directed]] = {
     policy.rule: policy for policy in (Depth, Agenda, Sufficient, Critical, Score, Deep)
 }
-AUTO: Mapping[str, str] = MappingProxyType({"reference": "score", "cpu": "score", "cuda": "score+both+compact"})
-"""The policy that "auto" selects for each backend. A GPU runs while the CPU plans, so planning may take longer."""
+AUTO: Mapping[str, str] = MappingProxyType({"reference": "score", "cpu": "score", "cuda": "score"})
+"""The policy that "auto" selects for each backend. A second plan costs more time than it saves, on a GPU too."""
 KINDS: Mapping[str, Callable[..., Directed]] = {policy.rule: policy.rebuild for policy in (Fsm, Score, Deep, Recurring)}
 """Functions that rebuild a policy from the content of a file, by rule."""
 _COMPACT = "compact"

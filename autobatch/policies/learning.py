@@ -8,6 +8,7 @@ published machine, at twice the time of learning and planning.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -20,17 +21,7 @@ from autobatch.graph.dag import Dag, to_dag
 from autobatch.graph.graph import Graph, NamedTypes, Types
 from autobatch.keywords import checked, nearest
 from autobatch.policies.fsm.machine import Fsm, Machine, TypeNames
-from autobatch.policies.fsm.qlearning import (
-    DeviceName,
-    Each,
-    Progress,
-    QLearning,
-    check_device,
-    in_turn,
-    learn_table,
-    make_lessons,
-    to_fsm,
-)
+from autobatch.policies.fsm.qlearning import Each, Progress, QLearning, in_turn, learn_table, make_lessons, to_fsm
 
 PUBLISHED: Mapping[str, Any] = MappingProxyType(
     {
@@ -46,12 +37,7 @@ PUBLISHED: Mapping[str, Any] = MappingProxyType(
 """Options of `learn_policy` for the machine as ED-Batch published it."""
 MACHINE: Mapping[str, Any] = MappingProxyType({"encoding": "sort", "critical": True, "mask": True})
 SETTINGS: Mapping[str, Any] = MappingProxyType({"reward": "critical", "optimism": False})
-EVALUATE_EVERY: Mapping[DeviceName, int] = MappingProxyType({"cpu": QLearning.evaluate_every, "cuda": 16})
-"""Episodes between rollouts, by device. On a GPU the table also changes only that often, and learning takes about 60
-changes, regardless of the episodes in each. After 20 changes, published machines for lattices needed up to 25% more
-batches than those learned on the CPU; after 60, at most 1% more (16 lattices; 10, 50 and 200 episodes at once, five
-seeds each)."""
-TERMS = ("direction", "seed", "device")
+TERMS = ("direction", "seed")
 """Options that are passed to `make_lessons`."""
 
 
@@ -79,15 +65,12 @@ def learn(
         each: runs the lessons, one for each table; the results do not depend on their order or process.
         options: `direction`, of planning: "forward", "backward" or "both" (default); `compact`: whether the policy
             deletes superfluous batches (default True); `seed`: an int of at least 0 (default 0), equal seeds give equal
-            policies; `device`: "cpu" (default) or "cuda", which plays `evaluate_every` (16) episodes at once, then
-            learns from them (to fill a GPU set it to thousands, and `episodes` to 60 times as many); `on_progress`: a
-            function that gets each `Progress`, in place of `progress`. Also the attributes of `Machine`, by default
-            encoding="sort", critical=True and mask=True; and those of `QLearning`, by default reward="critical" and
-            optimism=False.
+            policies; `on_progress`: a function that gets each `Progress`, in place of `progress`. Also the attributes
+            of `Machine`, by default encoding="sort", critical=True and mask=True; and those of `QLearning`, by default
+            reward="critical" and optimism=False.
 
     Raises:
-        PolicyError: an option does not exist or is out of range, no graph is given, or the device cannot hold them.
-        BackendError: no usable GPU was found; the message says what is missing.
+        PolicyError: an option does not exist or is out of range, or no graph is given.
 
     >>> from autobatch.graph.sketch import to_graph
     >>> dag = Dag.from_edges([0, 0, 1, 2, 1], [(0, 2), (1, 3), (3, 4)])
@@ -99,15 +82,16 @@ def learn(
     terms: dict[str, Any] = {"direction": "both", "held_out": held}
     terms |= {name: options.pop(name) for name in TERMS if name in options}
     compact, report = options.pop("compact", True), options.pop("on_progress", None)
+    if options.pop("device", None) is not None:
+        warnings.warn("learn(device=) will be removed in 0.4; the CPU learns policies.", FutureWarning, stacklevel=3)
     machine = Machine(**{name: options.pop(name, default) for name, default in MACHINE.items()})
-    device = check_device(terms.get("device", "cpu"))
     known = [setting.name for setting in fields(QLearning)]
     if unknown := options.keys() - set(known):
         names = [*known, *MACHINE, *TERMS, "compact", "held_out", "on_progress", "progress", "rival"]
         near = nearest(min(unknown), names)
         told = f"did you mean {near!r}?" if near else f"the options are {', '.join(sorted(names))}."
         raise PolicyError(f"learning a policy: unknown option {min(unknown)!r}; {told}")
-    settings = QLearning(**{**SETTINGS, "evaluate_every": EVALUATE_EVERY[device], **options})
+    settings = QLearning(**{**SETTINGS, **options})
     machines = [(machine, settings)]
     if rival:
         as_published = replace(settings, reward=PUBLISHED["reward"], optimism=PUBLISHED["optimism"])

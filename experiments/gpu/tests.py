@@ -18,7 +18,6 @@ PATHS = (
     "tests/params",
     "tests/devices",
     "tests/optim/test_optim_on_device.py",
-    "tests/policies/test_device_simulator.py",
     "tests/backends/cuda",
     "tests/distributed",
 )

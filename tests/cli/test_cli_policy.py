@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -79,23 +78,12 @@ def test_learn_takes_what_was_published(command: Command, tmp_path: Path) -> Non
     assert [int(policy.tables[way].n_states[0]) > 0 for way in WAYS] == [True, False]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-def test_learn_on_a_device(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "x.policy.json"
-    learn = ("policy", "learn", "tree-lstm", *SMALL, "--device", "cuda", "--out", path)
-    monkeypatch.setenv("AUTOBATCH_CUDA", "host")
-    status, output, errors = command(*learn)
-    assert (status, errors) == (0, "")
-    batches, bound, gap, unseen, _ = table_of(output)["fsm+both+compact"]
-    assert (batches, gap, unseen) == (bound, "0.0%", "0.0%")
-    assert policies.load(path).about["settings"]["evaluate_every"] == 16
-    monkeypatch.setenv("AUTOBATCH_CUDA", "elsewhere")
-    status, output, errors = command(*learn)
-    assert (status, output, errors.count("\n")) == (2, "", 1)
-    assert errors.startswith(
-        "autobatch: AUTOBATCH_CUDA must be host (to run on the CPU) or unset (for a GPU), got 'elsewhere'"
-    )
+def test_the_deprecated_device_changes_nothing(command: Command, tmp_path: Path) -> None:
+    for name, words in (("one", ()), ("other", ("--device", "cuda"))):
+        status, _, errors = command("policy", "learn", "tree-lstm", *SMALL, "--out", tmp_path / name, *words)
+        assert (status, errors.count("--device will be removed in 0.4")) == (0, bool(words))
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "other").read_bytes()
+    assert "--device" not in command("policy", "learn", "--help")[1]
 
 
 @pytest.mark.slow

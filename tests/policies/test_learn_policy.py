@@ -246,3 +246,11 @@ def test_a_flat_list_of_instances_is_refused_in_one_sentence() -> None:
         ) as told:
             double.learn_policy(flat)  # type: ignore[arg-type]
         assert not hasattr(told.value, "__notes__")
+
+
+def test_the_deprecated_device_changes_nothing() -> None:
+    graph = ab.policies.to_graph(ab.policies.Dag.from_edges([0, 0, 1, 2, 1], [(0, 2), (1, 3), (3, 4)]))
+    with pytest.warns(FutureWarning, match=r"learn\(device=\) will be removed in 0\.4") as warned:
+        learned = ab.policies.learn([graph], episodes=60, device="cuda")
+    assert warned[0].filename == __file__
+    assert learned.describe() == ab.policies.learn([graph], episodes=60).describe()

@@ -195,3 +195,8 @@ def test_an_unknown_direction_is_refused() -> None:
 
 def test_a_policy_is_named_as_it_is_asked_for() -> None:
     assert [policies.get(spec).name for spec in DIRECTED] == DIRECTED
+
+
+@each("backend", ["reference", "cpu", "cuda", "a user's"])
+def test_auto_plans_once_on_every_backend(backend: str) -> None:
+    assert policies.get("auto", backend).name == "score"

@@ -16,18 +16,19 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.backends.base import Counts, Timer
+from autobatch.backends.base import Counts, RowMoves, Timer
 from autobatch.backends.compiled import slots_of
 from autobatch.backends.cuda.device_cell import DeviceCell, DeviceStageRun
 from autobatch.backends.cuda.launching import NOTE, STEP, Launcher, PlannedStage, Sweep
 from autobatch.backends.cuda.memory import DeviceMemory, Packing
+from autobatch.backends.cuda.moving import PackedMoves
 from autobatch.backends.cuda.sums import find_sums
 from autobatch.backends.driver import PlanExecutable, PlanRun
 from autobatch.backends.interpret import Interpreter
 from autobatch.backends.options import Options
 from autobatch.backends.tables import WHOLE, CompiledTypes
 from autobatch.backends.values import MemoryPool
-from autobatch.compiler.cuda.source import module_text
+from autobatch.compiler.cuda.source import MOVE_ROWS, module_text
 from autobatch.compiler.lowered import Area
 from autobatch.compiler.writer import STAGES, WEIGHTS, data_name
 from autobatch.devices.device import Device
@@ -207,11 +208,17 @@ class DeviceRun(PlanRun[DeviceMemory]):
 
     executable: DevicePlan
     n_library_threads = 0  # the host computes no matrix products
-    held = PlanRun.held | {"_launchers", "_parameters"}
+    held = PlanRun.held | {"_launchers", "_parameters", "_moves"}
+    _moves: PackedMoves | None = None  # behind the packing of the plan
+
+    def carry(self, moves: RowMoves) -> None:
+        """Copy rows in the launch of forward, before the batches; see `Run`."""
+        self._moves = PackedMoves(moves)
 
     def _reserve(self) -> None:
         executable, options = self.executable, self.options
-        self.memory.reserve_all(executable.sizes, executable.packing.n_bytes, options.dtype, options.max_bytes)
+        n_packed = executable.packing.n_bytes + (0 if self._moves is None else self._moves.n_bytes)
+        self.memory.reserve_all(executable.sizes, n_packed, options.dtype, options.max_bytes)
         if executable.backend.poison:
             self.memory.poison()
 
@@ -276,7 +283,11 @@ class DeviceRun(PlanRun[DeviceMemory]):
         for parameter, first in executable.uploaded:
             part = pinned[first : first + parameter.array.nbytes]
             part.view(parameter.dtype).reshape(parameter.shape)[...] = parameter.array
-        memory.staging.send(executable.n_ints, packing.n_bytes)
+        moves, behind = self._moves, packing.n_bytes
+        if moves is not None:
+            moves.write(pinned[behind:], base + behind, device)
+        n_ints = executable.n_ints if executable.uploaded else pinned.size
+        memory.staging.send(n_ints, pinned.size)
         common = {"buffer": memory.buffer, "scratch": memory.scratch, "kept": memory.kept}
         arrays = {type_id: common | self._flat_data(type_id) for type_id in executable.tables.type_ids}
         launchers = {}
@@ -304,13 +315,17 @@ class DeviceRun(PlanRun[DeviceMemory]):
             steps["memory"] += base  # offsets in the packing become device addresses
             if self.timer is not None:
                 steps["then"][sweep.ends] |= NOTE
+            moving = 0
+            if moves is not None and name == "forward":
+                moving = moves.blocks
+                steps["function"][0], steps["memory"][0], steps["tile"][0] = MOVE_ROWS, base + behind, moves.n_pairs
             make_kernel, n_blocks = partial(executable.kernel, name), executable.backend.n_blocks
-            launchers[name] = Launcher(device, sweep, listed, runs, make_kernel, n_blocks)
+            launchers[name] = Launcher(device, sweep, listed, runs, make_kernel, n_blocks, moving)
         first = executable.slots["sums", -1]
         pinned[first : first + 8 * len(SUM_SLOTS)].view(np.int64)[:] = [
             device.address(memory.buffer), *(base + places[-1, name] for name in SUM_SLOTS[1:])
         ]  # fmt: skip
-        memory.staging.send(executable.n_late, executable.n_ints)
+        memory.staging.send(executable.n_late, n_ints)
         return launchers
 
     def _take_targets(self) -> None:

@@ -57,7 +57,7 @@ class Sweep:
 
     Attributes:
         steps: [1 + n] `STEP`; addresses of slots are relative to the beginning of the packed ints. The first step does
-            nothing: a timed run begins with it, to record the time of its start.
+            nothing: a timed run begins with it, to record the time of its start; and a run that moves rows, to do so.
         ptr: [parts + 1] part p has steps ptr[p]:ptr[p + 1]; see `autobatch.backends.tables.CallList`.
         ends: [parts] the last step of each part; for a part without steps, the last step before it.
         shared_bytes: shared memory per block.
@@ -97,9 +97,9 @@ class Sweep:
         self.ptr = self.ptr + 1
         self.ends = self.ptr[1:] - 1
 
-    def launches(self, first_part: int, end_part: int, timed: bool = False) -> Iterator[Launched]:
-        """Yield the launches and host steps of parts in order; if timed, begin with the step that records the start."""
-        at, end = 0 if timed else int(self.ptr[first_part]), int(self.ptr[end_part])
+    def launches(self, first_part: int, end_part: int, from_start: bool = False) -> Iterator[Launched]:
+        """Yield the launches and host steps of parts in order; with `from_start`, begin with the first step of all."""
+        at, end = 0 if from_start else int(self.ptr[first_part]), int(self.ptr[end_part])
         for host in self._on_host[np.searchsorted(self._on_host, at) : np.searchsorted(self._on_host, end)].tolist():
             if at < host:
                 yield Launched(at, host, int(self._blocks[at:host].max()), None)
@@ -137,6 +137,7 @@ class Launcher:
         runs: the stage of each type, for steps that the host runs.
         make_kernel: returns the compiled kernel that goes through steps.
         n_blocks: the number of blocks that the device can run at the same time.
+        moving: the number of blocks that the first step has work for; 0 if it does nothing.
 
     Attributes:
         launches: the number of launches and of steps of the host so far.
@@ -150,9 +151,10 @@ class Launcher:
         runs: Sequence[DeviceStageRun],
         make_kernel: Callable[[], Any],
         n_blocks: int,
+        moving: int,
     ) -> None:
         self._device, self._sweep, self._listed, self._make_kernel = device, sweep, listed, make_kernel
-        self._n_blocks = n_blocks
+        self._n_blocks, self._moving = n_blocks, moving
         self._steps = [(run, step) for run in runs for step in run.stage.steps]
         self.launches = 0
 
@@ -162,7 +164,8 @@ class Launcher:
         Returns:
             0, because `launches` counts them.
         """
-        for launched in self._sweep.launches(first, end, timed):
+        moves = self._moving > 0 and first == 0
+        for launched in self._sweep.launches(first, end, timed or moves):
             self.launches += 1
             if launched.host is not None:
                 run, step = self._steps[launched.host[0]]
@@ -171,7 +174,7 @@ class Launcher:
                 if timed:
                     self._launch(launched.first, launched.end, 1)  # only records the time
             elif launched.blocks:
-                self._launch(launched.first, launched.end, launched.blocks)
+                self._launch(launched.first, launched.end, max(launched.blocks, self._moving * (launched.first == 0)))
         return 0
 
     def ends(self) -> list[float]:

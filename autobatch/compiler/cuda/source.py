@@ -300,7 +300,7 @@ def _literal(literal: str) -> str:
 REALS = {"float32": "float", "float64": "double"}
 INDEX_TYPES = {"int32": "int", "int64": "long long"}
 ENTRY = "entry_"
-MULTIPLY, ADD_UP, ADD_OUTER, ADD_ROW_SUM, FIRST_KERNEL = 0, 1, 2, 3, 4
+MULTIPLY, ADD_UP, ADD_OUTER, ADD_ROW_SUM, MOVE_ROWS, FIRST_KERNEL = range(6)
 """The numbers of the functions that steps of a sweep call: first those of `sweep.cuh`, then kernels sorted by name."""
 
 
@@ -323,6 +323,7 @@ def module_text(kernels: Mapping[str, str], dtype: str, index_type: str, blocks:
         "__device__ void call(const Worker &worker, const Step &step) {",
         "    switch (step.function) {",
         f"    case {ADD_UP}: add_up(worker, step.memory, step.k); break;",
+        f"    case {MOVE_ROWS}: move_rows(worker, step.memory, step.k); break;",
         f"    case {ADD_ROW_SUM}: add_row_sum(worker, step.memory, step.descriptor, step.k); break;",
         *cases,
         "    }",

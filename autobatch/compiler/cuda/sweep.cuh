@@ -105,6 +105,21 @@ __device__ void add_up(const Worker &worker, int64 memory_, int64 k) {
     }
 }
 
+// Copies rows of k pairs of arrays. A pair has the addresses of the array to read and of the one to write, those of the
+// numbers of the rows in each, the number of rows, and the elements per row. One warp copies a row.
+__device__ void move_rows(const Worker &worker, int64 memory_, int64 k) {
+    const Team team(worker, 32);
+    for (const int64 *pair = (const int64 *)memory_, *end = pair + 6 * k; pair < end; pair += 6) {
+        const real *from = (const real *)pair[0];
+        real *to = (real *)pair[1];
+        const int *found = (const int *)pair[2], *rows = (const int *)pair[3];
+        const int64 n = pair[4], width = pair[5];
+        for (int64 r = team.first; r < n; r += team.step) {
+            for (int64 i = team.lane; i < width; i += team.size) to[rows[r] * width + i] = from[found[r] * width + i];
+        }
+    }
+}
+
 __device__ void call(const Worker &worker, const Step &step);
 
 // The functions that multiply matrices. Their operands do not depend on earlier steps, but finding them takes a chain

@@ -4,9 +4,8 @@ An episode schedules one of the mini-batches from its first batch to its last. I
 type with probability epsilon, and otherwise the type with the highest value. N batches later that value moves towards
 the sum of the N rewards that followed. Regular rollouts without exploration evaluate the machine; the best one is kept.
 
-Episodes are played on the CPU, one after the other, or on a GPU, many at once: see `autobatch.policies.fsm.practice`,
-which also defines the rewards. Source: ED-Batch (arXiv:2302.03851), whose settings are the defaults; N-step returns
-from Sutton and Barto, chapter 7.
+`autobatch.policies.fsm.practice` plays the episodes, and defines the rewards. Source: ED-Batch (arXiv:2302.03851),
+whose settings are the defaults; N-step returns from Sutton and Barto, chapter 7.
 
 In use, new states are added to the tables. A plan in which the rule of `Score` decided a batch serves as an episode:
 the type that ran in each state, and the number of batches that followed. Values move towards these returns, without
@@ -18,15 +17,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from autobatch._native import Course
 from autobatch.arguments import check_arguments, check_int, refusal
 from autobatch.arrays import IntArray
-from autobatch.devices.finding import find_device
 from autobatch.errors import PolicyError
 from autobatch.graph.dag import Dag, chains_ahead, reverse, type_costs
 from autobatch.keywords import suggesting
@@ -35,8 +32,6 @@ from autobatch.policies.fsm.practice import (
     REWARDS,
     Exploration,
     LearningRules,
-    OnDevice,
-    OnProcessor,
     Practice,
     Reward,
     Task,
@@ -46,8 +41,6 @@ from autobatch.policies.fsm.table import Table, copy_table, make_table, with_roo
 from autobatch.policies.rules.directed import WAYS_OF, Direction
 from autobatch.schedule.schedule import Policy
 
-DeviceName: TypeAlias = Literal["cpu", "cuda"]
-DEVICES: tuple[DeviceName, ...] = get_args(DeviceName)
 MOST_BATCHES = 2**31 - 1  # in a schedule
 LEARNING = "policy learning"
 """The owner of options in messages: `learn` or `learn_policy`."""
@@ -63,10 +56,9 @@ class QLearning:
         learning_rate: the fraction of the way that a value moves towards a return, above 0 and at most 1.
         discount: the discount of rewards, per batch, from 0 to 1.
         epsilon, epsilon_decay, epsilon_min: the probability of a random choice, its factor per episode, and its
-            minimum, each from 0 to 1; on a GPU, episodes played at once have probabilities from `epsilon` to
-            `epsilon_min`.
+            minimum, each from 0 to 1.
         n_steps: the number of rewards in a return, at least 1.
-        evaluate_every: episodes between rollouts without exploration, at least 1; a GPU plays them at once.
+        evaluate_every: episodes between rollouts without exploration, at least 1.
         tolerance: learning stops when the cost of the batches is within this fraction of the chain bound, at least 0.
         reward: the reward for a batch. "critical" is 0 if the batch lowers the chain bound of the remaining nodes,
             else -1; "published" is -1 plus the number of nodes in the batch over the number of remaining nodes of its
@@ -143,7 +135,7 @@ class Lesson(NamedTuple):
     Attributes:
         dags: mini-batches, reversed if the direction is "backward".
         held_out: mini-batches that select the best table, reversed likewise.
-        machine, settings, device: see `learn_fsm`.
+        machine, settings: see `learn_fsm`.
         way: the direction of planning.
         seed: the seed of all lessons of a machine.
     """
@@ -154,7 +146,6 @@ class Lesson(NamedTuple):
     settings: QLearning
     way: Way
     seed: int
-    device: DeviceName
 
 
 @dataclass
@@ -185,7 +176,6 @@ def learn_fsm(
     compact: bool = False,
     held_out: Sequence[Dag] = (),
     seed: int = 0,
-    device: DeviceName = "cpu",
     on_progress: Report = lambda progress: None,
 ) -> Fsm:
     """Learn a state machine on some mini-batches.
@@ -199,14 +189,12 @@ def learn_fsm(
         compact: see `Directed`.
         held_out: mini-batches that select the table whose batches cost the least; by default `dags`.
         seed: determines the table.
-        device: "cpu" plays one episode after the other; "cuda" plays `evaluate_every` at once on a GPU.
         on_progress: called after every rollout.
 
     Raises:
-        PolicyError: no mini-batch is given, or the device does not support the settings.
-        BackendError: no usable GPU was found.
+        PolicyError: no mini-batch is given, or the seed is out of range.
     """
-    lessons = make_lessons(dags, machine, settings, direction=direction, held_out=held_out, seed=seed, device=device)
+    lessons = make_lessons(dags, machine, settings, direction=direction, held_out=held_out, seed=seed)
     return to_fsm(lessons, in_turn(learn_table, lessons, on_progress), types, direction, compact)
 
 
@@ -218,40 +206,30 @@ def make_lessons(
     direction: Direction,
     held_out: Sequence[Dag] = (),
     seed: int = 0,
-    device: DeviceName = "cpu",
 ) -> list[Lesson]:
     """Make a lesson for each direction of a machine; see `learn_fsm`.
 
     Raises:
-        PolicyError: no mini-batch is given, or the device does not support the settings.
+        PolicyError: no mini-batch is given, or the seed is out of range.
     """
     if not dags:
         raise PolicyError("learning a policy: there must be at least one mini-batch, got none.")
     if direction not in WAYS_OF:
         raise refusal(f"direction of {LEARNING}", f"one of {', '.join(WAYS_OF)}", direction, PolicyError)
-    if check_device(device) == "cuda" and settings.bootstrap:
-        raise PolicyError('learning a policy: device="cuda" does not support bootstrap=True; leave one of them out.')
-    if device == "cuda" and any(dag.costs is not None for dag in dags):
-        raise PolicyError('learning a policy: device="cuda" does not support costs of types; leave one of them out.')
     seed = check_int(f"seed of {LEARNING}", seed, at_least=0, error=PolicyError, below=2**128)
     lessons = []
     for way in WAYS if direction == "both" else (direction,):
         turned, held = (dags, held_out) if way == "forward" else ([*map(reverse, dags)], [*map(reverse, held_out)])
-        lessons.append(Lesson(turned, held, machine, settings, way, seed, device))
+        lessons.append(Lesson(turned, held, machine, settings, way, seed))
     return lessons
 
 
 def learn_table(lesson: Lesson, on_progress: Report) -> Learned:
-    """Learn the table of one direction.
-
-    Raises:
-        BackendError: no usable GPU was found.
-    """
+    """Learn the table of one direction."""
     settings = lesson.settings
     measured = [dag for dag in lesson.held_out or lesson.dags if dag.type_id.size]
     task = Task(lesson.dags, measured, lesson.machine, settings.rules(), settings.exploration())
-    practise = OnProcessor if lesson.device == "cpu" else partial(OnDevice, device=find_device())
-    practice: Practice = practise(task, [lesson.seed, lesson.way == "backward"])
+    practice = Practice(task, [lesson.seed, lesson.way == "backward"])
     n_types = task.dags[0].n_types
     table = make_table(n_types, task.machine.width(n_types))
     bound = _mean([float(chains_ahead(dag).max(axis=0) @ type_costs(dag)) for dag in measured])
@@ -283,13 +261,6 @@ def to_fsm(
     turned = first.dags[0]
     example = turned if first.way == "forward" else reverse(turned)
     return Fsm(first.machine, types, tables, direction, compact, about, example=example)
-
-
-def check_device(device: str) -> DeviceName:
-    """Return the name of a device; raise a PolicyError unless it is one of `DEVICES`."""
-    if device not in DEVICES:
-        raise PolicyError(f"device of {LEARNING} must be one of {', '.join(DEVICES)}, got {device!r}.")
-    return device
 
 
 def _mean(numbers: Sequence[float]) -> float:
