@@ -84,7 +84,7 @@ class ExportedFold(StoredModel):
 
     @cached_property
     def _labels(self) -> Vocabulary | None:
-        """The vocabulary of the results: the only one of labels that has as many as the results have values."""
+        """The vocabulary of the results: the only one of labels whose size is the number of values of the results."""
         function, given = self.model._function, self.model._function.recursion.describe()
         names = [given[name] for name in ("each", "root", "last", "readout") if name in given]
         n = getattr(self.model, names[0]).cell.result_below if names else 0
