@@ -73,7 +73,7 @@ def parse_lines(path: Path, what: str, parse: Callable[[Line], T], expected: str
     """Parse each line of a file, skipping lines of `blank` characters (None: white space).
 
     Raises:
-        DataError: the file cannot be read, or holds none; errors of `parse` propagate.
+        DataError: the file cannot be read, or holds only such lines; errors of `parse` propagate.
     """
     read = [parse(line) for line in read_lines(path, what) if line.text.strip(blank)]
     return check_found(path, what, read, expected)
