@@ -223,8 +223,8 @@ def fold_edges(
     except that no Python function runs for single nodes while a batched function is recorded, if all are cells.
 
     An instance is a dict or an object of arrays or lists, with an item for each node or each edge. A graph may have no
-    edges or no nodes, edges from a node to itself, and several edges between two nodes. Nodes without fields are those
-    that edges join.
+    edges or no nodes, edges from a node to itself, and several edges between two nodes. If nodes have no fields, the
+    nodes are those that edges join.
 
     Args:
         edges: the field with the source and the target of each edge, of shape (edges, 2). An undirected edge is two
@@ -241,7 +241,7 @@ def fold_edges(
 
     Returns:
         A callable of an instance and the optional keywords `each` and `where`. It returns the list of the last states,
-        or what `each` or `readout` makes of them.
+        the list of results of `each`, or the result of `readout`.
 
     Raises:
         DataError: `rounds` is less than 1. When called: edges join other nodes, or a field is missing or of another

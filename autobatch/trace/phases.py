@@ -297,7 +297,7 @@ class Phases:
     def _read(self, waiting: list[tuple[Branch, Asked]], refs: list[int], slots: list[int]) -> list[Any]:
         """Read the values that branches request, and drop them; return their structures.
 
-        The structure of one value is None, and that of a tuple of values is its length, as in the core.
+        The structure of one value is None, and the structure of a tuple of values is its length, as in the core.
         """
         structures = list[Any]()
         for _, asked in waiting:

@@ -98,7 +98,7 @@ class PortableCall(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """The numbers here of another process's types and slots, by their numbers there; -1 for types that no graph has."""
+    """This process's numbers of another one's types and slots, indexed by their numbers there; -1 for unused types."""
 
     types: IntArray
     slots: IntArray

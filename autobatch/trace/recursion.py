@@ -26,7 +26,7 @@ Function: TypeAlias = str | Callable[..., Any]
 """A function of a recursion, or the name of the method."""
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 GIVEN: Any = object()
-"""The initial state of a call that gives none: that of the recursion."""
+"""The argument `initial` of a call that does not give one, and so uses the recursion's own initial state."""
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -194,7 +194,7 @@ class ForestRecursion(Recursion):
 
     @abstractmethod
     def find_initial(self, owner: object, initial: Any) -> Any:
-        """Return the state before the first node: that of a call, unless it is `GIVEN`, or that of the recursion.
+        """Return the state before the first node: the call's, or the recursion's if the call gives none (`GIVEN`).
 
         Raises:
             GraphError: the owner lacks it, or the recursion has none.
@@ -264,7 +264,7 @@ class BoundRecursion:
 
     @property
     def __self__(self) -> object:
-        """The object, as of a bound method."""
+        """The object, as `__self__` of a bound method is."""
         return self.owner
 
     @property
@@ -274,7 +274,7 @@ class BoundRecursion:
 
     @property
     def fields(self) -> list[str]:
-        """The names of the fields that join nodes, and of those that functions take."""
+        """The names of the fields that join nodes or that functions take."""
         given = self.recursion.describe()
         joining = [given[name] for name in ("children", "parents", "edges") if name in given]
         names = joining[0] if joining and isinstance(joining[0], tuple) else joining

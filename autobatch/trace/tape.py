@@ -306,7 +306,7 @@ def _result(what: int | str, pattern: Pattern) -> tuple[int, int]:
 
 
 def _products(base: Specialization) -> dict[str, Key]:
-    """Return the products of a cell, as arguments of its derivatives; none if a node cannot have so many outputs."""
+    """Return the products of a cell, as arguments of its derivatives; {} if a node cannot have so many outputs."""
     vars, name = base.node_type.program.vars, base.entry.name
     found = products_of(vars, base.node_type.program.instructions)
     if len(base.node_type.program.results) + len(found) > MOST_OUTPUTS:
@@ -315,7 +315,7 @@ def _products(base: Specialization) -> dict[str, Key]:
 
 
 def _key_of(given: Any, parameter: Parameter | None) -> Key:
-    """Return the key of a given derivative, that of `parameter` unless None."""
+    """Return the key of a given derivative; if its shape is None, it has the shape of `parameter`."""
     if isinstance(given, Parameter):
         return Key("static", Static(given))
     shape, n_rows = given
