@@ -27,7 +27,7 @@ def matmul(x: Value, y: Value) -> Value:
         y: (..., K, N) or (K,).
 
     Shapes: the result (..., M, N); without M if x is a vector, without N if y is one.
-    Gradient: for matrices g @ y.T for x and x.T @ g for y, where g is that of the result.
+    Gradient: for matrices g @ y.T for x and x.T @ g for y, where g is the gradient of the result.
 
     >>> ab.matmul(np.ones((4, 2, 3)), np.ones(3)).shape
     (4, 2)
