@@ -130,7 +130,7 @@ class _Stage:
             )
 
     def _is(self, found: Element, value: int, number: int, row: Row) -> bool:
-        """Return whether `found` is complete, and is the element or that of a part made in its place."""
+        """Return whether `found` is complete, and is the element itself or an element of a part made in its place."""
         if found.row != row or (found.maker and self.makers[found.value, found.number] != found.maker):
             return False
         terms = self.terms.get(found.maker)

@@ -1,4 +1,4 @@
-"""Algebraic identities that simplify instructions and hold to the bit, for NaN, infinities and -0 too.
+"""Algebraic identities that simplify instructions with bit-identical results, also for NaN, infinities and -0.
 
 In IEEE arithmetic x * 1, x / 1, x - 0, x + (-0) and x ** 1 are x; -(-x) is x; x + (-y) is x - y, x - (-y) is x + y and
 (-x) * (-y) is x * y. x + 0 is x unless x is -0, so it is simplified only if x is never -0: exponentials, sigmoids,
