@@ -2,8 +2,8 @@
 
     record -> merge -> rewrite -> schedule -> place -> execute
 
-`autobatch.engine.planning` has the stages before execution and caches the plans of mini-batches. Where `max_bytes`
-would be exceeded, `autobatch.plan.budget` splits the mini-batch into parts that run one after the other.
+`autobatch.engine.planning` runs the stages before execution and caches the plans of mini-batches. If `max_bytes` would
+be exceeded, `autobatch.plan.budget` splits the mini-batch into parts that run one after the other.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ class Batched(Session):
 
         Args:
             instances: arguments of the function, or graphs from `record_all`. An iterator or a data set, unlike a list
-                or other container, may fill the same objects again for the next instance. So the contents of arrays,
-                tensors, buffers, containers and objects with attributes are noted on arrival. If contents change
+                or other container, may reuse the same objects for the next instance. So the contents of arrays,
+                tensors, buffers, containers and objects with attributes are copied on arrival. If the originals change
                 before the last instance arrives, the instances that hold them are replaced by copies; all others stay
                 the same objects. Views of dicts, ctypes arrays and the like cannot be copied; if they change, a
-                DataError is raised. Pass a list to save the cost of the notes.
+                DataError is raised. Pass a list to save the cost of the copies.
 
         Returns:
             The results of the function in its own structure, with arrays `(B, *shape)`; lists and their elements come
@@ -202,7 +202,7 @@ class Batched(Session):
     ) -> Any:
         """Compute the loss of a mini-batch and its gradients.
 
-        Numbers that an async function awaited are constants for the gradients.
+        Gradients treat the numbers that an async function awaited as constants.
 
         Args:
             instances: as for a call; the function returns a scalar value, or `(loss, aux)` with `has_aux`.
@@ -306,7 +306,7 @@ class Batched(Session):
 
     @checked(instances=None)
     def prepare(self, instances: Iterable[Any], training: bool = False, has_aux: bool = False) -> Step:
-        """Plan a mini-batch without running it: its graph, and for each part the schedule, the plan and the executable.
+        """Plan a mini-batch without running it; return its graph, and each part's schedule, plan and executable.
 
         Args:
             instances: as for a call.

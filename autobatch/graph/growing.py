@@ -238,7 +238,7 @@ class GrowingGraph:
         return add_work(self.type_id, self.owner, self._pending, types.arrays().product_work, PER_NODE, None)
 
     def work_by_instance(self, nodes: IntArray, types: Types) -> tuple[float, FloatArray]:
-        """Return the predicted work of some nodes, and that of each instance in it; see `work_of`."""
+        """Return the predicted work of some nodes, in total and per instance; see `work_of`."""
         found = np.zeros(self.n_instances)
         work = types.arrays().product_work
         return add_work(self.type_id, self.owner, nodes, work, PER_NODE, found), found

@@ -133,7 +133,7 @@ def explain_sharing(graph: Graph, passes: Collection[str]) -> list[Shared]:
         graph: before any pass.
         passes: as for `rewrite`; without a pass that shares, nothing is looked up.
 
-    Cost: that of all passes, once more.
+    Cost: about the cost of all passes.
     """
     chosen = to_passes(passes)
     if "share" not in chosen and "share_products" not in chosen:

@@ -83,7 +83,7 @@ class Report:
         plan_hit, plan_hit_rate: as in `LastCall`.
         memory: placement of values, and copies; None unless requested.
         precision: precision of matrix products.
-        decided: how mini-batches of this class run, and why, if that was measured or pinned.
+        decided: the class of this mini-batch, its number of threads, and the reason, if that was measured or pinned.
         of_one_length: cells with a type per length of an argument: name, and the reason and advice.
         notes: notes on cells: name and text.
         picture: drawing of the schedule, also shown by notebooks on its own.

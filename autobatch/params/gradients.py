@@ -66,7 +66,7 @@ class GradientBuffers:
         self._wholes: list[FloatArray] = []
 
     def zeros(self, parameters: Mapping[str, Parameter], rows: frozenset[int]) -> Gradients:
-        """Return a zero gradient for each parameter; invalidates the gradients returned before.
+        """Return a zero gradient for each parameter, and invalidate the gradients returned before.
 
         Args:
             parameters: by name.
