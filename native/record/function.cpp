@@ -328,10 +328,11 @@ PyObject* get_name(PyObject* self, void*) { return Py_NewRef(as_function(self)->
 
 PyObject* represent(PyObject* self) { return PyUnicode_FromFormat("<recording of %U>", as_function(self)->name); }
 
-PyGetSetDef attributes[] = {{"forms", get_forms, set_forms, "The forms that it tries, one after another.", nullptr},
-                            {"__name__", get_name, nullptr, nullptr, nullptr},
-                            {"__qualname__", get_name, nullptr, nullptr, nullptr},
-                            {nullptr, nullptr, nullptr, nullptr, nullptr}};
+PyGetSetDef attributes[] = {
+    {"forms", get_forms, set_forms, "The forms that the function tries, one after another.", nullptr},
+    {"__name__", get_name, nullptr, nullptr, nullptr},
+    {"__qualname__", get_name, nullptr, nullptr, nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 PyMethodDef methods[] = {{"record", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(record_one)),
                           METH_FASTCALL | METH_STATIC, nullptr},

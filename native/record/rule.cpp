@@ -104,7 +104,7 @@ PyTypeObject rule_type() {
   type.tp_name = "autobatch._native.Rule";
   type.tp_basicsize = sizeof(Rule);
   type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC;
-  type.tp_doc = "How to record the derivative of a call of one form.";
+  type.tp_doc = "A rule to record the derivatives of the calls of one form.";
   type.tp_traverse = traverse_rule;
   type.tp_dealloc = free_rule;
   type.tp_new = make_rule;
