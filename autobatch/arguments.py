@@ -98,7 +98,7 @@ def check_arguments(
 
     Args:
         function: the annotated function.
-        arguments: by parameter name.
+        arguments: the arguments, by parameter name.
         called: name of the function in messages.
         errors: error class per parameter, or None if the function checks the argument itself; DataError by default.
     """

@@ -108,7 +108,6 @@ class _Stage:
         return (row[0], -1) if self.lowered.domains[value] == NODE else row
 
     def _column(self, value: int, number: int, row: Row) -> Column:
-        """Return the column of an element."""
         location, view = self.storage.locate(View(value, number, (), ()))
         return self._place(location, location.column + view.offset, row)
 

@@ -101,8 +101,8 @@ class Chosen(NamedTuple):
     """The nodes of a round, and the values that it reads and keeps.
 
     Attributes:
-        nodes: in the order of their instances.
-        sources: the values of earlier rounds that they read, likewise.
+        nodes: the nodes, in the order of their instances.
+        sources: the values of earlier rounds that the nodes read, in the same order.
         kept: the values to keep, which are the outputs.
     """
 

@@ -101,7 +101,7 @@ def rewrite(graph: Graph, passes: Collection[str] = DEFAULT) -> tuple[Graph, Rew
     """Apply the named passes; they run in the order of `PASSES`.
 
     Args:
-        graph: of one or many instances; it is not changed.
+        graph: the graph of one or more instances; it is not changed.
         passes: any of `PASSES`, or "auto" or "all". "dead" keeps everything in a graph that returns nothing. After the
             last two, a node belongs to the first instance that computes it, and others may read or return it.
 

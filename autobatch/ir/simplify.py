@@ -71,7 +71,7 @@ def simplify_why(program: CellProgram) -> Simplified:
     """Simplify the program of a cell, and count the changes.
 
     Args:
-        program: as traced.
+        program: the program, as traced.
 
     Returns:
         A program with the same name, ports, attributes, outputs and domains, or the program itself; and the counts.

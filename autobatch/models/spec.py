@@ -31,7 +31,7 @@ class ModelSpec:
     """A model for the command line, given there as `package.module:SPEC` if it is a user's own.
 
     Attributes:
-        name, summary: for lists and reports.
+        name, summary: the model's name, and a phrase that describes it in lists and reports.
         model: makes the module, which has a method `loss(instance)`. Its parameters may be `rng`, `dim` (`--dim`), the
             sizes of the data (`n_words`, `n_classes`, `n_tags`, ...; see `Dataset.sizes`), and with `--scale-targets`
             also `target_mean` and `target_std`. Any other parameter needs a default value.

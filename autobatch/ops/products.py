@@ -71,7 +71,7 @@ def _matrix(y: Any, axis: int) -> Any:
 
 
 def _moved(x: Any, n: int) -> Any:
-    """Move the first `n` axes, the rows of a matrix (at most one), behind those of the stack."""
+    """Move the first `n` axes, the rows of a matrix (at most one), after the axes of the stack."""
     axes = tuple(range(len(shape_of(x))))
     return x if n == 0 else transpose(x, (*axes[n:-1], *axes[:n], axes[-1]))
 

@@ -247,7 +247,7 @@ class Optimizer(ABC):
         """Resume from stored state: hyperparameters, including those of groups, step counts and arrays.
 
         Args:
-            state: from `state_dict`.
+            state: the result of `state_dict`.
 
         Raises:
             CheckpointError: another optimizer class stored it, or it is for another model; nothing has changed.

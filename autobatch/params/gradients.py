@@ -69,7 +69,7 @@ class GradientBuffers:
         """Return a zero gradient for each parameter, and invalidate the gradients returned before.
 
         Args:
-            parameters: by name.
+            parameters: the parameters, by name.
             rows: `id`s of the parameters whose gradient is `Rows`.
         """
         arrays = [*map(ARRAY, parameters.values())]

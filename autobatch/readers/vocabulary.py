@@ -167,7 +167,7 @@ def describe(vocabularies: Mapping[str, Vocabulary]) -> dict[str, Any]:
     Commands then read strings in place of ids: `autobatch predict --model FILE` and `autobatch serve --model FILE`.
 
     Args:
-        vocabularies: by the name of the field, as for `encode`.
+        vocabularies: the vocabularies by field name, as for `encode`.
 
     >>> described = describe({"word": Vocabulary(["a"]), "tag": Vocabulary.of_labels(["NN", "DT"])})
     >>> described
@@ -247,7 +247,7 @@ def encode(instance: Any, vocabularies: Mapping[str, Vocabulary]) -> Any:
 
     Args:
         instance: a dict, as readers return it; it is not changed.
-        vocabularies: by the name of the field.
+        vocabularies: the vocabularies by field name.
 
     Raises:
         DataError: a value is neither a string nor a list of strings, or a label is not in its closed vocabulary. Or

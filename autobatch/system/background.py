@@ -117,7 +117,7 @@ class _Worker:
             self._turn.release()
 
     def stop(self) -> None:
-        """Pause for good."""
+        """Pause permanently."""
         self.pause()
         self.is_stopped = True
 

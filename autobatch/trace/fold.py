@@ -111,7 +111,7 @@ def _read_parents(name: str, parents: Any, n: int | None) -> Any:
     """Return the child and the parent of each edge.
 
     Args:
-        name: of the field.
+        name: the name of the field.
         n: number of items in another field; None if there is none.
 
     Raises:

@@ -158,7 +158,7 @@ def _call(
 
     Args:
         states: the items of each argument that is not a field.
-        number: of the round; None if functions do not take it.
+        number: the number of the round; None if functions do not take it.
         last: is called with each result, if given; where: the field of the nodes that have one.
     """
     names = [*called.fields.states, *called.fields.names, *last.fields.names, *filter(None, (where,))]

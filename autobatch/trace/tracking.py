@@ -479,7 +479,6 @@ def _is_set_by_recording(own: dict[str, Any], name: str) -> bool:
 
 
 def _in_context(variable: ContextVar[Any], name: str, default: Any) -> Any:
-    """Return the value of a context variable."""
     return variable.get(default)
 
 
