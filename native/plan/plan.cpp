@@ -130,7 +130,7 @@ PyObject* give_out_areas(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   // If no area reuses a gap, memory ends at the start plus all sizes, which must not overflow.
   for (int64_t left = last < 0 ? INT64_MAX : INT64_MAX - last; int64_t one : size)
     if (one > 0 && (left -= one) < 0)
-      return PyErr_SetString(PyExc_ValueError, "areas must end within 64 bits, got more"), nullptr;
+      return PyErr_SetString(PyExc_ValueError, "areas must end within 64 bits, got larger sizes"), nullptr;
   if (!give_out(first, size, last, place)) return PyErr_NoMemory();
   return Py_BuildValue("NL", to_array<int64_t>(place).release(), (long long)last);
 }

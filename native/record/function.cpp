@@ -249,7 +249,8 @@ PyObject* make_function(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
                                    &name, &PyTuple_Type, &of, &PyTuple_Type, &defaults, &takes, &bind, &slow, &wraps))
     return nullptr;
   if (PyTuple_GET_SIZE(defaults) > PyTuple_GET_SIZE(of) || !PyCallable_Check(slow) || !PyCallable_Check(bind))
-    return PyErr_SetString(PyExc_TypeError, "a function must have names, defaults of the last, and callables"), nullptr;
+    return PyErr_SetString(PyExc_TypeError, "a function must have names, defaults for the last ones, and callables"),
+           nullptr;
   Ref interned(PyTuple_New(PyTuple_GET_SIZE(of)));
   for (Py_ssize_t i = 0; interned && i < PyTuple_GET_SIZE(of); i++) {
     if (!PyUnicode_CheckExact(PyTuple_GET_ITEM(of, i)))

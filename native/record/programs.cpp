@@ -255,7 +255,8 @@ bool refuse_other(PyObject* x, PyTypeObject* kind, const char* name) {
 // Returns the next of some numbers; null with an error if there are too few.
 Ref next_of(PyObject* numbers) {
   Ref found(PyIter_Next(numbers));
-  if (!found && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "numbers must answer all requests, got fewer");
+  if (!found && !PyErr_Occurred())
+    PyErr_SetString(PyExc_ValueError, "numbers must have one for each requested value, got fewer");
   return found;
 }
 

@@ -261,7 +261,8 @@ class Walk {
     Ref made(PyObject_CallMethod(log_.owner, "make_rule", "OiOOOOO", layout, (int)kind_, outputs.get(), leaves.get(),
                                  own.get(), given.get(), lengths.get()));
     if (!made) return Ref();
-    if (!is_rule(made.get())) return PyErr_SetString(PyExc_TypeError, "make_rule must give a rule for the call"), Ref();
+    if (!is_rule(made.get()))
+      return PyErr_SetString(PyExc_TypeError, "make_rule must return a rule for the call"), Ref();
     // Cells may have been traced again, so the walk gets a new number, and all other rules are asked once more.
     reinterpret_cast<Rule*>(made.get())->served = walk_ = ++n_walks;
     return made;
