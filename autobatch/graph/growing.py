@@ -271,6 +271,7 @@ class GrowingGraph:
         """
         n, n_values, (table, first_value, edges, attr, floats) = self.n_nodes, self.n_values, self.nodes
         values = self.values[:, :n_values]
+        # Values with the mark -round are sources of the current round, which still reads their rows.
         is_read = (values[IN_USE] != 0) | (values[READERS] > 0) | (values[MARK] == -self.round)
         is_pending = table[STATE, :n] == PENDING
         is_kept = is_pending | (np.bincount(values[MADE_BY], is_read, n) > 0)
@@ -278,6 +279,7 @@ class GrowingGraph:
         of_node, of_value = np.full(n, NOWHERE, np.int32), np.full(n_values, NOWHERE, np.int32)
         of_node[kept] = np.arange(kept.size)
         lengths = np.diff(table[:, : n + 1])[:, kept]
+        # Nodes that have run keep only their outputs, which may still be read, not their edges and attributes.
         lengths[EDGE_PTR:OUTPUT_PTR] *= with_edges
         parts = [_ranges(table[row, kept], lengths[row]) for row in (EDGE_PTR, ATTR_PTR, FLOAT_PTR, OUTPUT_PTR)]
         n_rows = np.diff(first_value)[parts[3]]

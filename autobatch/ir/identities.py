@@ -259,6 +259,7 @@ def _neighbours(values: Values, left: int, right: int, axis: int) -> int | None:
 
 
 def _assemble(values: Values, var: Var, source: Instruction) -> Found:
+    """Return the value that an assembly of its own slices equals; the slices must cover it, as gaps are zeros."""
     if sum(math.prod(values.vars[part].shape) for part in source.args) < math.prod(var.shape) or not source.args:
         return None
     wholes = set()

@@ -98,6 +98,8 @@ def einsum(subscripts: str, x: Value, y: Value | None = None) -> Value:
     """
     values = [x] if y is None else [x, y]
     given, out, sizes = _parse(subscripts, [known_shape(value, "einsum") for value in values])
+    # First sum over letters that only one value has. The others are in both values (batch if also in the result, else
+    # inner) or in one value and the result (rows, columns), so one stack of matrix products remains.
     for number, letters in enumerate(given):
         others = {*out, *(letter for other in given[:number] + given[number + 1 :] for letter in other)}
         alone = tuple(axis for axis, letter in enumerate(letters) if letter not in others)

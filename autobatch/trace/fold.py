@@ -153,15 +153,15 @@ def fold(
         def visit(tree):
             return node([visit(child) for child in tree["children"]], word=tree["word"], ...)
 
-    except that it never recurses in Python, and visits an object that several nodes share once. While a batched
+    except that it never recurses in Python, and visits an object only once if several nodes share it. While a batched
     function is recorded, calls of cells cost some tens of nanoseconds; other functions are called for each node.
 
-    Instances are nested dicts or objects with a field, a key or an attribute, that lists the children of a node
+    Instances are nested dicts or objects with a field (a key or an attribute) that lists the children of a node
     (`children`), or dicts or objects of arrays or lists with an item for each node (`parents` or `edges`).
 
     Args:
         children: the field that lists the children of a node, missing or None for leaves; a sequence of fields with
-            one child each, such as ("left", "right"), whose states are arguments of their own, None if the child is
+            one child each, such as ("left", "right"), whose states are separate arguments, None if the child is
             missing; or a function of a node, which returns a list.
         node, leaf: cells or other functions, or names of methods if the fold is an attribute of a class.
         parents: the field with the parent of each node, -1 for roots, of shape (nodes,). Children are in the order of

@@ -187,7 +187,7 @@ def _taking_names(function: Any, fields: Fields) -> Callable[..., Any]:
 
 
 def _fields_of_graph(instance: Any, readout: Called) -> dict[str, Any]:
-    """Return the fields of an instance, as they are, that a function takes."""
+    """Return the fields of an instance that a function takes, unchanged."""
     found = {name: field_of(instance, name) for name in readout.fields.names}
     for (name, x), is_required in zip(found.items(), readout.fields.are_required, strict=True):
         if x is None and is_required:
@@ -235,8 +235,8 @@ def fold_edges(
         rounds: number of rounds, at least 1.
         each: a function of the last state of a node and of its fields. If given, here or in a call, the result is the
             list of its results for all nodes.
-        readout: a function of the list of the last states and of fields of the graph, as they are, for the result
-            without `each`.
+        readout: a function of the list of the last states and of fields of the graph, unchanged, for the result without
+            `each`.
         where: the field that says which nodes have results, or states for `readout`; see `autobatch.fold`.
 
     Returns:

@@ -129,6 +129,8 @@ def make_rule(
     products = _products(base) if not calls.in_rounds else {}
     argument = {pattern.argument(base.entry.name, what): n for n, what in enumerate(whats)}
     passed_keys = (_key_of(x, parameters[n] if n < len(parameters) else None) for n, x in enumerate(given))
+    # The arguments of the derivative: those of the call, products that nodes may keep, and the given derivatives. Given
+    # rows are variadic groups after the lists of the call.
     specialization = calls.specialization_of(
         calls.derived(base.entry, pattern),
         {**base.keys, **products, **dict(zip(argument, passed_keys, strict=True))},
@@ -148,6 +150,7 @@ def make_rule(
     items += [Item(VALUE, ((leaf_of[name],),)) for name in kept]
     items += [Item(EACH, ((leaf,),), group=group_of[n]) for n, leaf in own.items()]
     number = calls.add_form(specialization, items, [item for item, _ in floats if item is not None])
+    # In the order in which `native/record/rule.cpp` reads it.
     code = [
         *_logged(ints),
         *_logged(floats),
