@@ -1,4 +1,4 @@
-"""autobatch: write plain Python over one instance, run a mini-batch as if an expert had batched it."""
+"""autobatch: write plain Python for one instance, and run it on mini-batches as if an expert had batched it."""
 
 from autobatch import starting as _starting  # noqa: F401  # isort: skip  # before what takes long to import
 from autobatch import built as _built  # noqa: F401  # isort: skip
@@ -139,12 +139,12 @@ else:
         if name in LAZY:
             return getattr(import_module(LAZY[name]), name)
         if name == "torch":
-            raise AttributeError("autobatch.torch is a module of its own: import autobatch.torch as abt.", name=name)
+            raise AttributeError("autobatch.torch must be imported: import autobatch.torch as abt.", name=name)
         from autobatch.missing import advice
 
         raise AttributeError(f"module 'autobatch' has no attribute {name!r}{advice(name, __all__)}", name=name)
 
 
 def __dir__() -> list[str]:
-    """The public names, for dir() and completion; the folders of the runtime are left out."""
+    """Return the public names, for dir() and completion, without the folders of the runtime."""
     return __all__

@@ -2,8 +2,8 @@
 
     record -> merge -> rewrite -> schedule -> place -> execute
 
-`autobatch.engine.planning` has the stages before execution and caches the plans of mini-batches. Where `max_bytes`
-would be exceeded, `autobatch.plan.budget` splits the mini-batch into parts that run one after the other.
+`autobatch.engine.planning` runs the stages before execution and caches the plans of mini-batches. If `max_bytes` would
+be exceeded, `autobatch.plan.budget` splits the mini-batch into parts that run one after the other.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ class Batched(Session):
 
         Args:
             instances: arguments of the function, or graphs from `record_all`. An iterator or a data set, unlike a list
-                or other container, may fill the same objects again for the next instance. So the contents of arrays,
-                tensors, buffers, containers and objects with attributes are noted on arrival. If contents change
+                or other container, may reuse the same objects for the next instance. So the contents of arrays,
+                tensors, buffers, containers and objects with attributes are copied on arrival. If the originals change
                 before the last instance arrives, the instances that hold them are replaced by copies; all others stay
                 the same objects. Views of dicts, ctypes arrays and the like cannot be copied; if they change, a
-                DataError is raised. Pass a list to save the cost of the notes.
+                DataError is raised. Pass a list to save the cost of the copies.
 
         Returns:
             The results of the function in its own structure, with arrays `(B, *shape)`; lists and their elements come
@@ -202,7 +202,7 @@ class Batched(Session):
     ) -> Any:
         """Compute the loss of a mini-batch and its gradients.
 
-        Numbers that an async function awaited are constants for the gradients.
+        Gradients treat the numbers that an async function awaited as constants.
 
         Args:
             instances: as for a call; the function returns a scalar value, or `(loss, aux)` with `has_aux`.
@@ -213,7 +213,8 @@ class Batched(Session):
                 has since been read by other ops than `lookup` are replaced by an array.
             inputs: also differentiate with respect to the float arrays of the instances, which must not be recorded
                 graphs. The function receives inputs in place of these arrays, see `autobatch.trace.inputs`.
-            only: names of the trainable parameters to differentiate by, with `reduce="none"` or `clip`; None for all.
+            only: names of the trainable parameters to differentiate with respect to, with `reduce="none"` or `clip`;
+                None for all.
             clip: "per-instance" to scale the gradient of each instance down to `max_norm` before they are summed: by
                 min(1, max_norm / norm), where the norm is over all selected parameters and the loss has weight 1. The
                 weights of `reduce` multiply the clipped gradients. Per-instance gradients are formed only where that
@@ -243,8 +244,8 @@ class Batched(Session):
                 arguments contradict each other.
             GraphError: the function did not return a scalar value, or the gradient of an input would be lost.
             ShapeError: `out` does not hold gradients of these parameters.
-            NumericError: a loss is not finite; `out` is unchanged, unless the call did not wait: then optimizer steps
-                skip it. Or a norm to clip is not finite.
+            NumericError: a loss is not finite; `out` is unchanged, unless the call did not wait: then optimizers ignore
+                it. Or a norm to clip is not finite.
             PlanError: a single instance needs more than `max_bytes`, which with `reduce="none"` includes the gradients
                 (B, *shape).
             DistributedError: in a group of processes (`autobatch.distributed`), whose gradients are summed, another
@@ -306,7 +307,7 @@ class Batched(Session):
 
     @checked(instances=None)
     def prepare(self, instances: Iterable[Any], training: bool = False, has_aux: bool = False) -> Step:
-        """Plan a mini-batch without running it: its graph, and for each part the schedule, the plan and the executable.
+        """Plan a mini-batch without running it; return its graph, and each part's schedule, plan and executable.
 
         Args:
             instances: as for a call.
@@ -521,9 +522,9 @@ def batched(
         function: takes one instance and calls cells: a method of a `Module`, a `Module` or any other object with
             `__call__`, a `functools.partial`, or any function. An async function can await its own values, by
             `ab.value`.
-        module: the owner of the parameters. By default the module that `function` is or is a method of; for another
-            object, the module among its attributes (for a partial, among its arguments) that contains all others
-            there.
+        module: the owner of the parameters. By default the module that `function` is, or whose method it is; for any
+            other object, the module among its attributes (for a partial, among its arguments) that contains all other
+            modules there.
         policy: the batching policy: a name, the path of a saved policy, or a `Policy`; see `autobatch.policies.get`.
             "auto" selects a rule for the backend, `autobatch.policies.AUTO`.
         backend: the execution backend: a name, or a `Backend`. "auto" compiles cells for the CPU ("cpu"), in the

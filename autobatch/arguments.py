@@ -35,7 +35,7 @@ CONVERSIONS: dict[tuple[str, str], str] = {
     ("Graph", "Dag"): "make a Graph of a Dag with ab.policies.to_graph(dag, names)",
     ("Dag", "Graph"): "make a Dag of a Graph with ab.policies.to_dag(graph)",
 }
-"""The advice when one class is wanted, by name, and an object of another is given, or a list with one."""
+"""Advice by the name of the expected class and the class of the argument, or of an element of it."""
 
 
 class Kind(NamedTuple):
@@ -98,7 +98,7 @@ def check_arguments(
 
     Args:
         function: the annotated function.
-        arguments: by parameter name.
+        arguments: the arguments, by parameter name.
         called: name of the function in messages.
         errors: error class per parameter, or None if the function checks the argument itself; DataError by default.
     """
@@ -135,7 +135,7 @@ def _resolve(annotation: Any, space: Mapping[str, Any]) -> Any:
 
 
 def kind_of(annotation: Any) -> Kind | None:
-    """Return the kind that an annotation admits; None if anything, or if checked elsewhere."""
+    """Return the kind of argument that an annotation allows; None if it allows anything, or is checked elsewhere."""
     if annotation in (None, type(None)):
         return Kind("None", lambda x: x is None)
     if isinstance(annotation, TypeVar):

@@ -81,7 +81,8 @@ def check_grads(
 def _advice(parameters: Mapping[str, Any]) -> str:
     """Return the advice for float32 parameters, or ""."""
     is_single = any(array.dtype == np.float32 for array in parameters.values())
-    return '; the module is in float32, where differences are rough: call module.astype("float64")' if is_single else ""
+    advice = '; in float32, central differences are inaccurate: call module.astype("float64")'
+    return advice if is_single else ""
 
 
 @checked()

@@ -70,7 +70,7 @@ def _is_own(code: CodeType) -> bool:
 
 
 def _is_internal(code: CodeType | None) -> bool:
-    """Return whether an error raised by this code is internal; that of `ab.nothing` is the user's."""
+    """Return whether an error raised by this code is internal; a missing name of `ab` is the user's error."""
     return code is not None and _is_own(code) and code.co_name != "__getattr__"
 
 

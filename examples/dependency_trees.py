@@ -5,7 +5,7 @@
 The script prints the loss, the accuracy on new sentences, and how many batches the nodes of these took:
 
     epoch 6: loss 0.01
-    new sentences judged rightly: 98.5%
+    accuracy on new sentences: 98.5%
     655 nodes ran in 5 batches
 """
 
@@ -90,7 +90,7 @@ def main() -> None:
         print(f"epoch {epoch}: loss {np.mean(loss(graphs)):.2f}")
     scores = ab.batched(model.scores)
     right = np.mean(scores(new).argmax(axis=1) == [sentence.truth for sentence in new])
-    print(f"new sentences judged rightly: {right:.1%}")
+    print(f"accuracy on new sentences: {right:.1%}")
     print("{0.nodes} nodes ran in {0.batches} batches".format(scores.explain(new)))
 
 

@@ -28,7 +28,7 @@ try:
 
     import autobatch.policies.env as rl
 except (ImportError, ab.PolicyError):
-    sys.exit("examples/gym_agent.py needs Gymnasium: pip install 'autobatch-nn[rl]' brings it.")
+    sys.exit("examples/gym_agent.py needs Gymnasium; run pip install 'autobatch-nn[rl]'.")
 
 
 class LinearAgent:

@@ -6,7 +6,7 @@ The script prints the loss, how many names in new texts it finds, and the tags o
 anything else:
 
     epoch 6: loss 0.71
-    new texts: 306 of 317 names are found, 15 times something else
+    new texts: 306 of 317 names found, 15 false ones
     fadeacecebdacecebbbee -> OOOOOOOBIIBIIIBIIOOOO
 """
 
@@ -91,7 +91,7 @@ def main() -> None:
     tagged = ["".join(TAGS[tag] for tag in np.argmax(rows, axis=1)) for rows in scores]
     texts = (" ".join(tagged), " ".join(tags for _, tags in new))
     found, meant = ({name.span() for name in re.finditer("BI*", text)} for text in texts)
-    print(f"new texts: {len(found & meant)} of {len(meant)} names are found, {len(found - meant)} times something else")
+    print(f"new texts: {len(found & meant)} of {len(meant)} names found, {len(found - meant)} false ones")
     print(f"{new[2][0]} -> {tagged[2]}")
 
 

@@ -56,8 +56,10 @@ def build(folder: Path, **options: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Rebuild the native core of this checkout.")
-    parser.add_argument("--debug", action="store_true", help="with symbols, without optimization")
-    parser.add_argument("--sanitize", metavar="NAMES", help="apart, with address,undefined or thread")
+    parser.add_argument("--debug", action="store_true", help="build with symbols and without optimization")
+    parser.add_argument(
+        "--sanitize", metavar="NAMES", help="build separately with these sanitizers: address,undefined or thread"
+    )
     options = parser.parse_args()
     if options.sanitize:
         print(build_sanitized(BUILD.with_name(f"{BUILD.name}-{options.sanitize}"), options.sanitize))

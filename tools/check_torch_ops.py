@@ -23,11 +23,16 @@ BAD = Verdict.WRONG, Verdict.CRASH
 
 @click.command()
 @click.option("--op", "ops", multiple=True, help="An op, such as clamp or nn.functional.gelu; by default all.")
-@click.option("--samples", type=int, help="Of each op, at most; by default all.")
-@click.option("--runs", multiple=True, type=click.Choice(["auto", "autobatch", "torch"]), help="By default all three.")
+@click.option("--samples", type=int, help="Maximum number of samples of each op; by default all.")
+@click.option(
+    "--runs",
+    multiple=True,
+    type=click.Choice(["auto", "autobatch", "torch"]),
+    help="What runs the cells; by default all three, in turn.",
+)
 @click.option("--backend", default="reference", show_default=True)
-@click.option("--json", "path", type=click.Path(path_type=Path), help="Where to write all outcomes.")
-@click.option("--verbose", is_flag=True, help="Print each sample that is not right.")
+@click.option("--json", "path", type=click.Path(path_type=Path), help="File for all outcomes.")
+@click.option("--verbose", is_flag=True, help="Print each sample that fails.")
 def main(
     ops: tuple[str, ...], samples: int | None, runs: tuple[str, ...], backend: str, path: Path | None, verbose: bool
 ) -> None:

@@ -38,7 +38,7 @@ def describe(name: str, path: str, members: Sequence[str], level: int) -> str:
 
     Args:
         name: the name as users write it, `ab.optim.Adam`.
-        path: where it is defined.
+        path: the dotted path of its definition.
         members: the methods and properties to show, if it is a class; `__init__` shows the constructor.
         level: level of the heading.
     """

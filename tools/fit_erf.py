@@ -3,8 +3,8 @@
     python tools/fit_erf.py
 
 It fits polynomials, and ratios of them, to the function at Chebyshev points, in 60 digits. Their maximum error is a few
-times that of the best ones, which one more term makes up for. All coefficients of the ratios are positive, so that
-their sums do not cancel. Needs mpmath.
+times that of the best polynomials; one more term compensates for this. All coefficients of the ratios are positive, so
+that their sums do not cancel. Needs mpmath.
 """
 
 from __future__ import annotations

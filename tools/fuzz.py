@@ -31,21 +31,25 @@ SECONDS_BETWEEN_LINES = 20.0
 
 
 @click.command()
-@click.option("--seeds", default="0:1000", metavar="A:B", help="The programs to run, by number, B excluded.")
-@click.option("--seed", type=int, help="Show and run a single one.")
-@click.option("--state", "path", type=click.Path(path_type=Path), help="Where to keep what was found, and go on from.")
+@click.option("--seeds", default="0:1000", metavar="A:B", help="Run the programs with numbers A to B - 1.")
+@click.option("--seed", type=int, help="Show and run a single program.")
+@click.option(
+    "--state", "path", type=click.Path(path_type=Path), help="File for the findings, from which the run resumes."
+)
 @click.option(
     "--cuda",
     default="0",
     metavar="N|all",
-    help="Run every N-th on the cuda backend too, without a GPU; those of odd number with parameters there.",
+    help="Also run every N-th program on the cuda backend, without a GPU; odd ones with parameters on the device.",
 )
-@click.option("--stages", is_flag=True, help="Only compile the cells' stages and run these on names of elements.")
-@click.option("--shrink", "seconds", default=40.0, help="Seconds to make a failing program small; 0 leaves it.")
-@click.option("--derivatives", is_flag=True, help="Programs that ask for derivatives, and hold arrays.")
-@click.option("--torch", "is_torch", is_flag=True, help="Programs of modules of PyTorch, beside PyTorch itself.")
-@click.option("--containing", default="", metavar="REGEX", help="Only programs whose text contains this.")
-@click.option("--replay", "case", type=click.Path(path_type=Path), help="Run what ab.testing.dump wrote instead.")
+@click.option("--stages", is_flag=True, help="Only compile the stages of cells, and run them on names of elements.")
+@click.option("--shrink", "seconds", default=40.0, help="Seconds to shrink a failing program; 0 to keep it as it is.")
+@click.option("--derivatives", is_flag=True, help="Draw programs that compute derivatives and hold arrays.")
+@click.option(
+    "--torch", "is_torch", is_flag=True, help="Draw programs of PyTorch modules, and compare them with PyTorch."
+)
+@click.option("--containing", default="", metavar="REGEX", help="Only run programs whose text matches this.")
+@click.option("--replay", "case", type=click.Path(path_type=Path), help="Run a case of ab.testing.dump instead.")
 def main(
     seeds: str,
     seed: int | None,
@@ -121,7 +125,7 @@ def summary(state: State) -> str:
 def _range(text: str) -> tuple[int, int]:
     start, _, end = text.partition(":")
     if not (start.isdecimal() and end.isdecimal()):
-        raise click.BadParameter(f"{text!r} is no range of numbers; give one such as 0:1000.")
+        raise click.BadParameter(f"must be a range of numbers, such as 0:1000, got {text!r}.")
     return int(start), int(end)
 
 
@@ -129,7 +133,7 @@ def _choice(text: str) -> Callable[[int], bool]:
     if text == "all":
         return lambda seed: True
     if not text.isdecimal():
-        raise click.BadParameter(f"{text!r} is neither a number nor 'all'.")
+        raise click.BadParameter(f"must be a number or all, got {text!r}.")
     step = int(text)
     return lambda seed: step > 0 and seed % step == 0
 

@@ -42,7 +42,7 @@ def make_dist() -> list[Path]:
         raise Refused(f"archives hold what is committed, and these files differ from the last commit:\n{changes}")
     pythons = find_pythons()
     for missing in sorted({*PYTHONS} - {*pythons}):
-        print(f"python{missing} is not at hand: no wheel for it")
+        print(f"python{missing} is not installed, so no wheel is built for it")
     with TemporaryDirectory() as place:
         first, second = (build_all(export_commit(Path(place, name)), pythons) for name in ("one", "two"))
         check_same(first, second)

@@ -81,13 +81,13 @@ def check_notebook(name: str) -> bool:
     written, found = list_outputs(read_notebook(name)), list_outputs(run_notebook(name))
     differing = [number for number, (a, b) in enumerate(zip(written, found, strict=True)) if a != b]
     for number in differing:
-        print(f"{name}, cell of code {number}: written is\n{written[number]}\nand it puts out\n{found[number]}")
+        print(f"{name}, code cell {number}: expected\n{written[number]}\ngot\n{found[number]}")
     return not differing
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the tool. Return its exit status."""
-    parser = argparse.ArgumentParser(description="Run the notebooks of the examples, and write what they put out.")
+    parser = argparse.ArgumentParser(description="Run the notebooks of the examples, and write their outputs.")
     parser.add_argument("names", nargs="*", type=_to_name, default=NAMES, metavar="NAME", help=", ".join(NAMES))
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     given = parser.parse_args(arguments)
@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _to_name(text: str) -> str:
     if text not in NAMES:
-        raise argparse.ArgumentTypeError(f"there is no notebook {text!r}; there are {', '.join(NAMES)}")
+        raise argparse.ArgumentTypeError(f"must be one of {', '.join(NAMES)}, got {text!r}")
     return text
 
 

@@ -54,8 +54,8 @@ def describe_product(a: Matrix, b: Matrix, out: Matrix) -> Gemm:
     """Describe out = a @ b for BLAS.
 
     Args:
-        a, b, out: arrays of shapes (m, k), (k, n) and (m, n): row-strided views or transposes of such. They must
-            outlive the description, which holds addresses.
+        a, b, out: arrays of shapes (m, k), (k, n) and (m, n): views with strided rows, or their transposes. They must
+        outlive the description, which holds addresses.
 
     Raises:
         ShapeError: shapes or dtypes disagree, or strides are not of this kind, such as those of a broadcast axis.
@@ -164,8 +164,8 @@ class Provider(ABC):
         """Write a @ b to `out`, or add it to `out`.
 
         Args:
-            a, b, out: (m, k), (k, n), (m, n), all float32 or all float64, row-strided views or transposes of such;
-                none is copied. `out` shares no memory with `a` and `b`.
+            a, b, out: (m, k), (k, n), (m, n), all float32 or all float64, views with strided rows, or their transposes;
+            none is copied. `out` shares no memory with `a` and `b`.
             accumulate: add to `out` instead of overwriting it.
 
         Raises:

@@ -32,7 +32,7 @@ _SHOW_CURSOR = b"\x1b[?25h\n"  # progress bars hide the cursor; the newline ends
 
 
 def run_process(work: Callable[[], object]) -> NoReturn:
-    """Run `work` as a whole process, and exit; after an error of the user's class, show its lines only."""
+    """Run `work` as the whole process, and exit; show an error of the user's code with the user's lines only."""
     signal.signal(signal.SIGINT, _exit_now)
     warnings.showwarning = _warn
     try:

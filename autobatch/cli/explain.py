@@ -38,12 +38,12 @@ from autobatch.plan.plan import PlannedCell, Planner
 
 NO_COMPILER = f"{COMPILER} is missing: install NVIDIA's CUDA toolkit to see the resources of the kernels"
 NO_KERNELS = "no kernels"
-PLACE = "int32"  # type of places, enough for up to 2**31 elements of values
+PLACE = "int32"  # dtype of positions in memory, which allows values of up to 2**31 elements in all
 COLUMNS = ("kernel", "GPU", "threads per row", "registers", "spilled bytes", "shared bytes")
 
 
 def show_resources(sources: Sequence[CudaSource], dtype: str, about: str) -> str:
-    """Format a table with a line for each kernel of these stages on each GPU, or the reason why there is none.
+    """Format a table with a line for each kernel of these stages on each GPU; without any, explain why.
 
     Registers and spilled bytes are per thread, shared bytes per block.
 
@@ -218,7 +218,7 @@ def _show_weights(derivative: Derivative) -> str:
     for _, scatters in derivative.tables:
         lines += [f"rows %{s.ids} of a table += %{s.values}  # rows with the same id are summed" for s in scatters]
     if not lines:
-        return "none: no parameter is read"
+        return "no steps, because no parameter is read"
     return "\n".join([*lines, "neighbours are not fused: each step runs once over all rows of the type"])
 
 

@@ -51,7 +51,7 @@ class Algorithm:
         options: names of its options.
         learn: takes the graphs of mini-batches, `held_out`, direction, compact, seed, on_progress and its options; or
             no graphs, to learn on generated ones. None for algorithms of `ELSEWHERE`.
-        count: counts the progress reports unless learning ends early; takes direction and its options.
+        count: returns the number of progress reports, unless learning ends early; takes direction and its options.
     """
 
     summary: str
@@ -65,7 +65,7 @@ class Algorithm:
 
 
 def count_rollouts(direction: Direction, episodes: int, rival: bool, **others: Any) -> int:
-    """Count the progress reports of Q-learning."""
+    """Return the number of progress reports of Q-learning, unless it ends early."""
     n_tables = (2 if direction == "both" else 1) * (2 if rival else 1)
     return -(-episodes // QLearning.evaluate_every) * n_tables
 

@@ -1,8 +1,9 @@
 """Time several implementations fairly on the same mini-batches.
 
 The machine's speed drifts, so the implementations take turns on every mini-batch, and the median of the repetitions
-counts. Their order is shuffled each time, so that none is always slowed by the caches that another leaves behind.
-Compilation and the growth of buffers happen in an untimed first round; the number of threads is chosen before it.
+counts. Their order is shuffled each time, so that no implementation is always slowed by the caches that another one
+leaves behind. Compilation and the growth of buffers happen in an untimed first round; the number of threads is chosen
+before it.
 """
 
 from __future__ import annotations

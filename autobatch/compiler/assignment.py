@@ -69,6 +69,7 @@ def assign_buffers(lowered: Lowered, steps: list[Step], n_before: int = 0) -> St
     statements, spots = in_order(steps)
     uses = Uses(lowered, statements)
     row_ends: defaultdict[int, int] = defaultdict(int)
+    # Candidates for registers: values made by a single loop, either element by element or as one number.
     for value in uses.made:
         maker, *others = uses.makers(value)
         loop = statements[maker]

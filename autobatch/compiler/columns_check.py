@@ -108,7 +108,6 @@ class _Stage:
         return (row[0], -1) if self.lowered.domains[value] == NODE else row
 
     def _column(self, value: int, number: int, row: Row) -> Column:
-        """Return the column of an element."""
         location, view = self.storage.locate(View(value, number, (), ()))
         return self._place(location, location.column + view.offset, row)
 
@@ -130,7 +129,7 @@ class _Stage:
             )
 
     def _is(self, found: Element, value: int, number: int, row: Row) -> bool:
-        """Return whether `found` is complete, and is the element or that of a part made in its place."""
+        """Return whether `found` is complete, and is the element itself or an element of a part made in its place."""
         if found.row != row or (found.maker and self.makers[found.value, found.number] != found.maker):
             return False
         terms = self.terms.get(found.maker)

@@ -181,6 +181,7 @@ class _Order:
         Computes the earliest and the latest level of each statement. Loops without a choice fix the levels that have a
         kernel; each other loop then moves to the last such level before its readers, or to the first if it has none.
         """
+        # Level n has kernel n, and then the products that read its values; a loop that reads these is in level n + 1.
         earliest: list[int] = []
         for k in range(len(self.statements)):
             fuses = self.may_fuse(k)
@@ -194,6 +195,7 @@ class _Order:
             if not self.may_fuse(k):
                 latest[k] = earliest[k]
         filled = {e for k, e in enumerate(earliest) if self.may_fuse(k) and e == latest[k]}
+        # From the last statement on, so that the levels of a loop's readers are final when it moves.
         for k in reversed(range(len(earliest))):
             if not self.may_fuse(k):
                 continue

@@ -59,7 +59,7 @@ class Lowered:
         name: the name of the cell.
         stage: "forward" or "backward".
         vars: the values of the cell.
-        views: for each of these, the value and the elements of which it is a view.
+        views: for each value of the cell, the value whose elements it views, and these elements.
         sizes: the number of elements of each value; values of the cell first, then values that lowering added.
         domains: the domain of each value.
         statements: the statements, in an executable order.

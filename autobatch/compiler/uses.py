@@ -1,4 +1,5 @@
-"""Find the statements that make, read and overwrite the elements of a value, even if it is made in parts or is a part.
+"""Find the statements that make, read and overwrite the elements of a value, even if it is made in parts or is part of
+another.
 
 Joins and loop splitting let statements make values in place, as parts of others (`Lowered.parts`). A statement that
 makes a part makes elements of the whole, and a reader of one of the two reads elements of the other. All passes look up
@@ -105,8 +106,8 @@ def written(lowered: Lowered, statement: Statement) -> Range | None:
 def read_of_taken(lowered: Lowered, statement: Statement) -> list[Range]:
     """Return the columns that a statement reads of values that are overwritten later.
 
-    Forward makes these values, and no statement of backward does. So none of them has pieces or is part of another one,
-    and each is read by its own number.
+    These values are made by the forward stage, never by the backward stage. They are therefore not divided
+    into pieces or made as parts of other values, so their readers name them by their own numbers.
     """
     ranges: list[Range | None] = []
     match statement:

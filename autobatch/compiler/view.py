@@ -74,7 +74,7 @@ def spread(shape: Shape, strides: Sequence[int]) -> tuple[int, ...]:
 
 
 def views_of(vars: Sequence[Var]) -> list[View]:
-    """Return the view that each value is: of all of itself, or of another value if a view op makes it.
+    """Return a view for each value: of all of itself, or of another value if a view op makes it.
 
     A view op that must copy, such as a reshape of a transposed value, makes a value of its own.
     """

@@ -68,7 +68,7 @@ def _key(key: Key, name: str, name_of: Name) -> Any:
 
 
 def _static(x: Any, name: str, name_of: Name) -> Any:
-    """Encode a static argument for comparison: plain values as such, all else by name."""
+    """Encode a static argument for comparison: plain values unchanged, everything else by name."""
     match x:
         case bool() | None | str():
             return x

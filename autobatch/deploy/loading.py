@@ -146,7 +146,7 @@ class Loaded(Module):
     _placed: frozenset[str] = frozenset()
 
     def __reduce__(self) -> Any:
-        """Return how to make the model again; raise a GraphError for a submodule.
+        """Return the function and arguments that make the model again; raise a GraphError for a submodule.
 
         The cells of a submodule may read parameters elsewhere in the model.
         """

@@ -52,7 +52,7 @@ class Drawing:
 
     Attributes:
         heading: heading of the state descriptions.
-        states: from top to bottom.
+        states: the states, from top to bottom.
         moves: number of times that each transition was taken, by the indices of its two states.
     """
 

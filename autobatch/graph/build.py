@@ -72,7 +72,7 @@ def make_graph(
 
 
 def merge_graphs(graphs: Sequence[Graph], types: Types | None = None) -> Graph:
-    """Merge graphs into one, with their nodes numbered consecutively; return a single graph as it is.
+    """Merge graphs into one, with their nodes numbered consecutively; return a single graph unchanged.
 
     Args:
         graphs: graphs with one `types` table, each of any number of instances.

@@ -41,7 +41,7 @@ class Types(Protocol):
 
     @property
     def outlines(self) -> Sequence[str]:
-        """Return a text for each type that tells it from the others.
+        """Return a text for each type that distinguishes it from the others.
 
         It does not depend on the model's width or the process.
         """

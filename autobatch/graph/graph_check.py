@@ -90,7 +90,7 @@ def refuse_backward_edges(names: Sequence[str], edges: Sequence[tuple[int, int]]
         cycle = " -> ".join(f"{node} ({names[node]!r})" for node in error.args[1])
         raise GraphError(f"{claim}, and there is a cycle {cycle}; remove one of its edges.") from None
     shown = ", ".join(map(str, order[:20])) + (", ..." if len(order) > 20 else "")
-    raise GraphError(f"{claim}, but without a cycle; number the nodes in a topological order, such as {shown}.")
+    raise GraphError(f"{claim}, although there is no cycle; number the nodes in a topological order, such as {shown}.")
 
 
 def _check_sizes(graph: Graph) -> None:

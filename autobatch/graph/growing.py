@@ -101,8 +101,8 @@ class Chosen(NamedTuple):
     """The nodes of a round, and the values that it reads and keeps.
 
     Attributes:
-        nodes: in the order of their instances.
-        sources: the values of earlier rounds that they read, likewise.
+        nodes: the nodes, in the order of their instances.
+        sources: the values of earlier rounds that the nodes read, in the same order.
         kept: the values to keep, which are the outputs.
     """
 
@@ -238,7 +238,7 @@ class GrowingGraph:
         return add_work(self.type_id, self.owner, self._pending, types.arrays().product_work, PER_NODE, None)
 
     def work_by_instance(self, nodes: IntArray, types: Types) -> tuple[float, FloatArray]:
-        """Return the predicted work of some nodes, and that of each instance in it; see `work_of`."""
+        """Return the predicted work of some nodes, in total and per instance; see `work_of`."""
         found = np.zeros(self.n_instances)
         work = types.arrays().product_work
         return add_work(self.type_id, self.owner, nodes, work, PER_NODE, found), found
@@ -271,6 +271,7 @@ class GrowingGraph:
         """
         n, n_values, (table, first_value, edges, attr, floats) = self.n_nodes, self.n_values, self.nodes
         values = self.values[:, :n_values]
+        # Values with the mark -round are sources of the current round, which still reads their rows.
         is_read = (values[IN_USE] != 0) | (values[READERS] > 0) | (values[MARK] == -self.round)
         is_pending = table[STATE, :n] == PENDING
         is_kept = is_pending | (np.bincount(values[MADE_BY], is_read, n) > 0)
@@ -278,6 +279,7 @@ class GrowingGraph:
         of_node, of_value = np.full(n, NOWHERE, np.int32), np.full(n_values, NOWHERE, np.int32)
         of_node[kept] = np.arange(kept.size)
         lengths = np.diff(table[:, : n + 1])[:, kept]
+        # Nodes that have run keep only their outputs, which may still be read, not their edges and attributes.
         lengths[EDGE_PTR:OUTPUT_PTR] *= with_edges
         parts = [_ranges(table[row, kept], lengths[row]) for row in (EDGE_PTR, ATTR_PTR, FLOAT_PTR, OUTPUT_PTR)]
         n_rows = np.diff(first_value)[parts[3]]

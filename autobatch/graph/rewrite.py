@@ -101,7 +101,7 @@ def rewrite(graph: Graph, passes: Collection[str] = DEFAULT) -> tuple[Graph, Rew
     """Apply the named passes; they run in the order of `PASSES`.
 
     Args:
-        graph: of one or many instances; it is not changed.
+        graph: the graph of one or more instances; it is not changed.
         passes: any of `PASSES`, or "auto" or "all". "dead" keeps everything in a graph that returns nothing. After the
             last two, a node belongs to the first instance that computes it, and others may read or return it.
 
@@ -133,7 +133,7 @@ def explain_sharing(graph: Graph, passes: Collection[str]) -> list[Shared]:
         graph: before any pass.
         passes: as for `rewrite`; without a pass that shares, nothing is looked up.
 
-    Cost: that of all passes, once more.
+    Cost: about the cost of all passes.
     """
     chosen = to_passes(passes)
     if "share" not in chosen and "share_products" not in chosen:

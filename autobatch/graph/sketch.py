@@ -73,7 +73,7 @@ def to_graph(dag: Dag, names: Iterable[str] | None = None) -> Graph:
 
     Args:
         dag: N nodes of T types.
-        names: of the T types; by default "0", "1" and so on.
+        names: the names of the T types; by default "0", "1" and so on.
 
     Raises:
         GraphError: the number of names is not T, or two are equal.

@@ -45,8 +45,8 @@ class Call:
     Attributes:
         start, end: seconds of `time.perf_counter`, as in all spans.
         plan_hit: as in `LastCall`.
-        stages: in order; if the mini-batch ran in parts, part by part.
-        batches: in order of execution. In stage "weights" all rows of a type are one batch.
+        stages: the stages, in order; if the mini-batch ran in parts, part by part.
+        batches: the batches, in order of execution. In stage "weights" all rows of a type are one batch.
         precision: precision of matrix products.
     """
 

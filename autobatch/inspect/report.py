@@ -73,7 +73,7 @@ class Report:
         compacted: batches that would be left after deleting superfluous ones.
         lower_bound: lower bound on the batches of any schedule.
         bound_kind: method of the bound: "chain", or "pairs" for the tighter one.
-        launches, copied_bytes: as counted by the backend.
+        launches, copied_bytes: counts by the backend.
         planned_bytes: planned bytes of the values of the largest part.
         buffer_bytes: bytes that the backend allocated for values.
         parts: number of parts that the mini-batch ran in.
@@ -83,7 +83,7 @@ class Report:
         plan_hit, plan_hit_rate: as in `LastCall`.
         memory: placement of values, and copies; None unless requested.
         precision: precision of matrix products.
-        decided: how mini-batches of this class run, and why, if that was measured or pinned.
+        decided: the class of this mini-batch, its number of threads, and the reason, if that was measured or pinned.
         of_one_length: cells with a type per length of an argument: name, and the reason and advice.
         notes: notes on cells: name and text.
         picture: drawing of the schedule, also shown by notebooks on its own.

@@ -67,7 +67,7 @@ class Fixed:
 def exact(x: Any) -> Hashable:
     """Return a key that is equal for two objects only if no program can distinguish them; valid while `x` lives.
 
-    Unlike ==, it distinguishes 1 from True and 0.0 from -0.0, also inside tuples, and takes NaN for equal to itself.
+    Unlike ==, it distinguishes 1 from True and 0.0 from -0.0, also inside tuples, and treats NaN as equal to itself.
     Objects with another meaning of == (arrays, tensors, parameters), and objects without a hash, are compared by
     identity.
 
@@ -142,7 +142,7 @@ def map_leaves(function: Callable[[Any], Any], x: Any) -> Any:
 
 
 def put_together(structure: Any, outputs: Sequence[Any]) -> Any:
-    """Build the result of a cell from its outputs; `structure` is that of its type, over their numbers."""
+    """Build the result of a cell from its outputs; `structure` has their numbers in its leaves."""
     if isinstance(structure, int):
         return outputs[structure]
     if isinstance(structure, Static):

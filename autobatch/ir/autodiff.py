@@ -109,7 +109,7 @@ def _divide(derivative: Derivative) -> Derivative:
 
 
 def _scatters(vars: Sequence[Var], index: int) -> tuple[ScatteredRows, ...]:
-    """Return the scattered rows that add up to a gradient; none if it has other terms."""
+    """Return the scattered rows that add up to a gradient; () if it has other terms."""
     source = vars[index].source
     if not isinstance(source, Instruction):
         return ()
@@ -274,7 +274,7 @@ def _at(tangent: Traced, gradient: Traced) -> Traced:
 
 
 def _forget_rows_of(builder: Builder, seeds: set[int]) -> None:
-    """Where an op needs only the rows of an argument, replace one that depends on the seeds by one that does not."""
+    """Replace arguments that depend on the seeds, if an op needs only their rows, by values that do not."""
     depending, first = set(seeds), dict[Any, int]()
     for index, var in enumerate(builder.vars):
         source = var.source

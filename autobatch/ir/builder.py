@@ -54,7 +54,7 @@ class NeedsData(GraphError):
 def data_behind(values: Iterable[Traced]) -> set[int]:
     """Return, by `leaf`, the ints of the node that these values are computed from.
 
-    There are none if the values also depend on anything else.
+    The set is empty if the values also depend on anything else.
     """
     values = list(values)
     sources = [x.builder.vars[i].source for x in values for i in cone(x.builder.vars, [x.index])]

@@ -29,7 +29,7 @@ class Derivative:
         backward: instructions to run per batch, in order.
         weights: instructions to run once per type, in order.
         incoming: the gradients of the outputs, by output number.
-        ports: for each port number its gradient, None where no output depends on it.
+        ports: the gradient of each port, by port number; None if no output depends on the port.
         parameters: pairs of a `Weight` value and its gradient, one row.
         tables: pairs of a `Weight` value whose gradient consists of scattered rows, and these rows; no stage computes
             the gradient as an array.
@@ -64,7 +64,8 @@ class Derivative:
 
     @cached_property
     def by_segment(self) -> frozenset[int]:
-        """The instructions of the weight stage that have a row per segment: sums, and what depends on them."""
+        """Return the instructions of the weight stage with a row per segment: sums, and instructions that depend on
+        them."""
         found = set[int]()
         for index in self.weights:
             source = self.vars[index].source
@@ -74,7 +75,7 @@ class Derivative:
 
     @cached_property
     def linear(self) -> list[int]:
-        """The saved values that the weight stage reads and that are linear in the gradients of the outputs.
+        """Return the saved values that the weight stage reads and that are linear in the gradients of the outputs.
 
         All gradients are: pullbacks multiply them by values of the program.
         """

@@ -75,7 +75,7 @@ def stop_outputs(program: CellProgram, outputs: tuple[int, ...]) -> CellProgram:
 
 
 def products_of(vars: Sequence[Var], indices: Iterable[int]) -> list[int]:
-    """Return those of some values that are a node's products with matrices, the most expensive values."""
+    """Select the values that are a node's products with matrices, which are the most expensive to compute."""
     sources = ((i, vars[i].source) for i in indices if vars[i].domain == NODE)
     return [i for i, source in sources if isinstance(source, Instruction) and source.op in (matmul, affine)]
 

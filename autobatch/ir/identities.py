@@ -1,4 +1,4 @@
-"""Algebraic identities that simplify instructions and hold to the bit, for NaN, infinities and -0 too.
+"""Algebraic identities that simplify instructions with bit-identical results, also for NaN, infinities and -0.
 
 In IEEE arithmetic x * 1, x / 1, x - 0, x + (-0) and x ** 1 are x; -(-x) is x; x + (-y) is x - y, x - (-y) is x + y and
 (-x) * (-y) is x * y. x + 0 is x unless x is -0, so it is simplified only if x is never -0: exponentials, sigmoids,
@@ -259,6 +259,7 @@ def _neighbours(values: Values, left: int, right: int, axis: int) -> int | None:
 
 
 def _assemble(values: Values, var: Var, source: Instruction) -> Found:
+    """Return the value that an assembly of its own slices equals; the slices must cover it, as gaps are zeros."""
     if sum(math.prod(values.vars[part].shape) for part in source.args) < math.prod(var.shape) or not source.args:
         return None
     wholes = set()

@@ -34,7 +34,7 @@ FLOATS = "float", "bfloat", "complex"  # prefixes of dtypes that have derivative
 
 @dataclass(frozen=True)
 class Port:
-    """A value input: an edge of the graph, or any number of them where the port belongs to a variadic group.
+    """A value input: an edge of the graph, or any number of edges if the port belongs to a variadic group.
 
     `leaf` is its place among the leaves of the cell's arguments, see `first_leaf`; `below` is the exclusive upper bound
     of its ints, 0 for floats; `dtype` is the dtype that its numbers stand for, see `dtype_of`.
@@ -156,7 +156,7 @@ class CellProgram:
         return tuple(number for number, index in enumerate(self.outputs) if is_float(self.vars, index))
 
     def row_counts(self, lengths: Sequence[int]) -> dict[int, int]:
-        """Return the number of rows of each variadic group, given those of the groups that are not derived."""
+        """Return the number of rows of each variadic group, given the numbers for the groups that are not derived."""
         counts = dict(enumerate(lengths))
         for group, parts in self.derived.items():
             known = [part.n if part.group < 0 else counts[part.group] for part in parts]

@@ -188,7 +188,7 @@ def _check_instruction(name: str, vars: Sequence[Var], index: int, ties: Ties) -
         ids = origin(vars, args[1]).source
         limit = int_limit(vars, args[1])
         if not (limit or isinstance(ids, Constant) or (isinstance(ids, Attribute) and not ids.is_float)):
-            raise _broken(name, vars, index, f"%{args[1]} is neither ints nor a constant, so no range check saw it")
+            raise _broken(name, vars, index, f"%{args[1]} is neither ints nor a constant, so its range was not checked")
         if limit > vars[args[0]].shape[op.index_axis]:
             raise _broken(
                 name, vars, index, f"%{args[1]} has ints below {limit}, more than the elements that it indexes"

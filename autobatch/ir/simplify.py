@@ -5,7 +5,7 @@
 - Common-subexpression elimination, except of random ops: each place in a program draws its own numbers.
 - Dead-code elimination: instructions that no output needs are removed.
 
-The results are the same to the bit, except constants in float32. Gradients of a value that was computed twice are added
+The results are bit-identical, except for constants in float32. Gradients of a value that was computed twice are added
 before they are pulled back instead of after, so they may differ by rounding. All ports and attributes stay.
 """
 
@@ -71,7 +71,7 @@ def simplify_why(program: CellProgram) -> Simplified:
     """Simplify the program of a cell, and count the changes.
 
     Args:
-        program: as traced.
+        program: the program, as traced.
 
     Returns:
         A program with the same name, ports, attributes, outputs and domains, or the program itself; and the counts.

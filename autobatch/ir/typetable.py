@@ -171,7 +171,7 @@ class TypeTable:
 
     @property
     def names(self) -> list[str]:
-        """Return a name for each type: that of its cell, numbered where a cell has several types."""
+        """Return a name for each type: the name of its cell, with a number if the cell has several types."""
         total, seen, names = Counter(t.name for t in self.types), Counter[str](), []
         for t in self.types:
             seen[t.name] += 1

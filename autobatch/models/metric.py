@@ -147,7 +147,7 @@ def pick_best(outputs: Sequence[Sequence[Any]], names: Vocabulary) -> list[list[
 
 
 def _best(scores: Any, names: Vocabulary) -> Any:
-    """Choose the ids of the best names (N,) by logits (N, C)."""
+    """Choose the ids of the best names (N,) from logits (N, C)."""
     return names.first + np.argmax(np.asarray(scores)[:, names.first :], axis=1)
 
 
@@ -184,7 +184,7 @@ def describe_tags(
 def predict_tags(
     outputs: Sequence[Sequence[Any]], instances: Sequence[Any], vocabularies: Mapping[str, Vocabulary]
 ) -> list[dict[str, Any]]:
-    """Name the best tag at every position, by its logits; a `ModelSpec.predict`."""
+    """Name the best tag at every position, from its logits; a `ModelSpec.predict`."""
     return describe_tags(pick_best(outputs, vocabularies["tags"]), instances, vocabularies)
 
 
@@ -215,7 +215,7 @@ def to_probabilities(logits: Any, names: Vocabulary) -> dict[str, float]:
 def class_probabilities(
     outputs: Any, instances: Sequence[Any], vocabularies: Mapping[str, Vocabulary]
 ) -> list[dict[str, float]]:
-    """Return the probabilities of the classes of each instance, by logits (B, C); a `ModelSpec.probabilities`."""
+    """Return the probabilities of the classes of each instance, from logits (B, C); a `ModelSpec.probabilities`."""
     return [to_probabilities(logits, vocabularies["classes"]) for logits in outputs]
 
 
@@ -245,7 +245,7 @@ def label_of(instance: Any, vocabularies: Mapping[str, Vocabulary]) -> str:
 def predict_classes(
     outputs: Any, instances: Sequence[Any], vocabularies: Mapping[str, Vocabulary]
 ) -> list[dict[str, Any]]:
-    """Name the best class of each instance, {"label": "..."}, by logits (B, C); a `ModelSpec.predict`."""
+    """Name the best class of each instance, {"label": "..."}, from logits (B, C); a `ModelSpec.predict`."""
     classes = vocabularies["classes"]
     return [{"label": classes.word(label)} for label in _best(outputs, classes)]
 
@@ -271,7 +271,7 @@ def perplexity(log_probability: float, n_words: float) -> float:
 
 
 def count_ngrams(predicted: Sequence[str], expected: Sequence[str]) -> tuple[int, ...]:
-    """Count the statistics for BLEU: for n from 1 to 4 the correct n-grams, then all, then the words of either side.
+    """Count the statistics for BLEU: the correct n-grams for n from 1 to 4, all n-grams, and the words of each side.
 
     Args:
         predicted: one or more translations, with words separated by spaces.

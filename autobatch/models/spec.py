@@ -31,10 +31,10 @@ class ModelSpec:
     """A model for the command line, given there as `package.module:SPEC` if it is a user's own.
 
     Attributes:
-        name, summary: for lists and reports.
-        model: makes the module, which has a method `loss(instance)`. It is passed its parameters among `rng`, `dim`
-            (`--dim`), the sizes of the data (`n_words`, `n_classes`, `n_tags`, ...; `Dataset.sizes`), and with
-            `--scale-targets` `target_mean` and `target_std`; others need defaults.
+        name, summary: the model's name, and a phrase that describes it in lists and reports.
+        model: makes the module, which has a method `loss(instance)`. Its parameters may be `rng`, `dim` (`--dim`), the
+            sizes of the data (`n_words`, `n_classes`, `n_tags`, ...; see `Dataset.sizes`), and with `--scale-targets`
+            also `target_mean` and `target_std`. Any other parameter needs a default value.
         generators: names of the generators whose instances the model reads.
         reads: description of the file format.
         default_data: default of `--data`.
@@ -44,8 +44,8 @@ class ModelSpec:
             predictor, counts by metric name, such as "tag_accuracy", which are summed over mini-batches. The metric is
             the ratio of the first count to the second, unless it is in `metrics`. Missing metrics are left out.
         predict: takes the same arguments; returns the JSON object of each instance's prediction.
-        predictor: name of the module's prediction method, needed for these two; it may be `async`, and branch on
-            awaited values.
+        predictor: name of the module's prediction method, which `count_correct` and `predict` need; it may be `async`,
+            and branch on awaited values.
         given: converts an instance to the predictor's argument; by default the instance itself.
         metrics: by name, functions from summed counts to metrics that are not ratios of two counts.
         costs: metrics for which lower is better, such as perplexity; for all others 1 is best.
@@ -91,7 +91,7 @@ class ModelSpec:
         return any(p.name == argument for p in self._arguments())
 
     def build(self, dataset: Dataset, dim: int, rng: np.random.Generator) -> ab.Module:
-        """Construct the model with its constructor's parameters among `dim`, `rng`, and sizes and scales of `dataset`.
+        """Construct the model; pass `dim`, `rng`, and the sizes and scales of `dataset` to parameters of these names.
 
         Raises:
             DataError: the constructor needs another argument.

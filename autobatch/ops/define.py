@@ -319,7 +319,7 @@ def align(array: Array, ndim: int) -> Array:
 
 
 def float_dtype(args: tuple[Any, ...], arrays: list[Array]) -> np.dtype[Any]:
-    """Return the float dtype of eager results: that of the float arrays; Python numbers and int arrays do not count."""
+    """Return the float dtype of eager results: the dtype of the float arrays; other arguments do not count."""
     pairs = zip(args, arrays, strict=True)
     floats: set[np.dtype[Any]] = {a.dtype for x, a in pairs if a.dtype.kind == "f" and not isinstance(x, (int, float))}
     if len(floats) == 1 and (dtype := floats.pop()).isnative:  # the usual case; np.result_type is slower

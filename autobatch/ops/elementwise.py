@@ -402,7 +402,7 @@ instead = define_elementwise(
     doc="""Return y, with the gradient of x.
 
     Shapes: x and y of one shape; the result has the same shape.
-    Gradient: that of the result for x; none for y. Second derivatives are those of x too.
+    Gradient: the gradient of the result for x; none for y. Second derivatives are also those of x.
     """,
 )
 

@@ -154,7 +154,7 @@ def gelu(x: Value, approximate: str = "none") -> Value:
             0.0005.
 
     Shapes: any x; the result has the same shape.
-    Gradient: that of the chosen form.
+    Gradient: the derivative of the chosen form.
 
     Raises:
         DataError: `approximate` is neither "none" nor "tanh".

@@ -91,7 +91,7 @@ lookup: Op = define_op(
     number of rows, and `x[k]` is a lookup too.
 
     Shapes: table (N, ...), ids of any shape, ints in 0..N-1; the result ids.shape + (...).
-    Gradient: for the table, that of the rows read; it is an `ab.Rows` for a parameter that only lookups read.
+    Gradient: for the table, the gradient of the rows read; an `ab.Rows` for a parameter that only lookups read.
 
     >>> ab.lookup(np.array([[0.0, 1.0], [2.0, 3.0]]), 1)
     array([2., 3.])
@@ -164,7 +164,7 @@ pick = define_op(
     doc="""Return the elements of x at the labels, and 0 where a label equals `ignore`, which may be out of range.
 
     Shapes: x (..., C), label (...) of ints in 0..C-1, or `ignore`; the result has the shape of label.
-    Gradient: that of the result at the label, 0 elsewhere; none for the label.
+    Gradient: the gradient of the result at the label, 0 elsewhere; none for the label.
     """,
 )
 
@@ -203,8 +203,8 @@ def top_k(x: Value, k: int) -> tuple[Value, Value]:
     The positions are ints, which `ab.lookup` takes. NaN counts as larger than any number, as in torch.
 
     Shapes: x (n,) with n >= k; both results (k,).
-    Gradient: that of the values, for the chosen elements; of equal ones, for the first. Second derivatives are 0, also
-        where the choice is between equal elements and they are undefined.
+    Gradient: the gradient of the values, for the chosen elements; among equal elements, for the first ones. Second
+        derivatives are 0, also where the choice is between equal elements and they are undefined.
 
     >>> ab.top_k(np.array([0.5, 2.0, 1.0]), 2)
     (array([2., 1.]), array([1, 2]))

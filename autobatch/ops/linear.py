@@ -132,7 +132,7 @@ outer = define_op(
     doc="""Multiply each element of x by each element of y.
 
     Shapes: x (m,), y (n,), the result (m, n).
-    Gradient: g @ y for x, x @ g for y, where g is that of the result.
+    Gradient: g @ y for x, x @ g for y, where g is the gradient of the result.
 
     >>> ab.outer(np.array([1.0, 2.0]), np.array([3.0, 4.0]))
     array([[3., 4.],
@@ -166,7 +166,7 @@ affine = define_op(
     doc="""Compute weight @ x + bias, as `ab.Linear` does.
 
     Shapes: weight (m, n), x (n,), bias (m,), the result (m,).
-    Gradient: outer(g, x) for weight, g @ weight for x, g for bias, where g is that of the result.
+    Gradient: outer(g, x) for weight, g @ weight for x, g for bias, where g is the gradient of the result.
 
     >>> ab.affine(np.array([[1.0, 2.0]]), np.array([3.0, 4.0]), np.array([0.5]))
     array([11.5])

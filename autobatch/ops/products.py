@@ -27,7 +27,7 @@ def matmul(x: Value, y: Value) -> Value:
         y: (..., K, N) or (K,).
 
     Shapes: the result (..., M, N); without M if x is a vector, without N if y is one.
-    Gradient: for matrices g @ y.T for x and x.T @ g for y, where g is that of the result.
+    Gradient: for matrices g @ y.T for x and x.T @ g for y, where g is the gradient of the result.
 
     >>> ab.matmul(np.ones((4, 2, 3)), np.ones(3)).shape
     (4, 2)
@@ -71,7 +71,7 @@ def _matrix(y: Any, axis: int) -> Any:
 
 
 def _moved(x: Any, n: int) -> Any:
-    """Move the first `n` axes, the rows of a matrix (at most one), behind those of the stack."""
+    """Move the first `n` axes, the rows of a matrix (at most one), after the axes of the stack."""
     axes = tuple(range(len(shape_of(x))))
     return x if n == 0 else transpose(x, (*axes[n:-1], *axes[:n], axes[-1]))
 
@@ -98,6 +98,8 @@ def einsum(subscripts: str, x: Value, y: Value | None = None) -> Value:
     """
     values = [x] if y is None else [x, y]
     given, out, sizes = _parse(subscripts, [known_shape(value, "einsum") for value in values])
+    # First sum over letters that only one value has. The others are in both values (batch if also in the result, else
+    # inner) or in one value and the result (rows, columns), so one stack of matrix products remains.
     for number, letters in enumerate(given):
         others = {*out, *(letter for other in given[:number] + given[number + 1 :] for letter in other)}
         alone = tuple(axis for axis, letter in enumerate(letters) if letter not in others)

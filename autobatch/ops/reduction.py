@@ -216,7 +216,7 @@ def softmax(x: Value, axis: int = -1) -> Value:
     """Scale exp(x) to sum to one along `axis`, without overflow.
 
     Shapes: any x with this axis; the result has the same shape.
-    Gradient: y * (g - sum(g * y)) along the axis, where g is that of the result y.
+    Gradient: y * (g - sum(g * y)) along the axis, where g is the gradient of the result y.
 
     >>> ab.softmax(np.array([0.0, 0.0, np.log(2.0)])).round(4)
     array([0.25, 0.25, 0.5 ])
@@ -229,7 +229,7 @@ def log_softmax(x: Value, axis: int = -1) -> Value:
     """Compute the logarithm of `softmax` along `axis` directly.
 
     Shapes: any x with this axis; the result has the same shape.
-    Gradient: g - softmax(x) * sum(g) along the axis, where g is that of the result.
+    Gradient: g - softmax(x) * sum(g) along the axis, where g is the gradient of the result.
 
     >>> ab.log_softmax(np.array([0.0, 0.0])).round(4)
     array([-0.6931, -0.6931])

@@ -58,7 +58,7 @@ slice_ = define_op(
     doc="""Return the view `x[index]`, without a copy.
 
     Shapes: as in NumPy's indexing by ints, slices, None and `...`.
-    Gradient: that of the result at the index, 0 elsewhere.
+    Gradient: the gradient of the result at the index, 0 elsewhere.
 
     >>> ab.ops.slice_(np.array([1.0, 2.0, 3.0]), index=slice(1, None))
     array([2., 3.])
@@ -108,7 +108,7 @@ def reshape(x: Value, shape: int | Sequence[int]) -> Value:
     """Return the elements of `x` in a new shape; a size of -1, at most one, is inferred from the others.
 
     Shapes: any x; the result has shape `shape`, with as many elements.
-    Gradient: that of the result, in the shape of x.
+    Gradient: the gradient of the result, in the shape of x.
 
     >>> ab.reshape(np.array([1.0, 2.0, 3.0, 4.0]), (2, -1))
     array([[1., 2.],
@@ -162,7 +162,7 @@ stand_for = define_op(
     The name of the dtype is part of the type of each node that reads the result.
 
     Shapes: any x; the result has the same shape.
-    Gradient: that of the result.
+    Gradient: the gradient of the result.
     """,
 )
 
@@ -188,7 +188,7 @@ def transpose(x: Value, axes: Sequence[int] | None = None) -> Value:
     """Reorder the axes of `x` (reversed by default).
 
     Shapes: any x; the result has the sizes of x in the order `axes`.
-    Gradient: that of the result, with its axes in the order of x.
+    Gradient: the gradient of the result, with its axes in the order of x.
 
     >>> ab.transpose(np.array([[1.0, 2.0], [3.0, 4.0]]))
     array([[1., 3.],

@@ -166,7 +166,7 @@ def _reduce(values: Any, shape: Any, variadic: Any, over: Any) -> Any:
         return _zeros(element_shape(shape))
     element = values[0] if is_list else values.values(element_shape(shape))
     if shape is not None and (found := _map(_known_shape, element)) != element_shape(shape):
-        raise ShapeError(f"shape must be that of one element, {found}, got {shape!r}.")
+        raise ShapeError(f"shape must be the shape of one element, {found}, got {shape!r}.")
     return over(values) if is_list else _map(variadic, element)
 
 
@@ -280,7 +280,7 @@ def sum_n(values: Values, shape: Shapes = None) -> Value:
             then zero.
 
     Shapes: values of one shape; the result has the same shape.
-    Gradient: that of the sum, for each value.
+    Gradient: the gradient of the sum, for each value.
 
     >>> ab.sum_n([np.ones(2), np.ones(2), np.ones(2)])
     array([3., 3.])
@@ -294,7 +294,7 @@ def mean_n(values: Values, shape: Shapes = None) -> Value:
     """Average any number of values; zero if there are none (see `sum_n`).
 
     Shapes: values of one shape; the result has the same shape.
-    Gradient: that of the mean, divided by their number, for each value.
+    Gradient: the gradient of the mean, divided by the number of values, for each value.
 
     >>> ab.mean_n([np.array([1.0, 2.0]), np.array([3.0, 6.0])])
     array([2., 4.])
@@ -331,8 +331,8 @@ def each(function: Callable[..., Any], *lists: Values) -> Value:
     Raises:
         ShapeError: the lists differ in length.
 
-    Shapes: those of the function.
-    Gradient: that of the function, element by element.
+    Shapes: as for the function.
+    Gradient: the gradient of the function, element by element.
 
     >>> [float(x) for x in ab.each(lambda x, y: x * y, [1.0, 2.0], [3.0, 4.0])]
     [3.0, 8.0]

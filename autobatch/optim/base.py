@@ -99,7 +99,8 @@ def assign_groups(doing: str, groups: Sequence[Group], names: Collection[str]) -
     """Assign to each parameter the hyperparameters of the first group that selects it.
 
     Raises:
-        DataError: a name or pattern matches none of `names`, or a group selects only parameters of earlier groups.
+        DataError: a name or pattern does not match any of `names`, or a group selects only parameters of earlier
+            groups.
     """
     assigned: Overrides = {}
     for group in groups:
@@ -203,8 +204,8 @@ class Optimizer(ABC):
 
         Args:
             grads: parameter name to gradient, an array or `Rows` of the parameter's shape, for every trainable
-                parameter; gradients of other parameters are ignored. They are only read. The gradient of a parameter
-                on a device is an array on that device, of any library with DLPack.
+                parameter; gradients of other parameters are ignored. The step does not change gradients. The gradient
+                of a parameter on a device is an array on that device, of any library with DLPack.
 
         Raises:
             GraphError: a name is unknown or missing, or a parameter of the model was replaced.
@@ -246,7 +247,7 @@ class Optimizer(ABC):
         """Resume from stored state: hyperparameters, including those of groups, step counts and arrays.
 
         Args:
-            state: from `state_dict`.
+            state: the result of `state_dict`.
 
         Raises:
             CheckpointError: another optimizer class stored it, or it is for another model; nothing has changed.

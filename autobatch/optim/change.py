@@ -44,7 +44,7 @@ class Updates(Protocol):
         """Update parameters and their state.
 
         Args:
-            changes: in the same order in every step, as long as the model stays the same.
+            changes: the changes, in the same order in every step, as long as the model stays the same.
             lazy: whether `Rows` update their rows alone.
             finite: see `autobatch.params.gradients.Gradients`.
         """

@@ -68,7 +68,7 @@ class LearningRate:
         """Resume from stored state, which includes the schedule's arguments.
 
         Args:
-            state: from `state_dict`.
+            state: the result of `state_dict`.
 
         Raises:
             CheckpointError: another schedule class stored it, or it is malformed; nothing has changed.

@@ -48,8 +48,8 @@ def save_checkpoint(
     have one writer at a time.
 
     Args:
-        path: in an existing folder.
-        arrays: by name.
+        path: file to write, in an existing folder.
+        arrays: the arrays, by name.
         state: any JSON value.
 
     Raises:

@@ -66,10 +66,10 @@ class GradientBuffers:
         self._wholes: list[FloatArray] = []
 
     def zeros(self, parameters: Mapping[str, Parameter], rows: frozenset[int]) -> Gradients:
-        """Return a zero gradient for each parameter; invalidates the gradients returned before.
+        """Return a zero gradient for each parameter, and invalidate the gradients returned before.
 
         Args:
-            parameters: by name.
+            parameters: the parameters, by name.
             rows: `id`s of the parameters whose gradient is `Rows`.
         """
         arrays = [*map(ARRAY, parameters.values())]

@@ -71,7 +71,7 @@ def bounds(rectangles: Sequence[Rectangle]) -> tuple[int, int]:
 
 
 def find_whole(arrays: Sequence[FloatArray], rectangles: Sequence[Rectangle], store: Store = HOST) -> FloatArray | None:
-    """Find the matrix of which the arrays are exactly these rectangles.
+    """Find the matrix in memory whose rectangles at these positions are exactly the arrays.
 
     Args:
         store: device memory that holds the arrays.

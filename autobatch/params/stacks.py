@@ -175,7 +175,7 @@ class Stack(Parameter):
 
     @property
     def trainable(self) -> bool:
-        """Return whether the parts are trainable; all are, or none."""
+        """Return whether the parts are trainable; either all of them are, or none."""
         return self.parts[0].trainable
 
     @trainable.setter
@@ -296,7 +296,7 @@ def make_gradients(parameters: Mapping[str, Parameter], rows: Collection[int]) -
     """Allocate a zero gradient for each parameter; gradients of one buffer's parameters have its layout.
 
     Args:
-        parameters: by name.
+        parameters: the parameters, by name.
         rows: `id`s of the parameters whose gradient is `Rows`.
     """
     made: dict[str, Gradient] = {}
@@ -319,12 +319,12 @@ class Targets:
     """The arrays that a backend adds gradients to, including those of stacks.
 
     Attributes:
-        arrays: by `id` of the parameter or stack.
+        arrays: the arrays, by `id` of the parameter or stack.
         scattered: stacks whose parts' gradients are not adjacent, with temporary arrays for their gradients; see
             `finish`.
 
     Args:
-        gradients: by `id` of each trainable parameter.
+        gradients: the gradients, by `id` of each trainable parameter.
         stacks: the stacks that the programs read.
     """
 

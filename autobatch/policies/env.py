@@ -49,8 +49,8 @@ class Batching(gymnasium.Env[Observation, Any]):
     Observation: "types" float32[max_types, features], "overall" float32[features], "mask" int8[max_types], 1 for every
     type that is ready. Action: a type. A type that is not ready, or a number that is not a type, runs nothing and gives
     a reward of minus the highest cost; after more such moves than the graph has nodes the episode is truncated. The
-    episode ends when all nodes have run. The mask is also given by `action_masks` and, with the number of batches so
-    far and their cost, in `info`.
+    episode ends when all nodes have run. `action_masks` also returns the mask. So does `info`, with the number of
+    batches so far and their cost.
 
     Args:
         dags: the graphs, for example from `Dag.from_edges` or `episodes`; each episode draws one uniformly.
@@ -176,10 +176,10 @@ class Batching(gymnasium.Env[Observation, Any]):
 
 
 def _check_dags(dags: Sequence[Dag]) -> list[Dag]:
-    """Return the graphs.
+    """Return the dags as a list, after checking them.
 
     Raises:
-        PolicyError: there are none, or one is malformed or has no nodes.
+        PolicyError: `dags` is empty, or a dag is malformed or has no nodes.
     """
     if not dags:
         raise PolicyError("making an environment: dags must contain at least one Dag, got none.")

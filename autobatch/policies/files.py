@@ -79,7 +79,7 @@ def to_text(policy: Savable, doing: str) -> str:
     try:
         plain = json.loads(json.dumps(content, allow_nan=False))
     except (TypeError, ValueError) as error:
-        raise PolicyError(f"{doing}: its values and its about must be JSON values ({error}).") from error
+        raise PolicyError(f"{doing}: its values and its `about` must be JSON values ({error}).") from error
     return f"{_lay_out({'format': FORMAT, 'version': VERSION, 'digest': _digest(plain), **plain})}\n"
 
 

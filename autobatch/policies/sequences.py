@@ -47,7 +47,7 @@ def embed_early(dag: Dag, sequence: IntArray) -> IntArray:
     Returns:
         int32[N], positions 0 to K - 1; -1 for a node that the sequence does not run.
 
-    Cost: O(N + E + K), plus for N nodes up to min(T, K * T / N) steps to the next position of a type.
+    Cost: O(N + E + K), plus up to min(T, K * T / N) steps per node to find the next position of its type.
 
     >>> import numpy as np
     >>> from autobatch.graph.dag import to_dag
@@ -158,13 +158,13 @@ def compact(dag: Dag, sequence: IntArray) -> IntArray:
         sequence: int32[K] type ids; finishes `dag`.
 
     Returns:
-        int32[K'], a subsequence that finishes `dag` and of which no position can be dropped; the left pass's, if
-        both cost the same.
+        int32[K'], a subsequence that finishes `dag`, from which no position can be dropped; the result of the left pass
+        if both cost the same.
 
     Raises:
-        ScheduleError: the sequence does not finish the graph; names a node without a position.
+        ScheduleError: the sequence does not finish the graph; the message names a node without a position.
 
-    Cost: four passes, O(N + E + K) in all, plus what `embed_early` says about many types.
+    Cost: four passes, O(N + E + K) in all, plus the steps to find positions, see `embed_early`.
 
     >>> from autobatch.graph.dag import to_dag
     >>> from autobatch.graph import NamedTypes, make_graph

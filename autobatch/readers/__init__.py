@@ -1,7 +1,7 @@
 """Readers of standard file formats, and vocabularies that turn their words and labels into ints.
 
 Each reader returns a list of instances: dicts of lists of strings and numbers, which `autobatch.fold`,
-`autobatch.scan`, `autobatch.fold_edges` and JSON take as they are. Files are UTF-8, with or without a byte order mark,
+`autobatch.scan`, `autobatch.fold_edges` and JSON accept unchanged. Files are UTF-8, with or without a byte order mark,
 with any line endings, plain or compressed with gzip. A malformed file raises a DataError that names the file, the line
 and, where there is one, the column.
 """

@@ -116,7 +116,7 @@ def _parse(lines: Iterable[Line], make: Callable[[str | None, str, list[T]], T])
                 else:
                     yield node, token.end()
             elif open_nodes[-1].children or len(open_nodes[-1].words) > 1:
-                raise line.fault(_WHAT, here, "'(' to open a node, or ')': a word has brackets of its own")
+                raise line.fault(_WHAT, here, "'(' to open a node, or ')', because each word needs its own brackets")
             else:
                 open_nodes[-1].words.append(text)
     if open_nodes:
@@ -128,13 +128,13 @@ def read_brackets(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Read trees in brackets: `(S (NP-SBJ (DT The) (NN film)) (VP (VBZ ends)))` or `(3 (2 good) (2 film))`.
 
     Args:
-        path: the file; a tree may span lines, and a line may hold several. Labels are any text, unary chains and
-            traces such as `(-NONE- *T*-1)` are nodes like others, and unlabelled brackets around a tree are dropped.
-            In words, `-LRB-` reads as `(`, and `\\/` as `/`.
+        path: the file; a tree may span lines, and a line may hold several. A label may be any text; unary chains and
+            traces such as `(-NONE- *T*-1)` are ordinary nodes; unlabelled brackets around a tree are dropped. In words,
+            `-LRB-` reads as `(`, and `\\/` as `/`.
 
     Returns:
-        The root of each tree, for `autobatch.fold("children", ...)`. A node is a dict with a `label`, unless it has
-        none, and a `word` or a list of `children`. Trees may have any depth.
+        The root of each tree, for `autobatch.fold("children", ...)`. A node is a dict with an optional `label`, and a
+        `word` or a list of `children`. Trees may have any depth.
 
     Raises:
         DataError: the file cannot be read, or holds no tree; brackets do not match, or a bracket holds several words.

@@ -46,8 +46,8 @@ def read_conll(
 
     Args:
         path: the file; a line is a token, and blank lines separate sentences. Lines of `-DOCSTART-` are skipped.
-        columns: the column of each field, from 0, or from -1 backwards: `{"word": 0, "tag": -1}`. A column of heads,
-            numbers from 1 on and 0 for a root, is named `parent`: `{"word": 1, "parent": 6}` for CoNLL-X.
+        columns: the column of each field, from 0, or from -1 backwards: `{"word": 0, "tag": -1}`. Name a column of
+            heads, counted from 1, with 0 for a root, `parent`: `{"word": 1, "parent": 6}` for CoNLL-X.
         separator: the text between columns, such as a tab; None for spaces and tabs.
         comment: the beginning of lines to skip, such as "#".
 
@@ -57,7 +57,7 @@ def read_conll(
 
     Raises:
         DataError: the file cannot be read, or holds no sentence; a line lacks a column, or has a different number of
-            columns from others of its sentence, or heads form no forest.
+            columns from others of its sentence, or the heads do not form a forest.
     """
     if not columns:
         raise refusal("columns of read_conll", "a dict with at least one field", columns)
@@ -94,8 +94,8 @@ def read_conllu(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
         `autobatch.fold(parents="parent")`. Trees may be non-projective. `parent` is missing if all heads are "_".
 
     Raises:
-        DataError: conllu is not installed; the file cannot be read, or holds no sentence; a line is malformed, or
-            heads form no forest.
+        DataError: conllu is not installed; the file cannot be read, or holds no sentence; a line is malformed, or the
+            heads do not form a forest.
     """
     parser = import_parser("conllu.parser", "CoNLL-U")
     names = {"word": 1, "lemma": 2, "upos": 3, "xpos": 4, "feats": 5, "deprel": 7}

@@ -17,14 +17,14 @@ from autobatch.readers.vocabulary import Vocabulary, values
 class Files:
     """The files that a model reads: the attribute `files` of its class, for `autobatch train package.module:Class`.
 
-    The constructor of the class is passed the sizes of the vocabularies: `n_word` for the field `word`. Vocabularies
-    of words contain the words of the training data. So do those of labels, except that if development data is held out
-    of a file, they contain the labels of the whole file.
+    The constructor of the class is passed the sizes of the vocabularies: `n_word` for the field `word`. Vocabularies of
+    words are built from the training data. So are those of labels, unless development data is held out from a file:
+    then they contain the labels of the whole file.
 
     Args:
         read: a function from a path to a list of instances, such as `autobatch.readers.read_conllu`.
         words: fields whose strings become ids, with an id for unknown words.
-        labels: fields whose strings become ids, without unknown ones.
+        labels: fields whose strings become ids, without an id for unknown ones.
         min_count: rarer words share the unknown word's id, and so train it.
 
     Raises:

@@ -1,6 +1,6 @@
 """Read lattices in the Python lattice format (PLF) of machine translation, or HTK's standard lattice format (SLF).
 
-Both become instances of a fold: junctions and arcs are nodes alike, so that their number of edges is linear.
+Both become instances of a fold, in which junctions and arcs are nodes, so that the number of edges is linear.
 
 PLF has a lattice per line:
 
@@ -57,7 +57,7 @@ def to_instance(words: Sequence[str], arcs: Sequence[Arc], names: Sequence[str])
     Args:
         words: the word of each junction, or "".
         arcs: the arcs.
-        names: of the scores; arcs without one, and junctions, have 0.0.
+        names: the names of the scores; junctions, and arcs without such a score, have 0.0.
     """
     n = len(words)
     found: dict[str, Any] = {
@@ -70,7 +70,7 @@ def to_instance(words: Sequence[str], arcs: Sequence[Arc], names: Sequence[str])
 _TOKEN = re.compile(
     r"""(?P<mark>[(),])|(?P<text>'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+")|(?P<number>[-+0-9.][-+.0-9eE]*+)|(?P<stray>\S)"""
 )
-_ESCAPE = re.compile(  # of Python, without surrogates and names; group 1 is the start of anything else
+_ESCAPE = re.compile(  # Python's escapes except surrogates and names; group 1 matches the start of any other
     r"""\\(?: [\\'"abfnrtv] | (?![4-7][0-7]{2})[0-7]{1,3} | x[0-9a-fA-F]{2} |
              (?:u|U0000)(?![dD][89a-fA-F])[0-9a-fA-F]{4} | U00(?:0[1-9a-fA-F]|10)[0-9a-fA-F]{4} ) | (\\)""",
     re.VERBOSE,
@@ -139,7 +139,7 @@ class _Tokens:
     def __init__(self, line: Line) -> None:
         self._line, self._tokens = line, _TOKEN.finditer(line.text)
         self.last = 0
-        """The position of the token before the next one."""
+        """The position of the last token taken."""
         self._advance()
 
     def take(self, kind: str, expected: str) -> str:
@@ -252,10 +252,10 @@ def read_slf(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
         path: a file, or a folder with files *.slf, *.lat, *.slf.gz and *.lat.gz, read in order of their names.
 
     Returns:
-        A dict per lattice, for `autobatch.fold(edges="edges")`: its nodes in SLF, by number, and then its links are
-        nodes. `word` lists their words, "" where there is none; `acoustic`, `language` and `posterior` the scores of
-        links (a=, l=, p=), 0.0 for nodes, if links have them; `edges` pairs (earlier, later) of a link and its nodes.
-        The last node of the lattice is the root.
+        A dict per lattice, for `autobatch.fold(edges="edges")`: the nodes of the SLF file, by number, and then its
+        links all become nodes. `word` lists their words, "" if missing; `acoustic`, `language` and `posterior` the
+        scores of links (a=, l=, p=), 0.0 for nodes, if links have them; `edges` pairs (earlier, later) of a link and
+        its nodes. The last node of the lattice is the root.
 
     Raises:
         DataError: a file cannot be read or is malformed; links form a cycle, or several nodes have no successors. Or
@@ -331,7 +331,7 @@ def _check_order(nodes: list[_Fields], links: list[_Fields], arcs: list[Arc]) ->
     except CycleError as error:
         cycle = {*error.args[1]}
         link = next(link for link, arc in zip(links, arcs, strict=True) if {arc.start, arc.end} <= cycle)
-        raise link.line.fault(_WHAT, link.positions["E"], "a link that closes no cycle") from None
+        raise link.line.fault(_WHAT, link.positions["E"], "links without a cycle") from None
     ends = {*range(len(nodes))} - {arc.start for arc in arcs}
     if len(ends) > 1:
         late = nodes[sorted(ends)[1]]

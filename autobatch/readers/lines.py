@@ -20,7 +20,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _GZIP = b"\x1f\x8b"  # the start of compressed files
 _STRAY = re.compile("[\r\0\ufeff]")
 _STRAYS = {
-    "\r": "a carriage return is inside the line, but other lines end in a line feed; end all lines alike",
+    "\r": "a carriage return is inside the line, but other lines end in a line feed; use one kind of line ending",
     "\0": "a zero byte suggests UTF-16; convert the file to UTF-8",
     "\ufeff": "a byte order mark is inside the line; remove it, and begin a line there if two files were joined",
 }
@@ -73,7 +73,7 @@ def parse_lines(path: Path, what: str, parse: Callable[[Line], T], expected: str
     """Parse each line of a file, skipping lines of `blank` characters (None: white space).
 
     Raises:
-        DataError: the file cannot be read, or holds none; errors of `parse` propagate.
+        DataError: the file cannot be read, or holds only such lines; errors of `parse` propagate.
     """
     read = [parse(line) for line in read_lines(path, what) if line.text.strip(blank)]
     return check_found(path, what, read, expected)

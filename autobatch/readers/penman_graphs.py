@@ -68,7 +68,7 @@ def _silent() -> Iterator[None]:
 
 
 class _Taken:
-    """Iterates over the texts of lines, and keeps the last one taken: penman silently stops at text between graphs."""
+    """An iterator over texts of lines that keeps the last line, as penman silently stops at text between graphs."""
 
     def __init__(self, lines: list[Line]) -> None:
         self.lines, self.line, self.is_done = lines, lines[0], False
@@ -104,7 +104,7 @@ def _fault_of(graph: Any) -> str:
             return f"variable {source!r} must be defined once"
         if role == ":instance":
             defined.add(source)
-        elif role.endswith("-of"):  # of a constant, or inverted twice
+        elif role.endswith("-of"):  # the role of a constant, or inverted twice
             return f"role {role!r} from {source!r} to {target!r} must be inverted once, between variables"
     return ""
 

@@ -47,7 +47,7 @@ def _parse(line: Line, chemistry: Any) -> dict[str, Any]:
         raise line.fault(_WHAT, parts.start(1), "SMILES, such as CCO")
     try:
         chemistry.SanitizeMol(molecule)
-    except ValueError as error:  # a valence, a ring that is not aromatic
+    except ValueError as error:  # such as a wrong valence, or a ring that cannot be aromatic
         reason = " ".join(str(error).split()).rstrip(".")
         raise line.fault(_WHAT, parts.start(1), f"a valid molecule ({reason})") from error
     molecule = chemistry.RemoveHs(molecule)

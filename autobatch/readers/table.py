@@ -27,8 +27,8 @@ def read_csv(
     Args:
         path: the file. Quoted values may contain delimiters and line endings; blank lines are skipped.
         types: the columns to read, with the function that converts a value, such as `str`, `int`, `float` or
-            `str.split`; None for all columns as strings. A ValueError of a function is reported with its place. `bool`
-            is refused, as bool("False") is True: give `{"True": True, "False": False}.__getitem__`.
+            `str.split`; None for all columns as strings. If a function raises a ValueError, the error names the place
+            in the file. `bool` is refused, as bool("False") is True: give `{"True": True, "False": False}.__getitem__`.
         delimiter: a character that separates values, such as a tab.
 
     Returns:

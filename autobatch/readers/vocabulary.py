@@ -33,7 +33,8 @@ class Vocabulary:
     """A bijection between words and ids from 0 to len - 1, except that id 0 stands for all unknown words.
 
     In a `closed` vocabulary, such as that of labels, every id is a word, and encoding an unknown one is an error.
-    `Vocabulary(vocabulary.words, vocabulary.closed)` is the same vocabulary, so the two values store it as JSON.
+    `Vocabulary(vocabulary.words, vocabulary.closed)` is an equal vocabulary, so these two values are enough to store it
+    as JSON.
 
     Args:
         words: the words in the order of their ids, from 1, or from 0 if closed; they must be unique.
@@ -166,7 +167,7 @@ def describe(vocabularies: Mapping[str, Vocabulary]) -> dict[str, Any]:
     Commands then read strings in place of ids: `autobatch predict --model FILE` and `autobatch serve --model FILE`.
 
     Args:
-        vocabularies: by the name of the field, as for `encode`.
+        vocabularies: the vocabularies by field name, as for `encode`.
 
     >>> described = describe({"word": Vocabulary(["a"]), "tag": Vocabulary.of_labels(["NN", "DT"])})
     >>> described
@@ -183,7 +184,7 @@ def describe(vocabularies: Mapping[str, Vocabulary]) -> dict[str, Any]:
 
 @checked()
 def restore(described: Mapping[str, Any]) -> dict[str, Vocabulary]:
-    """Return the vocabularies of `describe`, such as those in the `about` of a loaded model; none if it lacks them.
+    """Return the vocabularies of `describe`, such as those in the `about` of a loaded model; {} if there are none.
 
     Args:
         described: the result of `describe`, which may have other keys.
@@ -216,7 +217,7 @@ def values(instances: Iterable[Any], field: str) -> Iterator[str]:
         field: its name, such as "word"; each value is a string or a list of strings, which may be nested.
 
     Raises:
-        DataError: a value of the field is neither, or the instances have other fields only.
+        DataError: a value of the field is neither, or no instance has the field.
 
     >>> tree = {"label": "NP", "children": [{"word": "the"}, {"word": "film"}]}
     >>> sorted(values([tree, {"word": ["a", "film"]}], "word"))
@@ -246,7 +247,7 @@ def encode(instance: Any, vocabularies: Mapping[str, Vocabulary]) -> Any:
 
     Args:
         instance: a dict, as readers return it; it is not changed.
-        vocabularies: by the name of the field.
+        vocabularies: the vocabularies by field name.
 
     Raises:
         DataError: a value is neither a string nor a list of strings, or a label is not in its closed vocabulary. Or

@@ -22,7 +22,7 @@ def make_schedule(graph: Graph, policy: Policy) -> Schedule:
     The result is checked unless the policy's class is `@unchecked` and `AUTOBATCH_CHECK` is off.
 
     Raises:
-        ScheduleError: the policy returned no schedule, or one that does not run this graph.
+        ScheduleError: the policy did not return a `Schedule`, or returned one that is invalid for this graph.
     """
     if type(graph) is not Graph or not hasattr(policy, "schedule"):
         refuse_arguments(make_schedule, (graph, policy), {})

@@ -37,7 +37,7 @@ QUANTUM = 8e-3
 WHOLE = 0.2
 """Maximum seconds of a mini-batch of programs that await nothing; it is shorter if few requests wait."""
 SMOOTHING = 0.2  # the weight of the last mini-batch in the mean work of a request
-COMPACT_AT = 1 << 14  # nodes at which the graph is compacted; later, at twice the nodes that were left
+COMPACT_AT = 1 << 14  # nodes at which the graph is first compacted; later, twice the nodes left by the last time
 MOST_CALLS = 1 << 30  # calls of cells in one recording, half of the calls that it can number
 
 

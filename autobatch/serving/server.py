@@ -216,7 +216,7 @@ class Server:
         self._refuse_fork()
         with self._lock:
             if self._is_closing:
-                raise ServingError("the server is closed, and accepts no more requests.")
+                raise ServingError("the server is closed and no longer accepts requests.")
             if len(self._queue) >= self._max_waiting:
                 raise ServingError(
                     f"{len(self._queue)} requests are waiting, the limit of max_waiting={self._max_waiting}; retry in "
@@ -271,7 +271,7 @@ class Server:
 
     @suggesting()
     def close(self, within: float | None = None) -> bool:
-        """Accept no more requests, and wait until all accepted ones are done.
+        """Stop accepting requests, and wait until all accepted ones are done.
 
         Args:
             within: seconds after which unfinished requests fail, such as one whose program never ends; None to wait for

@@ -2,8 +2,8 @@
 
     AUTOBATCH_COMPILE_WAIT=seconds     time that a mini-batch waits for new code; 0.3 by default, `inf` for no limit
 
-The thread runs one job at a time. LLVM releases the GIL, so other threads go on. A fork waits for the running job; the
-child runs the pending jobs itself.
+The thread runs one job at a time. LLVM releases the GIL, so other threads continue. A fork waits for the running job;
+the child runs the pending jobs itself.
 
 Compilations are reported to functions that watch them.
 """
@@ -117,7 +117,7 @@ class _Worker:
             self._turn.release()
 
     def stop(self) -> None:
-        """Pause for good."""
+        """Pause permanently."""
         self.pause()
         self.is_stopped = True
 
@@ -156,7 +156,7 @@ _quiet: list[None] = []
 
 
 class _Thread(threading.local):
-    """Whether the current thread waits for its code without limit."""
+    """A flag of each thread: whether it waits for its code without limit."""
 
     waits = False
 

@@ -51,7 +51,7 @@ def _quota_in(folder: Path) -> float:
 
 
 def _lines(path: Path) -> list[str]:
-    """Read the lines of a file; none if it is missing or unreadable."""
+    """Read the lines of a file; return an empty list if it is missing or unreadable."""
     try:
         return path.read_text(encoding="utf-8").splitlines()
     except OSError:

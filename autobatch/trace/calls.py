@@ -340,7 +340,7 @@ class Calls:
         return self._sums[shape]
 
     def add_up(self, refs: Sequence[int], shape: Shape) -> int:
-        """Record the sum of one or more values of a shape; return its ref, that of the value itself if there is one."""
+        """Record the sum of one or more values of a shape; return its ref; a single value is its own sum."""
         return refs[0] if len(refs) == 1 else self.log.add(self.sum_form(shape), (len(refs), *refs), ())
 
     def open_tape(self, begun: tuple[int, int] | None = None) -> Tape:
@@ -377,7 +377,7 @@ class Calls:
         return self.wrapping.wrap(np.zeros(shape))
 
     def entry_of(self, origin: tuple[Any, ...]) -> Entry:
-        """Return the entry of a call made in another process; `origin` is that of its entry there.
+        """Return the entry of a call made in another process; `origin` is the origin of its entry there.
 
         Raises:
             GraphError: the origin is valid only in the process in which it was recorded.
@@ -539,8 +539,8 @@ class Calls:
         for group, (least, op) in program.least.items():
             if lengths[group] < least:
                 raise ShapeError(
-                    f"cell {entry.name!r} applies {op} to the rows of {names[group]!r}, of which there must be at "
-                    f"least {least}, got {lengths[group]}; call the cell only with enough rows."
+                    f"cell {entry.name!r} applies {op} to the rows of {names[group]!r}, which must have at least "
+                    f"{least}, got {lengths[group]}; call the cell only with enough rows."
                 )
         unequal = next(tie for tie in program.ties if lengths[tie[0]] != lengths[tie[1]])
         first, second = (f"{lengths[group]} of {names[group]!r}" for group in unequal)

@@ -114,7 +114,7 @@ class ArrayReads:
 
 @composite
 def _scattered(g: Any, ids: Any, shape: Any) -> Any:
-    """Return the gradient of an array, from that of a part of it."""
+    """Return the gradient of an array from the gradient of a part of it."""
     return reshape(scatter(reshape(g, (-1,)), ids, size=int(np.prod(shape))), shape)
 
 
@@ -253,7 +253,7 @@ class Recorded:
         return self._calls.handles.rows_of(parts, value.row.shape) if isinstance(value, Rows) else parts[0]
 
     def _along(self, x: Any, found: Derivatives) -> Any:
-        """Return the derivative of a value, or of each of its rows; zeros where there is none."""
+        """Return the derivative of a value, or of each of its rows; zeros where it has no derivative."""
         shape, refs = (x.row.shape, x.refs) if isinstance(x, Rows) else (x.shape, [x.ref])
         return self._calls.handles.like(x, [found.total_or_zeros(ref, shape) for ref in refs])
 
@@ -285,7 +285,7 @@ class InCell:
         """Return an equal new value, or a list of such values; a parameter itself."""
         if isinstance(x, TracedList):
             if x.element is None:
-                raise NeedsLength(x.group, "differentiates by it")
+                raise NeedsLength(x.group, "differentiates with respect to it")
             self._variables.append(x.like(map_leaves(self._equal, x.element)))
             return self._variables[-1]
         self._variables.append(self._equal(_whole(x)))
@@ -327,13 +327,13 @@ class InCell:
         return list(map(self._as_variable, wrapped, push_forward(self._builder, seeds, [x.index for x in wrapped])))
 
     def _like(self, x: Any, found: Iterator[Traced]) -> Any:
-        """Return the next derivative, that of `x`: a list of any length if `x` is one, or a value."""
+        """Return the next derivative as that of `x`: a list of any length if `x` is one, else a value."""
         if isinstance(x, TracedList):
             return x.like(map_leaves(lambda part: _row(next(found)), x.element))
         return next(found)
 
     def _as_variable(self, x: Traced, derivative: Traced | None) -> Traced:
-        """Return the derivative of a value, with rows if it has any; zeros where there is none."""
+        """Return the derivative of a value, with rows if the value has rows; zeros if it has no derivative."""
         if derivative is None:
             derivative = x * 0.0
         return Ragged(self._builder, derivative.index) if x.var.domain >= 0 else of_node(derivative)
@@ -351,7 +351,7 @@ def _parts(x: Any) -> list[Traced]:
 def _whole(x: Any) -> Any:
     """Return `x`; NeedsLength if it is a list of any length, or an element of one."""
     if isinstance(x, Element):
-        raise NeedsLength(x.var.domain, "differentiates an element of it, or by one")
+        raise NeedsLength(x.var.domain, "differentiates an element of it, or with respect to one")
     if isinstance(x, TracedList):
         raise NeedsLength(x.group, "returns it from a function that is differentiated")
     return x

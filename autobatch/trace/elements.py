@@ -257,7 +257,7 @@ class ListBuilder(PairBuilder):
         return kind(self, index, first.at)
 
     def sum_up_to(self, last: Element) -> Traced:
-        """Return the sum of the elements up to this one: that of all edges if it is the last."""
+        """Return the sum of the elements up to this one; if it is the last, the sum over all edges."""
         if last.at.number == self.length(last.var.domain):
             return self.append(OPS["sum_n"], [self.value(last.index)], {})
         return Element(self, last.index, last.at._replace(is_sum=True))

@@ -111,7 +111,7 @@ def _read_parents(name: str, parents: Any, n: int | None) -> Any:
     """Return the child and the parent of each edge.
 
     Args:
-        name: of the field.
+        name: the name of the field.
         n: number of items in another field; None if there is none.
 
     Raises:
@@ -147,21 +147,21 @@ def fold(
 
     `node` computes the state of a node from the list of its children's states, or from one state per child where the
     children are fields. Its other parameters are fields of the node, by name; one with a default may be missing. `leaf`
-    does the same for nodes without children, from fields alone; without it, they are nodes, too. For nested data, the
-    fold means the recursion
+    computes the state of a node without children from its fields alone; without `leaf`, `node` does this, too. For
+    nested data, the fold means the recursion
 
         def visit(tree):
             return node([visit(child) for child in tree["children"]], word=tree["word"], ...)
 
-    except that it never recurses in Python, and visits an object that several nodes share once. While a batched
+    except that it never recurses in Python, and visits an object only once if several nodes share it. While a batched
     function is recorded, calls of cells cost some tens of nanoseconds; other functions are called for each node.
 
-    Instances are nested dicts or objects with a field, a key or an attribute, that lists the children of a node
+    Instances are nested dicts or objects with a field (a key or an attribute) that lists the children of a node
     (`children`), or dicts or objects of arrays or lists with an item for each node (`parents` or `edges`).
 
     Args:
         children: the field that lists the children of a node, missing or None for leaves; a sequence of fields with
-            one child each, such as ("left", "right"), whose states are arguments of their own, None if the child is
+            one child each, such as ("left", "right"), whose states are separate arguments, None if the child is
             missing; or a function of a node, which returns a list.
         node, leaf: cells or other functions, or names of methods if the fold is an attribute of a class.
         parents: the field with the parent of each node, -1 for roots, of shape (nodes,). Children are in the order of
@@ -175,8 +175,8 @@ def fold(
             None, False or 0.
 
     Returns:
-        A callable of an instance and the optional keywords `each` and `where`. It returns the state of the root, or
-        what `root` or `each` makes of states.
+        A callable of an instance and the optional keywords `each` and `where`. It returns the state of the root, the
+        result of `root`, or the list of results of `each`.
 
     Raises:
         GraphError: not exactly one of `children`, `parents` and `edges` is given, or `node` is missing.
@@ -236,7 +236,7 @@ class Scan(ForestRecursion):
         return {name: x for name, x in found.items() if x is not None} | ({"reverse": True} if self.reverse else {})
 
     def find_initial(self, owner: object, initial: Any) -> Any:
-        """Return the state before the first item: that of a call, an attribute of the owner, or what a method returns.
+        """Return the state before the first item, from a call, an attribute of the owner, or a method of it.
 
         Raises:
             GraphError: the owner has no such attribute.
@@ -312,7 +312,7 @@ def scan(
 
     Returns:
         A callable of an instance and the optional keywords `each`, `where` and `initial`. It returns the list of all
-        states, or what `each` or `last` makes of states.
+        states, the list of results of `each`, or the result of `last`.
 
     Raises:
         DataError: when called: fields differ in length, or an item lacks one.

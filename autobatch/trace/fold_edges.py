@@ -158,7 +158,7 @@ def _call(
 
     Args:
         states: the items of each argument that is not a field.
-        number: of the round; None if functions do not take it.
+        number: the number of the round; None if functions do not take it.
         last: is called with each result, if given; where: the field of the nodes that have one.
     """
     names = [*called.fields.states, *called.fields.names, *last.fields.names, *filter(None, (where,))]
@@ -187,7 +187,7 @@ def _taking_names(function: Any, fields: Fields) -> Callable[..., Any]:
 
 
 def _fields_of_graph(instance: Any, readout: Called) -> dict[str, Any]:
-    """Return the fields of an instance, as they are, that a function takes."""
+    """Return the fields of an instance that a function takes, unchanged."""
     found = {name: field_of(instance, name) for name in readout.fields.names}
     for (name, x), is_required in zip(found.items(), readout.fields.are_required, strict=True):
         if x is None and is_required:
@@ -223,8 +223,8 @@ def fold_edges(
     except that no Python function runs for single nodes while a batched function is recorded, if all are cells.
 
     An instance is a dict or an object of arrays or lists, with an item for each node or each edge. A graph may have no
-    edges or no nodes, edges from a node to itself, and several edges between two nodes. Nodes without fields are those
-    that edges join.
+    edges or no nodes, edges from a node to itself, and several edges between two nodes. If nodes have no fields, the
+    nodes are those that edges join.
 
     Args:
         edges: the field with the source and the target of each edge, of shape (edges, 2). An undirected edge is two
@@ -235,13 +235,13 @@ def fold_edges(
         rounds: number of rounds, at least 1.
         each: a function of the last state of a node and of its fields. If given, here or in a call, the result is the
             list of its results for all nodes.
-        readout: a function of the list of the last states and of fields of the graph, as they are, for the result
-            without `each`.
+        readout: a function of the list of the last states and of fields of the graph, unchanged, for the result without
+            `each`.
         where: the field that says which nodes have results, or states for `readout`; see `autobatch.fold`.
 
     Returns:
         A callable of an instance and the optional keywords `each` and `where`. It returns the list of the last states,
-        or what `each` or `readout` makes of them.
+        the list of results of `each`, or the result of `readout`.
 
     Raises:
         DataError: `rounds` is less than 1. When called: edges join other nodes, or a field is missing or of another

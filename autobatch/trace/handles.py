@@ -237,7 +237,6 @@ class Handles:
 
 
 def _key_of(vars: Sequence[Var], output: int) -> Key:
-    """Return the key of an output."""
     value = Key("value", vars[output].shape, below=int_limit(vars, output), dtype=dtype_of(vars, output))
     return value if vars[output].domain < 0 else Key("rows", None, (value,))
 

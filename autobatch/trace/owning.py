@@ -1,4 +1,4 @@
-"""Instances from an iterator, whose producer may fill the same objects again for the next one.
+"""Lists of instances from iterators, which may reuse the same objects for the next instance.
 
 Each instance must be used as it was on arrival. So the contents of its mutable parts are noted on arrival: of arrays,
 buffers, containers, and objects with attributes of any class defined in Python. A part that several instances share is

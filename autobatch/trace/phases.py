@@ -157,7 +157,7 @@ class Phases:
         """Run the programs at some places until each waits or has ended; hold the results of those that have ended.
 
         Args:
-            places: in ascending order.
+            places: the places, in ascending order.
 
         Raises:
             As `advance`.
@@ -214,8 +214,8 @@ class Phases:
         """Give programs the numbers that they wait for.
 
         Args:
-            numbers: in the order of the values that `advance` returned, or in that of `asked`.
-            asked: by place, the structures of the requests of its program, see `_read`; None for all that wait.
+            numbers: the numbers, in the order of the values that `advance` returned, or of `asked`.
+            asked: the structures of the requests at each place, see `_read`; None for all programs that wait.
         """
         asked = self._asked if asked is None else asked
         self._calls.log.answer(self.programs, asked, numbers, self._answer_branches)
@@ -297,7 +297,7 @@ class Phases:
     def _read(self, waiting: list[tuple[Branch, Asked]], refs: list[int], slots: list[int]) -> list[Any]:
         """Read the values that branches request, and drop them; return their structures.
 
-        The structure of one value is None, and that of a tuple of values is its length, as in the core.
+        The structure of one value is None, and the structure of a tuple of values is its length, as in the core.
         """
         structures = list[Any]()
         for _, asked in waiting:

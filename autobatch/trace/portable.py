@@ -98,7 +98,7 @@ class PortableCall(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """The numbers here of another process's types and slots, by their numbers there; -1 for types that no graph has."""
+    """This process's numbers of another one's types and slots, indexed by their numbers there; -1 for unused types."""
 
     types: IntArray
     slots: IntArray
@@ -294,7 +294,7 @@ class _Writer(pickle.Pickler):
         return None
 
     def reducer_override(self, x: Any) -> Any:
-        """Pickle a function that is wrapped by another of its name as the `unwrap` of that."""
+        """Pickle a function that another one of the same name wraps as the `unwrap` of that other function."""
         if isinstance(x, FunctionType):
             module: Any = sys.modules.get(x.__module__)
             named = reduce(lambda at, name: getattr(at, name, None), x.__qualname__.split("."), module)

@@ -26,7 +26,7 @@ Function: TypeAlias = str | Callable[..., Any]
 """A function of a recursion, or the name of the method."""
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 GIVEN: Any = object()
-"""The initial state of a call that gives none: that of the recursion."""
+"""The argument `initial` of a call that does not give one, and so uses the recursion's own initial state."""
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -57,7 +57,7 @@ NOTHING = Called(None, Fields((), (), ()))
 
 
 class Callee(NamedTuple):
-    """Where the fields that a function takes are among those of a call, and whether each is required."""
+    """The positions of a function's fields among all fields of a call, and whether each is required."""
 
     columns: tuple[int, ...]
     are_required: tuple[bool, ...]
@@ -78,7 +78,7 @@ class Recursion(ABC):
     """A recursion over the nodes of an instance.
 
     Attributes:
-        name: of the attribute of a class that holds it; empty elsewhere.
+        name: the name of the class attribute that holds it; empty elsewhere.
         node: computes the state of a node.
         each: a function of the state of a node, for the result.
         where: the field of the nodes for which `each` is called.
@@ -151,7 +151,7 @@ class Recursion(ABC):
         return found
 
     def refuse(self, owner: object, name: str, kind: str, found: Any) -> GraphError:
-        """Make the error for a name that the owner lacks, or has as something else."""
+        """Make the error for a name that the owner lacks, or that names something else there."""
         if owner is None:
             return GraphError(
                 f"{self!r} names {name!r}, {kind}, so it must be an attribute of a class; elsewhere, pass the object "
@@ -194,7 +194,7 @@ class ForestRecursion(Recursion):
 
     @abstractmethod
     def find_initial(self, owner: object, initial: Any) -> Any:
-        """Return the state before the first node: that of a call, unless it is `GIVEN`, or that of the recursion.
+        """Return the state before the first node: the call's, or the recursion's if the call gives none (`GIVEN`).
 
         Raises:
             GraphError: the owner lacks it, or the recursion has none.
@@ -239,7 +239,7 @@ class ForestRecursion(Recursion):
         )
 
     def _find_columns(self, fields: tuple[Fields, ...], where: str | None) -> Columns:
-        """Return where the fields of the node, the leaf, each and the root are among all."""
+        """Return the positions of the fields that `node`, `leaf`, `each` and `root` take, among all fields."""
         found = self._columns.get((fields, where))
         if found is None:
             names = tuple(dict.fromkeys([*chain(*(of.names for of in fields)), *filter(None, (where,))]))
@@ -264,17 +264,17 @@ class BoundRecursion:
 
     @property
     def __self__(self) -> object:
-        """The object, as of a bound method."""
+        """Return the object, like `__self__` of a bound method."""
         return self.owner
 
     @property
     def __name__(self) -> str:
-        """The name of the recursion."""
+        """Return the name of the recursion."""
         return self.recursion.name or name_of(self.recursion.node)
 
     @property
     def fields(self) -> list[str]:
-        """The names of the fields that join nodes, and of those that functions take."""
+        """Return the names of the fields that join nodes or that functions take."""
         given = self.recursion.describe()
         joining = [given[name] for name in ("children", "parents", "edges") if name in given]
         names = joining[0] if joining and isinstance(joining[0], tuple) else joining
@@ -360,7 +360,7 @@ def show_fields(instance: Any) -> str:
 
 @contextmanager
 def naming(what: str, name: str) -> Iterator[None]:
-    """Give the name of a field, in place of `what`, in a DataError of the block."""
+    """Replace `what` by the name of a field in a DataError that the block raises."""
     try:
         yield
     except DataError as error:
@@ -387,7 +387,7 @@ def count_items(names: Sequence[str], values: Sequence[Any]) -> int | None:
 
 
 def _values(forest: Forest, callee: Callee, names: Sequence[str], function: Any) -> dict[str, Any]:
-    """Return the fields that a function takes of the root."""
+    """Return the root's fields that a function takes."""
     if not names:
         return {}
     if not forest.roots:

@@ -129,6 +129,8 @@ def make_rule(
     products = _products(base) if not calls.in_rounds else {}
     argument = {pattern.argument(base.entry.name, what): n for n, what in enumerate(whats)}
     passed_keys = (_key_of(x, parameters[n] if n < len(parameters) else None) for n, x in enumerate(given))
+    # The arguments of the derivative: those of the call, products that nodes may keep, and the given derivatives. Given
+    # rows are variadic groups after the lists of the call.
     specialization = calls.specialization_of(
         calls.derived(base.entry, pattern),
         {**base.keys, **products, **dict(zip(argument, passed_keys, strict=True))},
@@ -148,6 +150,7 @@ def make_rule(
     items += [Item(VALUE, ((leaf_of[name],),)) for name in kept]
     items += [Item(EACH, ((leaf,),), group=group_of[n]) for n, leaf in own.items()]
     number = calls.add_form(specialization, items, [item for item, _ in floats if item is not None])
+    # In the order in which `native/record/rule.cpp` reads it.
     code = [
         *_logged(ints),
         *_logged(floats),
@@ -306,7 +309,7 @@ def _result(what: int | str, pattern: Pattern) -> tuple[int, int]:
 
 
 def _products(base: Specialization) -> dict[str, Key]:
-    """Return the products of a cell, as arguments of its derivatives; none if a node cannot have so many outputs."""
+    """Return the products of a cell, as arguments of its derivatives; {} if a node cannot have so many outputs."""
     vars, name = base.node_type.program.vars, base.entry.name
     found = products_of(vars, base.node_type.program.instructions)
     if len(base.node_type.program.results) + len(found) > MOST_OUTPUTS:
@@ -315,7 +318,7 @@ def _products(base: Specialization) -> dict[str, Key]:
 
 
 def _key_of(given: Any, parameter: Parameter | None) -> Key:
-    """Return the key of a given derivative, that of `parameter` unless None."""
+    """Return the key of a given derivative; if its shape is None, it has the shape of `parameter`."""
     if isinstance(given, Parameter):
         return Key("static", Static(given))
     shape, n_rows = given

@@ -349,7 +349,7 @@ class Traces:
             self.types.retire(number, _reason(specialization, kept.get(number), error))
 
     def _put(self, specialization: Specialization, trace: Trace | None, why: str = "") -> None:
-        """Put a trace in force, or none."""
+        """Put a trace in force; None if the body could not be retraced."""
         entry = specialization.entry
         before, old = self._numbers(entry) if why else (), specialization.number
         specialization.current = trace

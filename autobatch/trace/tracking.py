@@ -93,7 +93,7 @@ class Draws:
         self._states.append((generator, _state_of(generator), f"a {type(generator).__name__}"))
 
     def refuse(self, what: str, how: str) -> None:
-        """Note that the body does something that must not happen only once, in the trace."""
+        """Note that the body does something that would happen only once, in the trace, instead of for every node."""
         self._refused = what, how
 
     def hear(self, function: Any, namespace: dict[str, Any]) -> bool:
@@ -216,7 +216,7 @@ class ReadTracker:
             return self._follow(value, text, replaces=True)
 
     def read_own(self, owner: Any, own: dict[str, Any], names: Iterable[str], reader: str | None) -> None:
-        """Handle the report of a read of `__dict__`, of which code of the module `reader` may read these names."""
+        """Handle the report that code of the module `reader` reads `__dict__`, from which it may take these names."""
         if id(owner) in self._made:
             return
         with self._untracked():
@@ -479,7 +479,6 @@ def _is_set_by_recording(own: dict[str, Any], name: str) -> bool:
 
 
 def _in_context(variable: ContextVar[Any], name: str, default: Any) -> Any:
-    """Return the value of a context variable."""
     return variable.get(default)
 
 

@@ -89,7 +89,8 @@ def can_fork() -> bool:
 def _read(recorder: Recorder, instances: Sequence[Any], part: slice, content: bytes) -> list[Graph]:
     """Return the graphs of a part, from the pickle of their merged graph; if that is empty, record them here."""
     if not content:
-        return split_graph(recorder.record(instances[: part.stop]))[part]  # from the first on, as errors number them
+        # Record from the first instance on, so that errors give the right number.
+        return split_graph(recorder.record(instances[: part.stop]))[part]
     (whole,) = recorder.arrived([pickle.loads(content)])
     graphs = split_graph(whole)
     for position, graph in enumerate(graphs, part.start):

@@ -19,7 +19,10 @@ PyArrayObject* read_strided(PyObject* object, const char* what, int ndim, bool i
   for (int axis = 0; fits && axis < ndim; axis++)
     fits = PyArray_STRIDE(array, axis) % (npy_intp)sizeof(float) == 0 && PyArray_DIM(array, axis) <= MOST_ROWS;
   if (!fits)
-    return PyErr_Format(PyExc_ValueError, "%s must be an aligned array of %d axes, got another", what, ndim), nullptr;
+    return PyErr_Format(PyExc_ValueError,
+                        "%s must be an aligned array of %d axes, got one of %d with strides that do not fit float32",
+                        what, ndim, PyArray_NDIM(array)),
+           nullptr;
   if (is_written && PyArray_FailUnlessWriteable(array, what) < 0) return nullptr;
   return array;
 }
@@ -53,7 +56,9 @@ PyObject* pack(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments) {
   int64_t row = step_of(matrix, 0), column = is_contiguous(matrix, 1) ? 1 : step_of(matrix, 1);
   if (!is_contiguous(matrix, 0) && column != 1) return refuse_value("matrix must have a contiguous axis, got none");
   if (column != 1) row = 1;  // axis 0 is contiguous: its stride is 1, or irrelevant for a single element
-  if (panels.size < panel_words(inner, n, is_bf16)) return refuse_value("panels must have room for matrix, got less");
+  if (panels.size < panel_words(inner, n, is_bf16))
+    return PyErr_Format(PyExc_ValueError, "panels must have room for %lld words of matrix, got %zd",
+                        (long long)panel_words(inner, n, is_bf16), panels.size);
   Vec<uint32_t> turned;
   if (!turned.resize(is_bf16 ? PANEL_WIDTH * padded_pairs(inner) : 0)) return PyErr_NoMemory();
   {
@@ -82,7 +87,11 @@ PyObject* multiply_packed(PyObject*, PyObject* const* arguments, Py_ssize_t n_ar
           n = PyArray_DIM(out, 1);
   if (PyArray_DIM(out, 0) != m || copies == 0 || inner == 0 || !is_contiguous(rows, 2) || !is_contiguous(out, 1) ||
       panels.size < panel_words(inner, n, is_bf16))
-    return refuse_value("rows, panels and out must fit together, got others");
+    return PyErr_Format(PyExc_ValueError,
+                        "rows (copies, m, inner) and out (m, n) must be contiguous and fit the panels of an (inner, n) "
+                        "matrix, got rows (%lld, %lld, %lld), out (%lld, %lld) and %zd words of panels",
+                        (long long)copies, (long long)m, (long long)inner, (long long)PyArray_DIM(out, 0), (long long)n,
+                        panels.size);
   Vec<uint32_t> scratch;
   if (!scratch.resize(is_bf16 ? rows_words(inner) : 0)) return PyErr_NoMemory();
   {
@@ -114,7 +123,11 @@ PyObject* add_outer_bf16(PyObject*, PyObject* const* arguments, Py_ssize_t n_arg
   int64_t rows = PyArray_DIM(x, 0), m = PyArray_DIM(x, 1), n = PyArray_DIM(y, 1);
   if (PyArray_DIM(y, 0) != rows || PyArray_DIM(out, 0) != m || PyArray_DIM(out, 1) != n || !is_contiguous(x, 1) ||
       !is_contiguous(y, 1) || !is_contiguous(out, 1))
-    return refuse_value("x, y and out must fit together, got others");
+    return PyErr_Format(PyExc_ValueError,
+                        "x (rows, m), y (rows, n) and out (m, n) must have contiguous rows, got x (%lld, %lld), y "
+                        "(%lld, %lld) and out (%lld, %lld)",
+                        (long long)rows, (long long)m, (long long)PyArray_DIM(y, 0), (long long)n,
+                        (long long)PyArray_DIM(out, 0), (long long)PyArray_DIM(out, 1));
   Vec<uint32_t> scratch;
   if (!scratch.resize(outer_words(m, n))) return PyErr_NoMemory();
   {
@@ -149,7 +162,10 @@ PyObject* repeat_product(PyObject*, PyObject* const* arguments, Py_ssize_t n_arg
       !read_tuple(arguments[5], "copies", "three ints", copies))
     return nullptr;
   if (!routine || copies[0] < 1 || (itemsize != 4 && itemsize != 8))
-    return refuse_value("routine, itemsize and copies must be those of a product, got others");
+    return PyErr_Format(PyExc_ValueError,
+                        "routine must be an address, itemsize 4 or 8, and copies[0] at least 1, got routine=%lld, "
+                        "itemsize=%lld and copies[0]=%lld",
+                        (long long)routine, (long long)itemsize, (long long)copies[0]);
   {
     Unlocked unlocked;
     for (int64_t time = 0; time < times; time++) {

@@ -32,8 +32,9 @@ bool read_edges(PyObject* edge_ptr, PyObject* edge_src, Dag& dag) {
   if (!read<int32_t>(edge_ptr, "edge_ptr", dag.edge_ptr) || !read<int32_t>(edge_src, "edge_src", dag.edge_src))
     return false;
   if (!dag.edge_ptr.size || dag.edge_ptr.size > INT32_MAX || !rises(dag.edge_ptr, dag.edge_src.size)) {
-    PyErr_Format(PyExc_ValueError, "edge_ptr must rise from 0 to the number of edges, %zd, got another array",
-                 dag.edge_src.size);
+    PyErr_Format(PyExc_ValueError,
+                 "edge_ptr must rise from 0 to the number of edges, %zd, got an array of %zd that does not",
+                 dag.edge_src.size, dag.edge_ptr.size);
     return false;
   }
   if (!within(dag.edge_src, 0, dag.n_nodes())) {
@@ -62,7 +63,7 @@ bool read_dag(PyObject* tuple, Dag& dag) {
   PyObject** parts = &PyTuple_GET_ITEM(tuple, 0);
   if (!read_int(parts[3], "n_types", dag.n_types) || !read_typed_edges(parts, dag)) return false;
   if (dag.n_types < 0 || dag.n_types == INT32_MAX || !within(dag.type_id, 0, dag.n_types))
-    return PyErr_Format(PyExc_ValueError, "type_id must lie in 0..n_types - 1, got others than those of %d types",
+    return PyErr_Format(PyExc_ValueError, "type_id must lie in 0..n_types - 1, got other ids for n_types=%d",
                         dag.n_types),
            false;
   if (parts[4] == Py_None) return true;
@@ -151,7 +152,7 @@ PyObject* count_chains(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   if (!takes("count_chains", n, 4) || !read_int(arguments[3], "n_types", n_types) || !read_typed_edges(arguments, dag))
     return nullptr;
   if (n_types < 0 || !within(dag.type_id, 0, n_types)) {
-    PyErr_Format(PyExc_ValueError, "type_id must lie in 0..n_types - 1, got others than those of %d types", n_types);
+    PyErr_Format(PyExc_ValueError, "type_id must lie in 0..n_types - 1, got other ids for n_types=%d", n_types);
     return nullptr;
   }
   Table<int32_t> ahead;

@@ -64,7 +64,7 @@ PyObject* mark_outputs(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Span<const uint8_t> written{marks.data, marks.rows * marks.columns};
   if (overlap(written, words) || overlap(written, flows.n_outputs) || overlap(written, flows.n_ports) ||
       overlap(written, flows.flow_ptr)) {
-    PyErr_SetString(PyExc_ValueError, "marks must have memory of their own, got some that words or flows are in");
+    PyErr_SetString(PyExc_ValueError, "marks must have memory of their own, got memory shared with words or flows");
     return nullptr;
   }
   Marked marked;
@@ -73,7 +73,7 @@ PyObject* mark_outputs(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
     marked = mark_all(graph, flows, wanted, marks);
   }
   if (marked != Marked::WRONG) return PyBool_FromLong(marked == Marked::WHOLE);
-  PyErr_SetString(PyExc_ValueError, "words must name slots, outputs and ports that exist, got one that does not");
+  PyErr_SetString(PyExc_ValueError, "words must name slots, outputs and ports that exist, got one that does not exist");
   return nullptr;
 }
 

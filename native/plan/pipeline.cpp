@@ -61,7 +61,9 @@ bool Loss::read(PyObject* flows_given, PyObject* slot_given, const Placement& pl
   if (!read_int(slot_given, "slot", slot) || slot < 0) return !PyErr_Occurred();
   if (!read_flows(flows_given, flows)) return false;
   if (slot < placement.n_slots() && flows.n_types() == placement.n_types()) return true;
-  return PyErr_SetString(PyExc_ValueError, "flows and slot must be of these types, got others"), false;
+  return PyErr_Format(PyExc_ValueError, "slot must lie below %zd and flows have %d types, got slot %d and %zd types",
+                      placement.n_slots(), placement.n_types(), slot, flows.n_types()),
+         false;
 }
 
 Problem Loss::find_whole(const Graph& graph, ptrdiff_t n_slots, bool& is_whole) const {

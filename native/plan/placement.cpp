@@ -153,7 +153,9 @@ bool read_batches(PyObject* tuple, ptrdiff_t n, int32_t n_types, BatchSpans& bat
       batches.ptr.size == batches.type_id.size + 1 && rises(batches.ptr, n) && batches.order.size == n &&
       within(batches.order, 0, n))
     return true;
-  PyErr_SetString(PyExc_ValueError, "batches must be a schedule of all nodes, got others");
+  PyErr_Format(PyExc_ValueError,
+               "batches must be a schedule of all %zd nodes, got %zd batches, %zd offsets and %zd nodes", n,
+               batches.type_id.size, batches.ptr.size, batches.order.size);
   return false;
 }
 

@@ -94,11 +94,14 @@ PyObject* give_out_areas(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
     return nullptr;
   bool fits = size.size == first.size && first.size < INT32_MAX;
   for (ptrdiff_t k = 0; fits && k < first.size; k++) fits = first[k] >= 0 && first[k] <= k;
-  if (!fits) return PyErr_SetString(PyExc_ValueError, "first[k] must lie in 0..k for each size, got others"), nullptr;
+  if (!fits)
+    return PyErr_Format(PyExc_ValueError, "first[k] must lie in 0..k for each of %zd sizes, got %zd ints", size.size,
+                        first.size),
+           nullptr;
   // If no area reuses a gap, memory ends at the start plus all sizes, which must not overflow.
   for (int64_t left = last < 0 ? INT64_MAX : INT64_MAX - last; int64_t one : size)
     if (one > 0 && (left -= one) < 0)
-      return PyErr_SetString(PyExc_ValueError, "areas must end within 64 bits, got more"), nullptr;
+      return PyErr_SetString(PyExc_ValueError, "areas must end within 64 bits, got larger sizes"), nullptr;
   if (!give_out(first, size, last, place)) return PyErr_NoMemory();
   return Py_BuildValue("NL", to_array<int64_t>(place).release(), (long long)last);
 }
@@ -111,7 +114,11 @@ PyObject* make_tables(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   if (!takes("make_tables", n, 3) || !read_threads(arguments[2], n_threads) || !read_plan_arrays(arguments[0], plan) ||
       !read_cell_sizes(arguments[1], plan.n_types(), plan.n_blocks(), sizes))
     return nullptr;
-  if (!fit(sizes, plan)) return refuse_value("sizes must be those of the types of the plan, got others");
+  if (!fit(sizes, plan))
+    return PyErr_Format(
+        PyExc_ValueError,
+        "sizes must have positive most_rows and the fields of the plan's %d types, got sizes of other types",
+        plan.n_types());
   PlanTables tables;
   Problem problem;
   {
@@ -131,7 +138,13 @@ PyObject* find_sums_of(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
     return nullptr;
   bool fits = dest.size == plan.adds.size && width.size == plan.out_block.size && first >= 0 && first <= MOST_PLACE;
   for (int64_t one : width) fits = fits && one >= 0 && one <= INT32_MAX;
-  if (!fits) return PyErr_SetString(PyExc_ValueError, "dest, width and first must fit the plan, got others"), nullptr;
+  if (!fits)
+    return PyErr_Format(PyExc_ValueError,
+                        "dest must have %zd elements, width %zd of at least 0, and first lie in 0..%lld, got dest "
+                        "(%zd), width (%zd) and first=%lld",
+                        plan.adds.size, plan.out_block.size, (long long)MOST_PLACE, dest.size, width.size,
+                        (long long)first),
+           nullptr;
   Sums sums;
   Problem problem;
   {

@@ -186,7 +186,11 @@ bool read_plan_arrays(PyObject* tuple, PlanArrays& plan) {
       !read<int32_t>(parts[19], "out_ptr", plan.out_ptr) || !read<int32_t>(parts[20], "out_block", plan.out_block))
     return false;
   if (fits(plan, n_dest)) return true;
-  return PyErr_SetString(PyExc_ValueError, "plan must have arrays that fit each other, got others"), false;
+  return PyErr_Format(PyExc_ValueError,
+                      "plan must have arrays that fit each other, got %zd batches, %zd pointers to blocks, %zd blocks, "
+                      "%zd outputs and %zd destinations",
+                      plan.batch_type.size, plan.block_ptr.size, plan.block_rows.size, plan.out_block.size, n_dest),
+         false;
 }
 
 bool read_cell_sizes(PyObject* tuple, int32_t n_types, int32_t n_blocks, CellSizes& sizes) {
@@ -205,7 +209,13 @@ bool read_cell_sizes(PyObject* tuple, int32_t n_types, int32_t n_blocks, CellSiz
               sizes.kept.size == n_types && sizes.most_rows.size == n_types && PyArray_DIM(steps, 0) == 3 &&
               PyArray_DIM(steps, 1) == n_types && PyArray_DIM(steps, 2) == 3 && within(sizes.steps, 0, MOST_STEPS) &&
               within(sizes.fields, 0, INT32_MAX);
-  if (!fits) PyErr_SetString(PyExc_ValueError, "sizes must be those of the types, got others");
+  if (!fits)
+    PyErr_Format(PyExc_ValueError,
+                 "sizes must be those of %d types and %d blocks, got saved (%zd), scratch (%zd, %zd), fields (%zd), "
+                 "own (%zd), kept (%zd), most_rows (%zd) and steps (%zd, %zd, %zd)",
+                 n_types, n_blocks, sizes.saved.size, sizes.scratch.rows, sizes.scratch.columns, sizes.fields.size,
+                 sizes.own.size, sizes.kept.size, sizes.most_rows.size, (ptrdiff_t)PyArray_DIM(steps, 0),
+                 (ptrdiff_t)PyArray_DIM(steps, 1), (ptrdiff_t)PyArray_DIM(steps, 2));
   return fits;
 }
 

@@ -42,7 +42,8 @@ PyObject* run(PyObject* object, PyObject* const* arguments, Py_ssize_t n) {
   double epsilon;
   Span<const int32_t> plan;
   if (!takes("run", n, 6)) return nullptr;
-  Ref capsule(PyObject_GetAttrString(arguments[4], "capsule"));  // first, because it may run code that changes arrays
+  Ref capsule(
+      PyObject_GetAttrString(arguments[4], "capsule"));  // read first, because it may run code that changes arrays
   if (!capsule && PyErr_ExceptionMatches(PyExc_AttributeError))
     return PyErr_Format(PyExc_TypeError, "generator must be a NumPy bit generator, got %.80s",
                         Py_TYPE(arguments[4])->tp_name);
@@ -53,11 +54,16 @@ PyObject* run(PyObject* object, PyObject* const* arguments, Py_ssize_t n) {
     return nullptr;
   ptrdiff_t n_steps = plan.size ? plan.size : course.n_nodes();
   if (table.n_types() != course.n_types() || table.room() - table.n_states[0] < n_steps)
-    return PyErr_SetString(PyExc_ValueError,
-                           "table must have the types of the DAG and room for a state per batch, got another"),
+    return PyErr_Format(
+               PyExc_ValueError,
+               "table must have the %d types of the DAG and room for %zd states, got %d types and room for %zd",
+               course.n_types(), n_steps, table.n_types(), (ptrdiff_t)(table.room() - table.n_states[0])),
            nullptr;
   if (!course.run(table, machine, rules, epsilon, static_cast<bitgen_t*>(random), plan))
-    return PyErr_SetString(PyExc_ValueError, "plan must name a ready type at each step, got another"), nullptr;
+    return PyErr_SetString(
+               PyExc_ValueError,
+               "plan must name a ready type at each step until all nodes have run, got a plan that does not"),
+           nullptr;
   Py_RETURN_NONE;
 }
 

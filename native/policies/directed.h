@@ -16,7 +16,7 @@ struct DirectedRule {
   Weights weights;
 };
 
-// Plans in each of the directions, and keeps the schedule of the least cost, the first among equals; false if
+// Plans in each of the directions, and keeps the cheapest schedule, or the first one if costs are equal; false if
 // memory runs out.
 bool plan_best(const Dag& dag, const DirectedRule& by, Batches& best);
 

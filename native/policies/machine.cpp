@@ -81,7 +81,11 @@ bool read_value_table(PyObject* tuple, bool is_written, ValueTable& table) {
   ptrdiff_t n_taken = 0;
   for (ptrdiff_t slot = 0; fits && slot < n_slots; slot++) n_taken += table.slots[slot] >= 0;
   if (fits && n_taken <= table.n_states[0]) return true;  // some slot is free, so each lookup ends
-  PyErr_SetString(PyExc_ValueError, "table must have parts that fit each other, got others");
+  PyErr_Format(PyExc_ValueError,
+               "table must have parts that fit each other, got states (%zd, %zd), values (%zd, %zd), updates (%zd, "
+               "%zd), %zd slots and %zd n_states",
+               table.states.rows, table.states.columns, table.values.rows, table.values.columns, table.updates.rows,
+               table.updates.columns, n_slots, table.n_states.size);
   return false;
 }
 

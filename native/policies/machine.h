@@ -38,7 +38,7 @@ struct ValueTable {
     bool is_shared =
         other.size && (overlap(states.all(), other) || overlap(values.all(), other) || overlap(updates.all(), other) ||
                        overlap(Span<const int32_t>(slots), other) || overlap(Span<const int32_t>(n_states), other));
-    if (is_shared) PyErr_SetString(PyExc_ValueError, "table must have memory of its own, got some that is shared");
+    if (is_shared) PyErr_SetString(PyExc_ValueError, "table must have memory of its own, got shared memory");
     return is_shared;
   }
 

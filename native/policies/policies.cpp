@@ -42,8 +42,8 @@ bool read_sequence(PyObject* const* arguments, Dag& dag, Span<const int32_t>& se
          false;
 }
 
-// embed(dag, sequence, is_late): returns the first position at which each node can run, or K for none; if `is_late`,
-// the last position, or -1 for none.
+// embed(dag, sequence, is_late): returns the first position at which each node can run, or K if it cannot; if
+// `is_late`, the last position, or -1 if it cannot.
 PyObject* embed(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   Dag dag;
   Span<const int32_t> sequence;
@@ -114,7 +114,9 @@ PyObject* plan_machine(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
       !read_value_table(arguments[1], false, table) || !read_dag(arguments[0], dag) || refuse_backward_edges(dag))
     return nullptr;
   if (dag.n_types < table.n_types())
-    return PyErr_SetString(PyExc_ValueError, "dag must have all types of the table, got fewer"), nullptr;
+    return PyErr_Format(PyExc_ValueError, "dag must have at least the %d types of the table, got %d", table.n_types(),
+                        dag.n_types),
+           nullptr;
   Batches batches;
   int32_t n_unseen;
   bool is_made;
@@ -143,7 +145,12 @@ bool read_network(PyObject* tuple, Network& network) {
   };
   if (!has_shape(w1, N_TYPE_FEATURES) || network.b1.size != h || !has_shape(w2, h) || !has_shape(v2, h) ||
       !has_shape(u2, N_OVERALL_FEATURES) || network.b2.size != h)
-    return PyErr_SetString(PyExc_ValueError, "weights must have shapes that fit each other, got others"), false;
+    return PyErr_Format(PyExc_ValueError,
+                        "weights must have shapes that fit each other, got w1 (%zd, %zd), b1 (%zd), w2 (%zd, %zd), v2 "
+                        "(%zd, %zd), u2 (%zd, %zd), b2 (%zd) and w3 (%zd)",
+                        w1.rows, w1.columns, network.b1.size, w2.rows, w2.columns, v2.rows, v2.columns, u2.rows,
+                        u2.columns, network.b2.size, h),
+           false;
   network.w1 = w1.all(), network.w2 = w2.all(), network.v2 = v2.all(), network.u2 = u2.all();
   return true;
 }
@@ -174,7 +181,10 @@ PyObject* score(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
       !read_table<float>(arguments[1], "rows", rows) || !read<float>(arguments[2], "overall", overall))
     return nullptr;
   if (rows.columns != N_TYPE_FEATURES || overall.size != N_OVERALL_FEATURES || rows.rows > INT32_MAX)
-    return PyErr_SetString(PyExc_ValueError, "rows and overall must be features of a network, got others"), nullptr;
+    return PyErr_Format(PyExc_ValueError,
+                        "rows must have %d columns and overall %d elements, got rows (%zd, %zd) and overall (%zd)",
+                        (int)N_TYPE_FEATURES, (int)N_OVERALL_FEATURES, rows.rows, rows.columns, overall.size),
+           nullptr;
   Ref made = make_array<double>(rows.rows, scores);
   if (!made) return nullptr;
   return score_types(network, rows, overall, scores) ? made.release() : PyErr_NoMemory();
@@ -256,7 +266,11 @@ bool read_suffixes(PyObject* tuple, bool is_compared, Suffixes& found) {
               rises(found.after_ptr, found.after.size) && are_suffixes(found.first, found.size());
   if (is_compared) fits = fits && rows.rows == found.size() && rows.columns * 64 >= found.size();
   for (int32_t n = 0; fits && n < found.size(); n++) fits = are_suffixes(found.followers(n), n);
-  if (!fits) PyErr_SetString(PyExc_ValueError, "suffixes must be compared and come after their followers, got others");
+  if (!fits)
+    PyErr_Format(PyExc_ValueError,
+                 "suffixes must be numbered after their followers, with a row of comparisons each if they are "
+                 "compared, got %zd suffixes, %zd followers and %zd rows",
+                 found.type_id.size, found.after.size, rows.rows);
   return fits;
 }
 
@@ -313,7 +327,11 @@ PyObject* visit_states(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
       !read_sequence(arguments, dag, sequence))
     return nullptr;
   if (n_known < 0 || n_known > dag.n_types || (width != n_known && width != 2 * (int64_t)n_known))
-    return PyErr_SetString(PyExc_ValueError, "width must be that of states of the known types, got another"), nullptr;
+    return PyErr_Format(
+               PyExc_ValueError,
+               "width must be n_known or twice n_known, and n_known at most %d, got width=%lld and n_known=%lld",
+               dag.n_types, (long long)width, (long long)n_known),
+           nullptr;
   Ref made = make_table<int16_t>(sequence.size, width, states);
   if (!made) return nullptr;
   if (!sim.start(dag) || !chains.start(sim)) return PyErr_NoMemory();
@@ -337,7 +355,11 @@ PyObject* add_states(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
       !read_table<int16_t>(arguments[1], "states", states) || table.refuse_overlap(states.all()))
     return nullptr;
   if (states.columns != table.width() || table.room() - table.n_states[0] < states.rows)
-    return PyErr_SetString(PyExc_ValueError, "states must fit the width and the room of table, got others"), nullptr;
+    return PyErr_Format(
+               PyExc_ValueError,
+               "states must be at most %zd rows of width %zd, as the table has room for, got %zd rows of width %zd",
+               table.room() - table.n_states[0], (ptrdiff_t)table.width(), states.rows, states.columns),
+           nullptr;
   Ref made = make_array<int32_t>(states.rows, numbers);
   for (ptrdiff_t i = 0; made && i < states.rows; i++) numbers[i] = table.add(states[i]);
   return made.release();
@@ -367,7 +389,13 @@ PyObject* learn_from_all(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
       fits = step.state < table.n_states[0] && -1 - (int64_t)step.state < fresh.rows && step.type >= 0 &&
              step.type < table.n_types();
     }
-  if (!fits) return PyErr_SetString(PyExc_ValueError, "steps must fit n_batches, fresh and table, got others"), nullptr;
+  if (!fits)
+    return PyErr_Format(PyExc_ValueError,
+                        "steps must be steps of %zd episodes in states of the table or of fresh, got steps (%zd, %zd, "
+                        "%zd) and fresh (%zd, %zd) for a table of %d states of width %zd with room for %zd",
+                        n_batches.size, (ptrdiff_t)PyArray_DIM(array, 0), most, (ptrdiff_t)PyArray_DIM(array, 2),
+                        fresh.rows, fresh.columns, (int)table.n_states[0], (ptrdiff_t)table.width(),
+                        (ptrdiff_t)table.room());
   Episode episode;
   for (ptrdiff_t e = 0; e < n_batches.size; e++)
     if (!learn_from({steps + e * most, n_batches[e]}, fresh, table, rules, episode)) return PyErr_NoMemory();
@@ -475,7 +503,9 @@ bool read_rules(PyObject* tuple, LearningRules& rules) {
       !read_int(parts[5], "optimism", is_optimistic))
     return false;
   if (rules.n_steps < 1 || reward < 0 || reward > (int)Reward::CRITICAL)
-    return PyErr_SetString(PyExc_ValueError, "rules must have steps and a known reward, got others"), false;
+    return PyErr_Format(PyExc_ValueError, "n_steps must be at least 1 and reward 0 or 1, got n_steps=%d and reward=%d",
+                        rules.n_steps, reward),
+           false;
   rules.reward = (Reward)reward;
   rules.bootstraps = bootstraps;
   rules.is_optimistic = is_optimistic;

@@ -43,7 +43,10 @@ PyObject* make_simulation(PyTypeObject* type, PyObject* args, PyObject* kwargs) 
                     node_ptr[g + 1]);
     }
     if (!fits)
-      return PyErr_SetString(PyExc_ValueError, "node_ptr must be the ranges of stacked DAGs, got others"), nullptr;
+      return PyErr_Format(PyExc_ValueError,
+                          "node_ptr must be the ranges of stacked DAGs, got %zd offsets for %d nodes of %d types",
+                          node_ptr.size, dag.n_nodes(), dag.n_types),
+             nullptr;
   }
   Ref made(type->tp_alloc(type, 0));
   if (!made) return nullptr;
@@ -176,7 +179,7 @@ PyTypeObject simulation_type() {
   type.tp_name = "autobatch._native.Simulation";
   type.tp_basicsize = sizeof(Simulation);
   type.tp_flags = Py_TPFLAGS_DEFAULT;
-  type.tp_doc = "The state of a DAG, or of stacked ones, of which some nodes have run.";
+  type.tp_doc = "The state of a DAG, or of stacked DAGs, in which some nodes have run.";
   type.tp_dealloc = free_simulation;
   type.tp_methods = methods;
   type.tp_new = make_simulation;

@@ -159,7 +159,7 @@ PyTypeObject cell_type() {
   type.tp_name = "autobatch._native.Cell";
   type.tp_basicsize = sizeof(Cell);
   type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR;
-  type.tp_doc = "What is recorded as one node.";
+  type.tp_doc = "A function or method whose calls are recorded, each as one node.";
   type.tp_vectorcall_offset = offsetof(Cell, vectorcall);
   type.tp_call = PyVectorcall_Call;
   type.tp_descr_get = bind;
@@ -172,7 +172,7 @@ PyTypeObject bound_cell_type() {
   type.tp_name = "autobatch._native.BoundCell";
   type.tp_basicsize = sizeof(BoundCell);
   type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL;
-  type.tp_doc = "A cell with the object that it is a method of.";
+  type.tp_doc = "A cell bound to the object that it is a method of.";
   type.tp_vectorcall_offset = offsetof(BoundCell, vectorcall);
   type.tp_call = PyVectorcall_Call;
   type.tp_repr = represent;

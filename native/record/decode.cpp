@@ -282,11 +282,16 @@ PyObject* decode(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   if (refuse_if_busy(log)) return nullptr;  // reading the lists may have run Python code
   if (!rises(decoder.log_ptr, log->ints.size()) || !rises(decoder.output_ptr, decoder.refs.size()) ||
       decoder.slots.size() != decoder.refs.size() || decoder.output_ptr.size() != decoder.log_ptr.size()) {
-    PyErr_SetString(PyExc_ValueError, "offsets must rise to the ends of the log and of the refs, got others");
+    PyErr_Format(PyExc_ValueError,
+                 "log_ptr must rise to the %zd ints of the log, and output_ptr, of equal length, to the %zd refs, with "
+                 "a slot each, got %zd offsets in log_ptr, %zd in output_ptr and %zd slots",
+                 log->ints.size(), decoder.refs.size(), decoder.log_ptr.size(), decoder.output_ptr.size(),
+                 decoder.slots.size());
     return nullptr;
   }
   if (decoder.has_phases && log->n_nodes > decoder.owner.size) {
-    PyErr_SetString(PyExc_ValueError, "owner must name the instance of each earlier node, got fewer");
+    PyErr_Format(PyExc_ValueError, "owner must name the instance of each of %lld earlier nodes, got %zd",
+                 (long long)log->n_nodes, decoder.owner.size);
     return nullptr;
   }
   if (decoder.has_phases ? log->n_forgotten + log->node_of.size() != log->first_id : log->first_id != 0) {
@@ -297,7 +302,9 @@ PyObject* decode(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   decoder.sizes.outputs = decoder.refs.size();
   decoder.sizes.floats = log->floats.size();
   if (!decoder.count()) {
-    PyErr_SetString(PyExc_ValueError, "log_ptr must lie between calls, and calls be as their forms say, got others");
+    PyErr_Format(PyExc_ValueError,
+                 "log_ptr must lie between calls, each with the ints of its form, got %zd offsets in %zd ints",
+                 decoder.log_ptr.size(), log->ints.size());
     return nullptr;
   }
   Ref words = make_words(decoder.sizes, decoder.graph);

@@ -165,7 +165,7 @@ bool Derivatives::total_or_zeros(int64_t value, PyObject* shape, int64_t& ref) {
   Ref zeros(PyObject_CallMethod(log->owner, "zeros", "(O)", shape));
   if (!zeros) return false;
   if (!PyObject_TypeCheck(zeros.get(), &HandleType))
-    return PyErr_SetString(PyExc_TypeError, "zeros must be a value"), false;
+    return PyErr_SetString(PyExc_TypeError, "zeros must return a value"), false;
   ref = ref_in(log, reinterpret_cast<Handle*>(zeros.get()));
   return true;
 }

@@ -365,7 +365,7 @@ bool order_nodes(Forest* forest, const Vec<int32_t>& n_parents) {
   // it.
   int32_t node = path.size() ? path.back() : 0;
   while (state[node] == DONE) node++;
-  set_data_error("the nodes must form no cycle, but node %d is on one or leads to one.", node);
+  set_data_error("the nodes must not form a cycle, but node %d is on one or leads to one.", node);
   return false;
 }
 
@@ -519,7 +519,7 @@ PySequenceMethods as_sequence = [] {
   return found;
 }();
 
-PyGetSetDef attributes[] = {{"roots", get_roots, nullptr, "The nodes that are children of none.", nullptr},
+PyGetSetDef attributes[] = {{"roots", get_roots, nullptr, "The nodes without parents.", nullptr},
                             {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 PyMethodDef as_static(PyMethodDef method) {

@@ -435,7 +435,7 @@ template <int N>
 int number_of(const Name (&names)[N], PyObject* text) {
   for (const Name& name : names)
     if (PyUnicode_Check(text) && PyUnicode_CompareWithASCIIString(text, name.text) == 0) return name.value;
-  PyErr_Format(PyExc_ValueError, "a form has no step %R", text);
+  PyErr_Format(PyExc_ValueError, "a step of a form must be known, got %R", text);
   return -1;
 }
 
@@ -444,7 +444,10 @@ bool refuse(const char* what) { return PyErr_Format(PyExc_ValueError, "%s", what
 bool read_number(PyObject* x, int64_t low, int64_t high, int64_t& number) {
   number = PyLong_AsLongLong(x);
   if (number == -1 && PyErr_Occurred()) return false;
-  return (number >= low && number < high) || refuse("a number in a form must lie in its range, got another");
+  if (number >= low && number < high) return true;
+  return PyErr_Format(PyExc_ValueError, "a number in a form must lie in %lld..%lld, got %lld", (long long)low,
+                      (long long)(high - 1), (long long)number),
+         false;
 }
 
 // Returns the parts of a tuple, which must have n to `most` of them; null with an error.
@@ -478,7 +481,8 @@ bool read_step(PyObject* tuple, Vec<uint8_t>& is_set, Step& step, bool is_elemen
   };
   switch (step.test) {
     case Test::CLASS:
-      if (!has(3) || !PyType_Check(parts[2])) return PyErr_Occurred() ? false : refuse("a class of a form must be one");
+      if (!has(3) || !PyType_Check(parts[2]))
+        return PyErr_Occurred() ? false : refuse("a class in a form must be a type");
       step.object = Ref::borrowed(parts[2]);
       return true;
     case Test::SIZE:
@@ -499,7 +503,7 @@ bool read_step(PyObject* tuple, Vec<uint8_t>& is_set, Step& step, bool is_elemen
     case Test::ARRAY:
     case Test::ROWS: {
       if (!has(4) || !PyUnicode_Check(parts[2]) || !PyTuple_Check(parts[3]))
-        return PyErr_Occurred() ? false : refuse("an array of a form has kinds and a shape");
+        return PyErr_Occurred() ? false : refuse("an array in a form must have kinds and a shape");
       const char* kinds = PyUnicode_AsUTF8(parts[2]);
       for (; kinds && *kinds; kinds++)
         if (*kinds >= 'a' && *kinds <= 'z') step.kinds |= 1u << (*kinds - 'a');
@@ -518,7 +522,8 @@ bool read_step(PyObject* tuple, Vec<uint8_t>& is_set, Step& step, bool is_elemen
       step.object = Ref::borrowed(parts[2]);
       return true;
     case Test::SAME:
-      if (!has(4) || !PyCallable_Check(parts[2])) return PyErr_Occurred() ? false : refuse("a step calls a function");
+      if (!has(4) || !PyCallable_Check(parts[2]))
+        return PyErr_Occurred() ? false : refuse("a step that calls a function must have one");
       step.call = Ref::borrowed(parts[2]);
       step.object = Ref::borrowed(parts[3]);
       return true;
@@ -695,7 +700,8 @@ bool read_outputs(PyObject* outputs, PyObject* structure, Form* form) {
   form->kinds = Py_NewRef(outputs);
   form->structure = Py_NewRef(structure);
   return PyTuple_CheckExact(structure) || PyLong_Check(structure)
-             ? is_structure(structure, form->outputs.size()) || refuse("a structure must be of the outputs")
+             ? is_structure(structure, form->outputs.size()) ||
+                   refuse("a structure must have the numbers of the outputs")
              : PyCallable_Check(structure) || refuse("a structure must be tuples of numbers, or a function");
 }
 
@@ -790,7 +796,7 @@ void free_form(PyObject* self) {
 
 PyObject* get_number(PyObject* self, void*) { return PyLong_FromLong(reinterpret_cast<Form*>(self)->number); }
 
-PyGetSetDef attributes[] = {{"number", get_number, nullptr, "Of the form in its log.", nullptr},
+PyGetSetDef attributes[] = {{"number", get_number, nullptr, "The number of the form in its log.", nullptr},
                             {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 PyTypeObject form_type() {

@@ -249,7 +249,8 @@ PyObject* make_function(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
                                    &name, &PyTuple_Type, &of, &PyTuple_Type, &defaults, &takes, &bind, &slow, &wraps))
     return nullptr;
   if (PyTuple_GET_SIZE(defaults) > PyTuple_GET_SIZE(of) || !PyCallable_Check(slow) || !PyCallable_Check(bind))
-    return PyErr_SetString(PyExc_TypeError, "a function must have names, defaults of the last, and callables"), nullptr;
+    return PyErr_SetString(PyExc_TypeError, "a function must have names, defaults for the last ones, and callables"),
+           nullptr;
   Ref interned(PyTuple_New(PyTuple_GET_SIZE(of)));
   for (Py_ssize_t i = 0; interned && i < PyTuple_GET_SIZE(of); i++) {
     if (!PyUnicode_CheckExact(PyTuple_GET_ITEM(of, i)))
@@ -328,10 +329,11 @@ PyObject* get_name(PyObject* self, void*) { return Py_NewRef(as_function(self)->
 
 PyObject* represent(PyObject* self) { return PyUnicode_FromFormat("<recording of %U>", as_function(self)->name); }
 
-PyGetSetDef attributes[] = {{"forms", get_forms, set_forms, "The forms that it tries, one after another.", nullptr},
-                            {"__name__", get_name, nullptr, nullptr, nullptr},
-                            {"__qualname__", get_name, nullptr, nullptr, nullptr},
-                            {nullptr, nullptr, nullptr, nullptr, nullptr}};
+PyGetSetDef attributes[] = {
+    {"forms", get_forms, set_forms, "The forms that the function tries, one after another.", nullptr},
+    {"__name__", get_name, nullptr, nullptr, nullptr},
+    {"__qualname__", get_name, nullptr, nullptr, nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 PyMethodDef methods[] = {{"record", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(record_one)),
                           METH_FASTCALL | METH_STATIC, nullptr},

@@ -38,7 +38,7 @@ void free_rows(PyObject* self) {
 }
 
 PyObject* refuse_new(PyTypeObject*, PyObject*, PyObject*) {
-  PyErr_SetString(PyExc_TypeError, "recorded values are made by a recording alone");
+  PyErr_SetString(PyExc_TypeError, "a recorded value must be made by a recording");
   return nullptr;
 }
 
@@ -59,13 +59,13 @@ PyObject* get_is_row(PyObject* self, void*) { return PyBool_FromLong(reinterpret
 PyObject* rebind(PyObject* self, PyObject* other) {
   if (!PyObject_TypeCheck(other, &HandleType) || PyObject_TypeCheck(self, &RowsType) ||
       PyObject_TypeCheck(other, &RowsType)) {
-    PyErr_SetString(PyExc_TypeError, "a value is bound to another value alone");
+    PyErr_SetString(PyExc_TypeError, "a value must be bound to another value");
     return nullptr;
   }
   Handle *handle = reinterpret_cast<Handle*>(self), *to = reinterpret_cast<Handle*>(other);
   Log* log = present_log(to);
   if (!log || log != present_log(handle)) {
-    PyErr_SetString(PyExc_ValueError, "a value is bound to one of the same recording alone");
+    PyErr_SetString(PyExc_ValueError, "a value must be bound to a value of the same recording");
     return nullptr;
   }
   if (log->counts) {
@@ -77,11 +77,11 @@ PyObject* rebind(PyObject* self, PyObject* other) {
 }
 
 PyGetSetDef handle_attributes[] = {
-    {"ref", get_ref, nullptr, "Identifies the node, the output and the row.", nullptr},
+    {"ref", get_ref, nullptr, "A number that identifies the node, the output and the row.", nullptr},
     {"is_row", get_is_row, nullptr, "Whether it is a row of a value of any number of rows.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
-PyMethodDef handle_methods[] = {{"rebind", rebind, METH_O, "Stand for another value from now on."},
+PyMethodDef handle_methods[] = {{"rebind", rebind, METH_O, "Represent another value from now on."},
                                 {nullptr, nullptr, 0, nullptr}};
 
 PyObject* get_refs(PyObject* self, void*) {
@@ -111,7 +111,7 @@ int set_whole(PyObject* self, PyObject* value, void*) {
 PyObject* get_n_rows(PyObject* self, void*) { return PyLong_FromLongLong(reinterpret_cast<RowsHandle*>(self)->n); }
 
 PyGetSetDef rows_attributes[] = {
-    {"refs", get_refs, nullptr, "Of the rows, in order.", nullptr},
+    {"refs", get_refs, nullptr, "The refs of the rows, in order.", nullptr},
     {"n_rows", get_n_rows, nullptr, "Number of rows.", nullptr},
     {"whole", get_whole, set_whole, "All rows as one value, if recorded; else None.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};

@@ -140,7 +140,7 @@ PyTypeObject layout_type() {
   type.tp_name = "autobatch._native.Layout";
   type.tp_basicsize = sizeof(Layout);
   type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC;
-  type.tp_doc = "Where the parts of the calls of a form lie in the log.";
+  type.tp_doc = "The positions of the parts of a form's calls in the log.";
   type.tp_traverse = traverse_layout;
   type.tp_dealloc = free_layout;
   type.tp_getset = attributes;

@@ -265,7 +265,7 @@ PyObject* add_form(PyObject* self, PyObject* argument) {
   }
   if (refuse_if_busy(log)) return nullptr;
   if (!is_code(code)) {
-    PyErr_SetString(PyExc_ValueError, "code must be a type and what a form logs, got other ints");
+    PyErr_Format(PyExc_ValueError, "code must be a type and then the items of a form, got %zd ints", code.size());
     return nullptr;
   }
   if (!log->code_ptr.size() && !log->code_ptr.push(0)) return PyErr_NoMemory();
@@ -475,7 +475,8 @@ PyObject* renumber(PyObject* self, PyObject* argument) {
   Span<const int32_t> of_node;
   if (refuse_if_busy(log) || !read<int32_t>(argument, "of_node", of_node)) return nullptr;
   if (log->n_nodes > of_node.size) {
-    PyErr_SetString(PyExc_ValueError, "of_node must have a number for each node, got fewer");
+    PyErr_Format(PyExc_ValueError, "of_node must have a number for each of %lld nodes, got %zd",
+                 (long long)log->n_nodes, of_node.size);
     return nullptr;
   }
   log->n_nodes = 0;
@@ -543,16 +544,17 @@ PyMemberDef members[] = {
     {nullptr, 0, 0, 0, nullptr}};
 
 PyGetSetDef attributes[] = {
-    {"n_bytes", get_n_bytes, nullptr, "Memory that is kept for calls.", nullptr},
-    {"begun", get_begun, nullptr, "How many ints and floats were logged when the instance began.", nullptr},
+    {"n_bytes", get_n_bytes, nullptr, "The memory kept for calls.", nullptr},
+    {"begun", get_begun, nullptr, "The numbers of ints and floats logged when the instance began.", nullptr},
     {"n_instances", get_n_instances, nullptr, "Number of instances begun.", nullptr},
-    {"sources", get_sources, nullptr, "What stands for arrays and parameters in this instance.", nullptr},
+    {"sources", get_sources, nullptr, "The values that represent arrays and parameters in this instance.", nullptr},
     {"functions", get_functions, nullptr, "The functions that record functions made of ops.", nullptr},
-    {"treatment_of", get_treatment_of, set_treatment_of, "How wrapping treats the class of an object.", nullptr},
+    {"treatment_of", get_treatment_of, set_treatment_of,
+     "A function that returns how wrapping treats the class of an object.", nullptr},
     {"source", get_source, set_source, "The function that records an array.", nullptr},
     {"n_calls", get_n_calls, nullptr, "Number of calls in this session.", nullptr},
     {"n_floats", get_n_floats, nullptr, "Number of float attributes logged.", nullptr},
-    {"draw", get_draw, set_draw, "Gives the number of the next draw.", nullptr},
+    {"draw", get_draw, set_draw, "A function that returns the number of the next draw.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 PyMethodDef methods[] = {{"begin", begin, METH_O, nullptr},
@@ -642,7 +644,8 @@ int64_t Log::add_call(int32_t form) {
 
 int64_t Log::add(int64_t form, Span<const int64_t> items, Span<const double> numbers) {
   if (form < 0 || form >= code_ptr.size() - 1 || !fits_code(this, (int32_t)form, items)) {
-    PyErr_SetString(PyExc_ValueError, "ints must be those that the form logs, got others");
+    PyErr_Format(PyExc_ValueError, "ints must be those that form %lld (of %zd forms) logs, got %zd ints",
+                 (long long)form, code_ptr.size() ? code_ptr.size() - 1 : 0, items.size);
     return -1;
   }
   if (!ints.reserve(items.size + 1) || !floats.reserve(numbers.size)) return PyErr_NoMemory(), -1;

@@ -134,7 +134,7 @@ PyObject* make_program(PyTypeObject* type, PyObject*, PyObject*) { return type->
 PyMemberDef program_members[] = {
     {"steps", T_OBJECT, offsetof(AsyncProgram, steps), 0,
      "Resumes the root branch; None if Python advances the program."},
-    {"draw", T_OBJECT, offsetof(AsyncProgram, draw), 0, "Returns the number of the next draw."},
+    {"draw", T_OBJECT, offsetof(AsyncProgram, draw), 0, "A function that returns the number of the next draw."},
     {"reply", T_OBJECT, offsetof(AsyncProgram, reply), 0, "The answer with which the root branch resumes."},
     {"asked", T_OBJECT, offsetof(AsyncProgram, asked), 0, "The request that the root branch waits for, or None."},
     {"is_over", T_BOOL, offsetof(AsyncProgram, is_over), 0, "Whether the program has ended."},
@@ -207,7 +207,7 @@ Ref take_error() {
 #endif
 }
 
-// Resumes a program. Returns the structure of its request; null, without an error, if Python must go on.
+// Resumes a program. Returns the structure of its request; null, without an error, if Python must continue.
 Ref advance(Log* log, PyObject* self, PyObject* known, PyObject* caught, PyObject* refs, PyObject* slots) {
   AsyncProgram* program = as_program(self);
   if (!program->steps || program->steps == Py_None || program->is_over) return Ref();
@@ -255,7 +255,8 @@ bool refuse_other(PyObject* x, PyTypeObject* kind, const char* name) {
 // Returns the next of some numbers; null with an error if there are too few.
 Ref next_of(PyObject* numbers) {
   Ref found(PyIter_Next(numbers));
-  if (!found && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "numbers must answer all requests, got fewer");
+  if (!found && !PyErr_Occurred())
+    PyErr_SetString(PyExc_ValueError, "numbers must have one for each requested value, got fewer");
   return found;
 }
 
@@ -266,7 +267,7 @@ PyTypeObject AsyncProgramType = program_type();
 
 // advance(programs, places, known, caught, go_on, refs, slots, log_ptr, output_ptr, asked): resumes the programs at
 // these places. Appends the refs and slots of requested values, and where each place begins in the log and among them;
-// stores the structure of each request in `asked`. Calls go_on(place) if Python must go on.
+// stores the structure of each request in `asked`. Calls go_on(place) if Python must continue.
 PyObject* advance_programs(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   if (!takes("advance", n_args, 10)) return nullptr;
   PyObject *programs = args[0], *places = args[1], *known = args[2], *caught = args[3], *go_on = args[4],

@@ -1,7 +1,7 @@
 // Async programs of instances: one resumes until it waits for values, and is answered with their numbers.
 //
 // The core runs a program while only its root branch runs, and that branch requests one value or a tuple of values.
-// `autobatch.trace.driving` does all else: branches, ends, errors, and requests of other structures.
+// `autobatch.trace.driving` handles everything else: branches, ends, errors, and requests of other structures.
 
 #pragma once
 

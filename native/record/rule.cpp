@@ -54,7 +54,11 @@ PyObject* make_rule(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
                                    &n_given, &code, &asks_each_time, &serves, &count_rows))
     return nullptr;
   if (form < 0 || n_given < 0 || !PyCallable_Check(serves) || !PyCallable_Check(count_rows))
-    return PyErr_SetString(PyExc_ValueError, "a rule must have a form and functions, and be given 0 or more"), nullptr;
+    return PyErr_Format(
+               PyExc_ValueError,
+               "form and n_given must be at least 0, and serves and count_rows callable, got form=%d and n_given=%d",
+               form, n_given),
+           nullptr;
   Ref made(type->tp_alloc(type, 0));
   if (!made) return nullptr;
   PyObject_GC_UnTrack(made.get());  // until all members are set
@@ -104,7 +108,7 @@ PyTypeObject rule_type() {
   type.tp_name = "autobatch._native.Rule";
   type.tp_basicsize = sizeof(Rule);
   type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC;
-  type.tp_doc = "How to record the derivative of a call of one form.";
+  type.tp_doc = "A rule to record the derivatives of the calls of one form.";
   type.tp_traverse = traverse_rule;
   type.tp_dealloc = free_rule;
   type.tp_new = make_rule;

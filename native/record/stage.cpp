@@ -23,9 +23,9 @@ int set_current(PyObject*, PyObject* value, void*) {
   return 0;
 }
 
-PyGetSetDef attributes[] = {
-    {"current", get_current, set_current, "What traces or records in this thread; None in eager mode.", nullptr},
-    {nullptr, nullptr, nullptr, nullptr, nullptr}};
+PyGetSetDef attributes[] = {{"current", get_current, set_current,
+                             "The tracer or recording that is active in this thread; None in eager mode.", nullptr},
+                            {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 PyTypeObject stage_type() {
   PyTypeObject type = {PyVarObject_HEAD_INIT(nullptr, 0)};

@@ -88,7 +88,7 @@ int32_t find_layout(Tape* tape, int32_t form, IntMap& known) {
   Ref found(PyObject_CallMethod(tape->log->owner, "layout", "i", (int)form));
   if (!found) return -1;
   if (Py_TYPE(found.get()) != &LayoutType || reinterpret_cast<Layout*>(found.get())->form != form)
-    return PyErr_SetString(PyExc_TypeError, "layout must give the layout of the form"), -1;
+    return PyErr_SetString(PyExc_TypeError, "layout must return the layout of the form"), -1;
   if (PyList_Append(tape->layouts, found.get()) < 0) return -1;
   place = (int32_t)PyList_GET_SIZE(tape->layouts) - 1;
   return known.insert(form, place) ? place : (PyErr_NoMemory(), -1);
@@ -169,7 +169,9 @@ PyObject* gradients(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
     return nullptr;
   if (!PyTuple_Check(args[3])) return PyErr_SetString(PyExc_TypeError, "parameters must be a tuple"), nullptr;
   if (values.size() != terms.size())
-    return PyErr_SetString(PyExc_ValueError, "values must have one term each"), nullptr;
+    return PyErr_Format(PyExc_ValueError, "values must have one term each, got %zd values and %zd terms", values.size(),
+                        terms.size()),
+           nullptr;
   return record_gradients(*tape, values, terms, wanted, args[3]);
 }
 
@@ -182,7 +184,9 @@ PyObject* tangents(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   if (!PyTuple_Check(args[2]) || !PyTuple_Check(args[3]) || PyTuple_GET_SIZE(args[2]) != PyTuple_GET_SIZE(args[3]))
     return PyErr_SetString(PyExc_TypeError, "parameters and their tangents must be tuples of one size"), nullptr;
   if (values.size() != terms.size())
-    return PyErr_SetString(PyExc_ValueError, "values must have one term each"), nullptr;
+    return PyErr_Format(PyExc_ValueError, "values must have one term each, got %zd values and %zd terms", values.size(),
+                        terms.size()),
+           nullptr;
   return record_tangents(*tape, values, terms, args[2], args[3]);
 }
 

@@ -104,7 +104,7 @@ class Walk {
       const LogItem& item = layout.ints[i];
       for (int32_t p = 0; p < item.n_parts; p++) {
         const LogPart& part = layout.parts[item.first_part + p];
-        bool is_list = item.kind == EACH;  // the refs of part p then come after the length, n_parts apart
+        bool is_list = item.kind == EACH;  // for a list, the refs of part p come after the length, n_parts apart
         if (!part.n_variables || !depends(reader_.item((int32_t)i), is_list + p, is_list ? item.n_parts : 1)) continue;
         for (int32_t at = part.first_leaf; at < part.first_leaf + part.n_leaves; at++)
           if (layout.leaves[at].variable >= 0 && !leaves_.push(layout.leaves[at].leaf)) return PyErr_NoMemory(), false;
@@ -261,7 +261,8 @@ class Walk {
     Ref made(PyObject_CallMethod(log_.owner, "make_rule", "OiOOOOO", layout, (int)kind_, outputs.get(), leaves.get(),
                                  own.get(), given.get(), lengths.get()));
     if (!made) return Ref();
-    if (!is_rule(made.get())) return PyErr_SetString(PyExc_TypeError, "make_rule must give a rule for the call"), Ref();
+    if (!is_rule(made.get()))
+      return PyErr_SetString(PyExc_TypeError, "make_rule must return a rule for the call"), Ref();
     // Cells may have been traced again, so the walk gets a new number, and all other rules are asked once more.
     reinterpret_cast<Rule*>(made.get())->served = walk_ = ++n_walks;
     return made;

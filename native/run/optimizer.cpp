@@ -103,8 +103,8 @@ void update_rows(const Parameter<T>& p, Span<const int64_t> ids, const T* values
                  bool is_lazy) {
   RowsChanged which = is_lazy ? RowsChanged::GIVEN : rows_that_change(p.first, p.second, constants);
   int64_t row = 0;
-  // Before each id, and after the last one, lies a gap of rows without a gradient. Of a gap, ALL updates every row,
-  // TOUCHED each run of rows that ever had a gradient, and GIVEN none.
+  // Before each id, and after the last one, lies a gap of rows without a gradient. Within a gap, ALL updates every row,
+  // TOUCHED every run of rows that ever had a gradient, and GIVEN no rows.
   for (ptrdiff_t at = 0; at <= ids.size; at++) {
     int64_t stop = at < ids.size ? ids[at] : p.n_rows;
     while (which != RowsChanged::GIVEN && row < stop) {

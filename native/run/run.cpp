@@ -128,7 +128,10 @@ PyObject* sum_rows(PyObject*, PyObject* const* arguments, Py_ssize_t n_arguments
         !read_mutable<int64_t>(arguments[6], "ids", ids) || !read_mutable<T>(arguments[7], "sums", sums))
       return nullptr;
     if (n < 0 || n > room[0].size || n > ids.size || !rows_fit(n, width, width, sums.size))
-      return refuse_value("work, ids and sums must have room for n rows, got less");
+      return PyErr_Format(PyExc_ValueError,
+                          "work, ids and sums must have room for %lld rows of %lld numbers, got work (4, %zd), ids "
+                          "(%zd) and sums (%zd)",
+                          (long long)n, (long long)width, room[0].size, ids.size, sums.size);
     if (first < 0 || first > values.size || !rows_fit(n, width, step, values.size - first))
       return PyErr_Format(PyExc_ValueError, "%lld rows from %lld on, %lld apart, must lie in the %zd numbers of values",
                           (long long)n, (long long)first, (long long)step, values.size);
@@ -163,7 +166,11 @@ PyObject* merge_rows(PyObject*, PyObject* const* arguments, Py_ssize_t n_argumen
       return nullptr;
     if (n < 0 || n_more < 0 || n > ids.size || n_more > ids.size - n || n_more > more.size ||
         !rows_fit(n + n_more, width, width, values.size) || !rows_fit(n_more, width, width, more_values.size))
-      return refuse_value("ids and values must have room for all rows, got less");
+      return PyErr_Format(PyExc_ValueError,
+                          "ids and values must have room for %lld + %lld rows of %lld numbers, got ids (%zd), values "
+                          "(%zd), more (%zd) and more_values (%zd)",
+                          (long long)n, (long long)n_more, (long long)width, ids.size, values.size, more.size,
+                          more_values.size);
     if (!rises_strictly(ids.part(0, n), INT64_MAX) || !rises_strictly(more.part(0, n_more), INT64_MAX))
       return refuse_value("ids must be at least 0 and strictly increase");
     if (overlap<int64_t, int64_t>(ids, more)) return refuse_value("more must not share memory with ids");

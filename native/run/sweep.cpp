@@ -102,7 +102,7 @@ PyTypeObject sweep_type() {
   type.tp_name = "autobatch._native.Sweep";
   type.tp_basicsize = sizeof(SweepObject);
   type.tp_flags = Py_TPFLAGS_DEFAULT;
-  type.tp_doc = "What the threads share that make the calls of a stage together.";
+  type.tp_doc = "The state shared by the threads that make the calls of a stage.";
   type.tp_dealloc = free_sweep;
   type.tp_methods = methods;
   type.tp_new = make_sweep;

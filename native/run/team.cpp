@@ -15,7 +15,7 @@ namespace {
 // hold the number of the sweep.
 constexpr int64_t OPEN = 1, MEMBER = 2, SWEEP = 1 << 24;
 
-// Waits by spinning; after some microseconds, yields the core between two looks.
+// Waits by spinning; after some microseconds, yields the core between two checks.
 class Patience {
  public:
   void wait() {
@@ -65,7 +65,7 @@ bool Sweep::enter(int64_t number) {
   for (;;) {
     int64_t seen = load(&gate_);
     if (seen / SWEEP != number || seen % MEMBER == 0) return false;
-    // Fails, and looks again, if the gate has changed meanwhile: the sweep may be closed, or a new one open.
+    // Fails, and checks again, if the gate has changed meanwhile: the sweep may be closed, or a new one open.
     if (exchange_if(&gate_, seen, seen + MEMBER)) return true;
   }
 }

@@ -176,7 +176,8 @@ class Vec {
   ptrdiff_t size_ = 0, room_ = 0;
 };
 
-// Discards the objects that the pointers of a vector own, and destroys the vector, whose place is freed elsewhere.
+// Discards the objects that the pointers of a vector own, and destroys the vector; other code frees the vector's own
+// memory.
 template <class T>
 void free_all(Vec<T*>& pointers) {
   for (ptrdiff_t i = 0; i < pointers.size(); i++) discard(pointers[i]);

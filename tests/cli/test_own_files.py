@@ -265,8 +265,8 @@ def test_vocabularies_are_those_of_the_training_data(module: str, tmp_path: Path
 def test_what_is_missing_is_said_in_a_sentence(module: str, command: Command) -> None:
     for data, told in (
         ((), "--data"),
-        (("--data", "none"), "there is no 'none'"),
-        (("--data", "a" * 5000), "there is no 'aaa"),
+        (("--data", "none"), "'none' does not exist"),
+        (("--data", "a" * 5000), "cannot load data: 'aaa"),
         (("--data", "bad.conll"), "bad.conll, line 2, column 2: expected column 1 with the tag"),
     ):
         Path("bad.conll").write_text("\nx\n")

@@ -490,7 +490,7 @@ def test_types_that_no_node_has_need_not_be_known() -> None:
     whole.append(phase, output_slots.rows)
     part.append(phase, output_slots.rows[:-N_SLOTS])
     assert part.n_values == whole.n_values == len(plain.values)
-    with pytest.raises(ValueError, match="tables of nodes and values must fit what is asked of them"):
+    with pytest.raises(ValueError, match="tables of nodes and values must be consistent"):
         GrowingGraph(N_INSTANCES).append(phase, output_slots.rows[:1])
 
 
@@ -504,5 +504,5 @@ def test_tables_of_another_form_are_refused() -> None:
     for wrong_values in (values[:9], values.T, values[:, ::2], None):
         with pytest.raises((TypeError, ValueError)):
             set_in_use(nodes, wrong_values, none, none)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="tables of nodes and values must fit what is asked of them"):
+    with pytest.raises(ValueError, match="tables of nodes and values must be consistent"):
         set_in_use(nodes, values, np.array([-1], np.int32), none)

@@ -34,7 +34,7 @@ def test_a_dag_of_its_own_edges_is_the_same(seed: int) -> None:
     [
         ([0, 1], [(0, 2)], None, r"join nodes 0\.\.1, got 2"),
         ([0, 1], [(-1, 1)], None, r"join nodes 0\.\.1, got -1"),
-        ([0, 1], [(1, 0)], None, "points backwards, but without a cycle"),
+        ([0, 1], [(1, 0)], None, "points backwards, although there is no cycle"),
         ([0, 1], [(0, 1), (1, 0)], None, "there is a cycle"),
         ([0, 1], [(0, 0)], None, "there is a cycle"),
         ([0, 1], [0, 1], None, "edges must be an array of ints with 2 dimensions"),

@@ -64,7 +64,7 @@ def test_what_does_not_fit_is_said() -> None:
         _native.find_depths(ptr, src + np.int32(8))
     with pytest.raises(ValueError, match="edge_ptr must rise from 0 to the number of edges"):
         _native.find_depths(ptr, src[1:])
-    with pytest.raises(ValueError, match=r"type_id must lie in 0\.\.n_types - 1, got others than those of 1 types"):
+    with pytest.raises(ValueError, match=r"type_id must lie in 0\.\.n_types - 1, got other ids for n_types=1"):
         chains_ahead(dag._replace(n_types=1))
 
 

@@ -212,7 +212,7 @@ def test_what_cannot_be_saved_leaves_what_was_there(saved: Path, tmp_path: Path)
     before = saved.read_bytes()
     policy = policies.load(saved)
     policy.about["data"] = {1, 2}
-    with pytest.raises(PolicyError, match=r"its about must be JSON values \(.*set"):
+    with pytest.raises(PolicyError, match=r"its `about` must be JSON values \(.*set"):
         policy.save(saved)
     twins = Fsm(Machine(), TypeNames(("a", "a"), ("a(x)", "a(y)")), {})
     with pytest.raises(PolicyError, match="different names, got a, a"):

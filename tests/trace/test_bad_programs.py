@@ -231,7 +231,7 @@ MISUSED: dict[str, tuple[Function, type[Exception], tuple[str, ...]]] = {
     "another shape": (
         lambda m, w: ab.sum_n([m.leaf(w)], shape=7),
         ab.ShapeError,
-        ("shape must be that of one element, (3,), got 7",),
+        ("shape must be the shape of one element, (3,), got 7",),
     ),
     "no shape": (
         lambda m, w: ab.sum_n([], shape="4"),

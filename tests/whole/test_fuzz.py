@@ -123,7 +123,7 @@ def test_a_run_resumes_and_counts_apart_what_is_refused(tmp_path: Path) -> None:
     assert again.apart == {"refused: no": 1}
     assert fuzz.summary(again) == "5 programs, 1 wrong, 1 set apart\n     1 forward in cpu: seeds 1\n     1 refused: no"
     assert runs == [0, 1, 2, 3, 4]
-    with pytest.raises(ValueError, match="run up to 5, not to 9"):
+    with pytest.raises(ValueError, match="its run must end at 9, got 5"):
         load_state(path, 0, 9)
 
 

@@ -59,4 +59,4 @@ def test_it_puts_out_what_is_written(name: str, tmp_path: Path, monkeypatch: pyt
 def test_a_notebook_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["tree"])
-    assert "there is no notebook 'tree'; there are decode, policies, trees" in capsys.readouterr().err
+    assert "must be one of decode, policies, trees, got 'tree'" in capsys.readouterr().err

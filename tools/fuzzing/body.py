@@ -33,7 +33,7 @@ class Body:
         return [use for use in self.known if isinstance(use.spec, Value)]
 
     def take(self, name: str, spec: Spec, example: Any) -> None:
-        """Add an argument, and all its parts, to what is known."""
+        """Add an argument, and all its parts, to the known values."""
         self.samples[name] = example
         for use in (Use(name, spec), *parts_of(Use(name, spec))):
             if isinstance(use.spec, Data):

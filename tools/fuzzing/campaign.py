@@ -74,7 +74,7 @@ def load_state(path: Path | None, start: int, end: int) -> State:
         return State(start, end)
     kept = json.loads(path.read_text())
     if kept["end"] != end:
-        raise ValueError(f"resuming {path}: it is a run up to {kept['end']}, not to {end}; give another file.")
+        raise ValueError(f"resuming {path}: its run must end at {end}, got {kept['end']}; give another file.")
     failures = [Found(**found) for found in kept["failures"]]
     return State(kept["next"], end, kept["n_run"], failures, kept["apart"])
 

@@ -109,7 +109,7 @@ def draw_way(seed: int) -> Way:
 
 @dataclass(frozen=True)
 class Failure:
-    """What is wrong: in "forward", "gradient" or "slope", a "crash" or "complaint", and where.
+    """A failure: its kind ("forward", "gradient", "slope", "crash" or "complaint") and its place.
 
     Attributes:
         what: the message without numbers and names, so that failures with one cause have the same.
@@ -123,7 +123,7 @@ class Failure:
 
     @property
     def signature(self) -> str:
-        """Return what failures with one cause have in common."""
+        """Return a text that is equal for failures with the same cause."""
         return f"{self.kind} in {self.where}" + (f": {self.what}" if self.what else "")
 
 

@@ -126,7 +126,7 @@ def _variable(body: CallingBody, shape: Any = None) -> Use:
 
 
 def _by(body: CallingBody, takes: tuple[Argument, ...], along: bool = False) -> tuple[str, list[Use]]:
-    """Draw what a function is differentiated by.
+    """Draw the variables with respect to which a function is differentiated.
 
     Args:
         along: whether it gets tangents, one for each value.
@@ -165,7 +165,7 @@ def _size(spec: Spec) -> int:
 
 
 def _has_known_size(spec: Spec) -> bool:
-    """Return whether it has no floats of the data: NumPy's count as values, Python's do not."""
+    """Return whether it has no floats of the data, because NumPy's floats count as values and Python's do not."""
     return all(map(_has_known_size, spec.parts)) if isinstance(spec, Several) else spec != Data("float")
 
 
@@ -270,14 +270,12 @@ def _along(body: CallingBody, arg: Tree) -> Tree:
 
 
 def _spec(tree: Tree) -> Spec:
-    """Return the spec of an argument."""
     if isinstance(tree, Use):
         return tree.spec
     return Several(tree.kind, tuple(map(_spec, tree.parts)))
 
 
 def _spec_of(result: Any) -> Spec:
-    """Return the spec of a result."""
     match result:
         case None:
             return Data("nothing")

@@ -58,7 +58,7 @@ class Norm(nn.BatchNorm1d):
 
 @dataclass
 class World:
-    """What a program is run with: eager torch if `backend` is empty, else autobatch.
+    """The library that runs a program: eager torch if `backend` is empty, else autobatch.
 
     Attributes:
         logged: name and value of each result of the program.
@@ -164,7 +164,7 @@ def total(y: Any) -> Any:
 
 @dataclass(frozen=True)
 class Failure:
-    """What a program does wrong, or why it cannot be run.
+    """The failure of a program, or the reason why it cannot run.
 
     Attributes:
         kind: "wrong", "crash", "refused", "invalid" if torch itself fails, or "unsteady" if torch's results depend on
@@ -178,7 +178,7 @@ class Failure:
 
     @property
     def signature(self) -> str:
-        """Return what failures with one cause have in common."""
+        """Return a text that is equal for failures with the same cause."""
         return f"{self.kind}: {self.what}"
 
     @property

@@ -12,10 +12,10 @@ from torch_ops.verdicts import Outcome, Verdict
 
 INTRODUCTION = """# Ops of PyTorch
 
-What runs each op of the table that PyTorch {version} is tested with (`torch.testing`) in a cell with `runs="auto"`.
-Each sample of each op is a cell of its own, given three instances with different numbers, and its values, gradients and
-dtypes are those of PyTorch, one instance at a time. Where samples of one op differ, the op stands where most is asked
-of torch.
+This page says what runs each op of PyTorch {version} in a cell with `runs="auto"`. The ops are those of the table with
+which PyTorch itself is tested (`torch.testing`). Each sample of an op is a separate cell, called for three instances
+with different numbers, and its values, gradients and dtypes equal those of PyTorch, one instance at a time. If the
+samples of an op differ, the op is listed where torch does most of the work.
 `python tools/list_torch_ops.py` writes this page; `python tools/check_torch_ops.py --op NAME` shows one op.
 
 Of {total} ops, {counts}.
@@ -29,8 +29,8 @@ class Runner(StrEnum):
     OP = "torch runs as one op"
     CELL = "make torch run the whole cell"
     REFUSED = "are refused"
-    DEFECT = "give something else than PyTorch, which is a defect"
-    NONE = "give no tensor, or do not run on the processor, and are not compared"
+    DEFECT = "give other results than PyTorch, which is a defect"
+    NONE = "return no tensor, or do not run on the CPU, and are not compared"
 
 
 REASONS = {Runner.REFUSED: (Verdict.REFUSED,), Runner.DEFECT: (Verdict.WRONG, Verdict.CRASH)}

@@ -122,7 +122,7 @@ def _expect(case: Case) -> tuple[list[list[Tensor]], list[Expected], bool] | str
             why = why or f"torch refuses it: {' '.join(str(error).split())}"
             continue
         if not expected[0].outputs:
-            return "torch gives no tensor"
+            return "torch returns no tensor"
         differs = any(_differ(other.outputs, expected[0].outputs, "") for other in others)
         is_random = case.op.split(".")[0] in UNINITIALISED or differs
         return instances, expected, is_random

@@ -37,7 +37,7 @@ class Names:
 
     Attributes:
         described: page and anchor of each name in the reference.
-        sources: where each name is defined.
+        sources: the place where each name is defined.
     """
 
     described: Mapping[str, tuple[str, str]] = field(default_factory=dict)

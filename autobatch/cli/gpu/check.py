@@ -110,7 +110,7 @@ class Check:
             self.free_memory()
 
     def free_memory(self) -> None:
-        """Release the memory pools of CuPy and PyTorch, which cannot use each other's."""
+        """Release the memory pools of CuPy and PyTorch, because neither can use the other's memory."""
         gc.collect()
         if self.is_gpu:
             self.device.xp.get_default_memory_pool().free_all_blocks()

@@ -22,7 +22,7 @@ from autobatch.compiler.cuda.source import MULTIPLY, module_text
 from autobatch.devices.device import Device, DeviceGemm, Launch
 
 REAL = np.dtype(np.float32)
-NOTHING = -1  # not the number of any function
+NOTHING = -1  # a number that selects no function, so that a step only waits for the others
 
 
 class Sweeps:

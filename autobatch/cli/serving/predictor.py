@@ -59,7 +59,7 @@ class Predictor:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The JSON schema of an instance."""
+        """Return the JSON schema of an instance."""
         if isinstance(self.stored, ExportedFold):
             return {"type": ["object", "array"], "description": f"An instance: {self.spec.reads}."}
         kinds = ["string", "object"] if "JSON" in self.spec.reads else "string"

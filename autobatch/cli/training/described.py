@@ -183,7 +183,7 @@ def check_encoding(spec: ModelSpec, encoding: Encoding) -> None:
     """Check that a model's vocabularies are present, and that their sizes agree with `encoding.sizes`.
 
     Raises:
-        CheckpointError: a vocabulary is missing, a size differs, or words of a user's model are now labels.
+        CheckpointError: a vocabulary is missing, a size differs, or a user's model now declares words as labels.
     """
     closed: dict[str, bool | None] = {}
     advice = ADVICE

@@ -228,7 +228,7 @@ class Fitting:
         position.seconds = time.perf_counter() - start
 
     def _reduce(self, batch: Share) -> str | NDArray[np.float64]:
-        """Return the weights of the losses in the mean over the mini-batch of which `batch` is a share."""
+        """Return the weights of the losses of `batch`, a share of a mini-batch, in the mean over all of it."""
         if self._weights is None:
             return "mean"
         return self._weights[[graph.key for graph in batch]] / batch.size

@@ -18,7 +18,7 @@ from autobatch.errors import CheckpointError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 TOGETHER = 1.0  # seconds within which several signals count as one
-STATUS_OF_A_SIGNAL = 128  # exit status of shells after a signal, less its number
+STATUS_OF_A_SIGNAL = 128  # exit status of shells after a signal, minus its number
 
 
 class Stopped(Exception):
@@ -30,7 +30,7 @@ class Stopped(Exception):
 
 
 class Keeper:
-    """Writes the checkpoints of a run: the last one, and that of the best epoch.
+    """A writer of a run's checkpoints: the last one, and the one of the best epoch.
 
     Of several processes, the first one writes, and all stop after the same step.
     """

@@ -41,7 +41,7 @@ class Scorer:
         max_bytes: int | None = None,
         joined: Joined | None = None,
     ) -> None:
-        """Record the instances; none if the model has neither metrics nor predictions.
+        """Record the instances, unless the model has neither metrics nor predictions.
 
         Each process of the group `joined` records and measures some of them.
 

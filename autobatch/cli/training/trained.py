@@ -84,7 +84,8 @@ class ExportedFold(StoredModel):
 
     @cached_property
     def _labels(self) -> Vocabulary | None:
-        """The vocabulary of the results: the only one of labels that has as many as the results have values."""
+        """Return the vocabulary of the results: the only one of labels with as many names as the results have
+        values."""
         function, given = self.model._function, self.model._function.recursion.describe()
         names = [given[name] for name in ("each", "root", "last", "readout") if name in given]
         n = getattr(self.model, names[0]).cell.result_below if names else 0
@@ -102,7 +103,8 @@ class ExportedFold(StoredModel):
 
     @cached_property
     def _vocabularies(self) -> dict[str, Vocabulary]:
-        """The vocabularies of the fields that the fold takes; others, such as labels, may be missing or unknown."""
+        """Return the vocabularies of the fields that the fold takes; others, such as labels, may be missing or
+        unknown."""
         taken = self.model._function.fields
         return {name: found for name, found in self.encoding.vocabularies.items() if name in taken}
 

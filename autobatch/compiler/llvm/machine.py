@@ -142,7 +142,7 @@ class Code:
         self._job = job
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the code, at most so many seconds after it was requested; return whether it is available."""
+        """Wait for the code until this many seconds after it was requested; return whether it is available."""
         return self._job.wait(seconds)
 
     def address(self, name: str) -> int:

@@ -34,7 +34,7 @@ class Support:
     def may_store(self, code: Code, *args: Pointer | Scalar) -> Scalar:
         """Return whether a value may be made at its first destination: (adds, start, stop).
 
-        This requires that it has a destination, and that it is added to none of its destinations.
+        This requires that it has a destination, and that all destinations store it instead of adding it.
         """
         return Scalar(code, "i1", self._call(code, "may_store", "i1", args, _may_store))
 

@@ -13,7 +13,7 @@ N_DEPTHS = 6
 _LEXICON_SEED = 0  # every data set has the same language; `rng` draws the texts
 _WORDS_PER_LENGTH = 24
 KINDS = ("PER", "LOC", "ORG")
-_NAMED = 2 * len(KINDS)  # one of this many words is a name of each kind
+_NAMED = 2 * len(KINDS)  # one word in this many, on average, is a name of a given kind
 
 
 def draw_lattices(n_lattices: int, rng: np.random.Generator, *, max_words: int = 5) -> list[Lattice[str]]:

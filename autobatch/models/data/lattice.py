@@ -49,9 +49,9 @@ class Lattice(Generic[W]):
     """Positions 0 to L - 1, a tag each, and the arcs that end there.
 
     Attributes:
-        tags: of the L positions; the first is meaningless; empty if not given.
-        arcs: for each position its arcs (start, word), start < position; none at position 0, one or more elsewhere.
-            An arc from the position before carries a character, any other a word.
+        tags: the tags of the L positions; the first is meaningless; empty if not given.
+        arcs: the arcs (start, word) that end at each position, start < position; position 0 has none, others have at
+            least one. An arc from the position before carries a character, any other a word.
     """
 
     tags: list[W]

@@ -55,7 +55,7 @@ class FilesLoader:
         self, data: str, rng: np.random.Generator, vocabularies: Mapping[str, Vocabulary] | None = None, /
     ) -> Dataset:
         if not data or not os.path.exists(data):
-            reason = f"there is no {data!r}" if data else "this model has no default data"
+            reason = f"{data!r} does not exist" if data else "this model has no default data"
             raise DataError(f"cannot load data: {reason}; give a file or a folder with --data.")
         train_path = _part_of(Path(data), "train")
         dev_path = _part_of(Path(data), "dev") if self.dev is None else Path(self.dev)
@@ -78,7 +78,7 @@ class FilesLoader:
         return Dataset(data, train, dev, known, sizes, found.dev_places, digest, dev_digest=dev_digest)
 
     def _read(self, path: Path | None) -> list[Numbered]:
-        """Read the instances of a path, none without one.
+        """Read the instances of a path; return an empty list without a path.
 
         Raises:
             DataError: the user's reader raised an error; the message has its line.
@@ -98,7 +98,7 @@ class FilesLoader:
 
 
 def _part_of(path: Path, part: str) -> Path | None:
-    """Return the path of a part, such as "train", in a folder; None for none.
+    """Return the path of a part, such as "train", in a folder; None if it is missing.
 
     Raises:
         DataError: several match.

@@ -1,9 +1,9 @@
 """Read the functions of the running Python's standard library as trees for tree models.
 
-The leaves are names and constants in source order: `self`, `path`, `None`; strings, floats and such only as their
-types, `<str>`. Keywords, operators and brackets are left out, so that a model must infer the kind of a construct from
-its parts. The label of a node is its kind, one of `KINDS`. The label of the root is the first word of the function's
-name, one of `VERBS`; the name itself is not in the tree.
+The leaves are names and constants in source order: `self`, `path`, `None`; strings, floats and other constants appear
+only as their types, `<str>`. Keywords, operators and brackets are left out, so that a model must infer the kind of a
+construct from its parts. The label of a node is its kind, one of `KINDS`. The label of the root is the first word of
+the function's name, one of `VERBS`; the name itself is not in the tree.
 
 In binary trees, parts are added one at a time: `f(a, b)` is `((f a) b)`, where both inner nodes have the construct's
 label. A construct of one part, such as `return x`, is that part with the construct's label.

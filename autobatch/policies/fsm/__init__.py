@@ -1,1 +1,1 @@
-"""State machine policies: states, Q-learning, learning in use, and drawings."""
+"""State machine policies: states, Q-learning, online learning, and drawings."""

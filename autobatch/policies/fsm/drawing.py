@@ -28,7 +28,7 @@ def draw_machine(policy: Fsm, graphs: Sequence[Graph], path: str | os.PathLike[s
     A .png file shows the most visited states, a .dot file all of them.
 
     Args:
-        policy: the policy; each of its directions gets a drawing, its rivals none.
+        policy: the policy; each of its directions gets a drawing, but its rivals are not drawn.
         graphs: mini-batches from `Batched.merged`, or your own graphs from `to_graph`.
         path: the file to write, .dot for Graphviz or .png, which needs the extra `plot`.
 

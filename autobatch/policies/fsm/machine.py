@@ -3,8 +3,8 @@
 The machine is a table of values, learned by `autobatch.policies.fsm.qlearning`. In a state it runs the type with the
 highest value among those tried there. In an unknown state, or one where no type that may run has been tried, the rule
 of `Score` decides, and the batch counts as unseen; a learner (`autobatch.policies.fsm.qlearning`) then adds the state.
-A policy may hold several machines: each plans, and the schedule of the least cost is kept. Source: ED-Batch
-(arXiv:2302.03851); the critical set, the mask, the fallback and rivals are ours.
+A policy may hold several machines: each plans, and the cheapest schedule is kept. Source: ED-Batch (arXiv:2302.03851);
+the critical set, the mask, the fallback and rivals are ours.
 """
 
 from __future__ import annotations

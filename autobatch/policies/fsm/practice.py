@@ -6,7 +6,7 @@ type in that state moves towards the sum of the N rewards since.
 The reward for a batch of type a, times its cost; learning maximises the sum over the batches of an episode:
 
     published   -1 + |F_a| / |frontier(G_a)|, zero for a choice without regret (`native/schedule/restricted.h`)
-    critical    0 if a is critical, else -1: the sum is the chain bound less the cost (`native/schedule/chains.h`)
+    critical    0 if a is critical, else -1: the sum is the chain bound minus the cost (`native/schedule/chains.h`)
 
 Source: the first is ED-Batch's (arXiv:2302.03851).
 """

@@ -185,7 +185,7 @@ def learn_fsm(
         types: the T types of the mini-batches.
         machine: the settings of the machine.
         settings: the settings of learning.
-        direction: of planning; "both" learns a table for each direction.
+        direction: the direction of planning; "both" learns a table for each direction.
         compact: see `Directed`.
         held_out: mini-batches that select the table whose batches cost the least; by default `dags`.
         seed: determines the table.

@@ -35,8 +35,8 @@ class Directed(BasePolicy):
     """A policy that can plan in either direction; subclasses implement `plan`.
 
     Args:
-        direction: "forward" plans from the inputs, "backward" from the outputs; "both" does both and keeps the plan
-            of the least cost, the forward one if equal: by default, the one with fewer batches.
+        direction: "forward" plans from the inputs, "backward" from the outputs; "both" does both and keeps the cheaper
+            plan (by default, the one with fewer batches), or the forward one if both cost the same.
         compact: delete superfluous batches, before the two directions are compared.
 
     Attributes:
@@ -97,7 +97,7 @@ class Directed(BasePolicy):
             return self.plan_best(to_dag(graph))
 
     def plan_best(self, dag: Dag) -> Schedule:
-        """Plan in the requested directions, compact if requested, and keep the schedule of the least cost."""
+        """Plan in the requested directions, compact if requested, and keep the cheapest schedule."""
         plans = [Schedule(*plan) for plan in self.plans(dag)]
         if not self.compact:
             return min(plans, key=lambda plan: cost_of(dag, plan.batch_type))

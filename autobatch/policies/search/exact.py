@@ -57,7 +57,7 @@ def search_layers(suffixes: Suffixes, cost: FloatArray, limit: float, width: int
         max_states: give up when more states than this are created.
 
     Returns:
-        A sequence of the least cost up to the limit, unless `unseen` is less than its cost.
+        The cheapest sequence up to the limit; if `unseen` is less than its cost, a cheaper one may exist.
 
     Cost: per state O(T) steps and bounds, W = S/64 words for each suffix left, and a walk over the states kept.
     """
@@ -106,8 +106,8 @@ def find_shortest(dag: Dag, max_states: int = MAX_STATES, *, least: float = 0.0)
     Raises:
         PolicyError: the reduced graph is too large to be compared.
 
-    Cost: 2 to 10 µs a state, more the more states a layer has; their number can grow exponentially. 256 two-type trees
-    take 1,500 to 12,000 states, 32 lattices with variadic sums 120,000.
+    Cost: 2 to 10 µs per state, rising with the number of states in a layer; the number of states can grow
+    exponentially. 256 two-type trees take 1,500 to 12,000 states, 32 lattices with variadic sums 120,000.
     Source: iterative deepening as in Korf 1985, Artificial Intelligence 27, over layers of states.
 
     >>> dag = Dag(*(np.array(a, np.int32) for a in ([0, 1, 1, 0], [0, 0, 1, 1, 2], [0, 2])), 2)
@@ -123,7 +123,7 @@ def find_shortest(dag: Dag, max_states: int = MAX_STATES, *, least: float = 0.0)
 def search_both(
     both: tuple[Suffixes, Suffixes], cost: FloatArray, max_states: int, *, least: float = 0.0, enough: float = 0.0
 ) -> Exact:
-    """Search the suffixes of a reduced graph and of its reverse, until the result is proven or the budget used up.
+    """Search the suffixes of a reduced graph and of its reverse, until the result is proven or the budget is used up.
 
     Args:
         both: the suffixes of the reduced graph, and of its reverse.

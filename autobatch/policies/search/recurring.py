@@ -30,7 +30,7 @@ class Structure(NamedTuple):
     """The digest of a graph, and its types.
 
     Attributes:
-        digest: of the types, by their outlines, and of the edges.
+        digest: the digest of the types, by their outlines, and of the edges.
         types: [T] the types that occur, in the order of their first nodes; sequences number them in this order.
     """
 

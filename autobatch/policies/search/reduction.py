@@ -77,8 +77,7 @@ def reduce_graph(dag: Dag) -> ReducedGraph:
     """Shrink a graph so that exactly the same sequences finish it.
 
     Cost: O(N + E log E) to merge, which leaves K nodes; if these are at most 16,384, three or four times O(K² / T)
-    look-ups and K² bits to compare them. 0.4 µs per node for 256 two-type trees, 3 for 32 lattices, of which more is
-    left.
+    look-ups and K² bits to compare them. 0.4 µs per node for 256 two-type trees, 3 for 32 lattices, which shrink less.
 
     >>> two_chains = Dag(*(np.array(a, np.int32) for a in ([0, 1, 0, 0, 0], [0, 0, 1, 2, 2, 3], [0, 1, 3])), 2)
     >>> reduced = reduce_graph(two_chains)
@@ -116,7 +115,7 @@ def find_suffixes(dag: Dag, types: Collection[int] | None = None) -> Suffixes:
 
 
 def project(dag: Dag, types: Collection[int]) -> Dag:
-    """Project a graph on some types: keep their nodes, joined where a path links them without another, and reduce it.
+    """Project a graph on some types: keep their nodes, join those linked by paths without kept nodes, and reduce it.
 
     A sequence finishes it exactly when its entries of these types are those of a sequence that finishes `dag`.
     Raises as `find_suffixes`. Cost: as `reduce_graph`; apply it to a reduced graph.
@@ -128,7 +127,7 @@ def _reduce(reduced: ReducedGraph, compare: bool) -> ReducedGraph:
     """Reduce a graph to its suffixes, and reverse the result."""
     suffixes, suffix = to_suffixes(reduced.dag, np.ones(reduced.dag.n_types, np.bool_), compare)
     smaller, place = suffixes_to_dag(suffixes)
-    mapped = np.append(place[suffix], np.int32(-1))  # so that a node without a representative stays without
+    mapped = np.append(place[suffix], np.int32(-1))  # so that a node without a representative stays without one
     return _turn_round(ReducedGraph(Dag(*smaller, reduced.dag.costs), mapped[reduced.node]))
 
 

@@ -1,9 +1,9 @@
 """Search for a cheap schedule, for mini-batches that run many times; one with few batches, if all types cost the same.
 
-A rule comes first: if its sequence costs no more than the chain bound, that is proven optimal, and most graphs need no
-more. Otherwise the search works on the reduced graph, a smaller graph that the same sequences of types finish. Rules in
-both directions and a beam search find starting sequences. Local search spends half of the steps on these, in equal
-shares, and the rest on the best result; it stops at the bound.
+A rule comes first: if its sequence costs no more than the chain bound, it is optimal, and most graphs need no search.
+Otherwise the search works on the reduced graph, a smaller graph that the same sequences of types finish. Rules in both
+directions and a beam search find starting sequences. Local search spends half of the steps on these, in equal shares,
+and the rest on the best result; it stops at the bound.
 
 Local search perturbs a sequence of types, compacts it, and keeps the result unless it costs more.
 

@@ -69,15 +69,15 @@ bool read_growing(PyObject* const* arguments, Py_ssize_t n, Growing& growing) {
     for (int other = 0; other < k; other++) shares |= blocks[k].meets(blocks[other]);
   }
   for (Py_ssize_t k = 2; k < n; k++) shares = shares || is_any_shared(blocks, arguments[k]);
-  if (shares)
-    PyErr_SetString(PyExc_ValueError, "nodes and values must have memory of their own, got some that is shared");
+  if (shares) PyErr_SetString(PyExc_ValueError, "nodes and values must have memory of their own, got shared memory");
   return !shares;
 }
 
 bool is_well(Ended ended) {
   if (ended == Ended::NO_MEMORY) PyErr_NoMemory();
   if (ended == Ended::WRONG)
-    PyErr_SetString(PyExc_ValueError, "tables of nodes and values must fit what is asked of them");
+    PyErr_SetString(PyExc_ValueError,
+                    "tables of nodes and values must be consistent with each other and with the arguments");
   return ended == Ended::WELL;
 }
 

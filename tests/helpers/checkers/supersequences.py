@@ -1,4 +1,4 @@
-"""What sequences of types do to small graphs, from the definitions: paths, subsequences, executed sets."""
+"""The effects of sequences of types on small graphs, from the definitions: paths, subsequences, executed sets."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def runs(mapping: Mapping, team: int) -> Iterator[tuple[int, tuple[int, ...]]]:
 
 
 def touches(mapping: Mapping, start: int, strides: tuple[int, ...], is_write: bool, team: int) -> set[Touch]:
-    """Return what a loop touches; a single index is written by one thread."""
+    """Return the touches of a loop; a single index is written by one thread."""
     return {
         (lane, start + sum(i * stride for i, stride in zip(index, strides, strict=True)))
         for lane, index in runs(mapping, team)
@@ -34,7 +34,7 @@ def touches(mapping: Mapping, start: int, strides: tuple[int, ...], is_write: bo
 
 
 def touches_of(access: Access, team: int) -> set[Touch]:
-    """Return what an access declares to be touched."""
+    """Return the touches that an access declares."""
     axes = (*access.along, *access.inside)
     sizes, strides = tuple(size for size, _ in axes), tuple(stride for _, stride in axes)
     if access.who == "divided":

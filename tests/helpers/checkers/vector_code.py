@@ -83,7 +83,7 @@ def _loops_of(function: str) -> list[tuple[str, str, set[str]]]:
 
 
 def optimised(processor: str, text: str) -> str:
-    """Return what LLVM makes of a module for a processor, which may differ from this one.
+    """Return the code of a module that LLVM has optimised for a processor, which may differ from this one.
 
     Args:
         processor: LLVM's name for it, or "host".

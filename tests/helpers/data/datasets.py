@@ -22,7 +22,7 @@ from autobatch.models.data.vocabulary import Vocabulary
 
 SMALL, REAL = Path(__file__).parents[2] / "data", Path(__file__).parents[4] / "shared" / "data"
 N_TRAIN, N_DEV = 64, 8
-needs_real = pytest.mark.skipif(not REAL.exists(), reason="counts what is in ../shared/data, which is not there")
+needs_real = pytest.mark.skipif(not REAL.exists(), reason="needs ../shared/data, which is missing")
 
 
 def real(*values: Any) -> Any:

@@ -22,7 +22,7 @@ def pull_back(compute: Callable[..., Any], values: Sequence[Any], g: Any) -> lis
     Args:
         compute: returns a value of the cell.
         values: of the cell, with a row per node or per edge.
-        g: of the shape and the rows of the result.
+        g: a value with the shape and the rows of the result.
     """
     builder = values[0].builder
     result = builder.wrap(compute(*values))

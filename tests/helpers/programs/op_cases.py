@@ -27,7 +27,7 @@ class Case:
 
     Attributes:
         compute, expect: the op on autobatch's values, and the same on torch's tensors.
-        shapes: of the float arguments.
+        shapes: the shapes of the float arguments.
         ids: shape and exclusive upper bound of each int argument; these follow the float arguments.
         draw: how to draw floats: "normal", "positive", or "grid", which has many equal numbers.
     """

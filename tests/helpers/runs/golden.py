@@ -172,7 +172,7 @@ def _marks_of(graph: Graph, flows: FlowArrays) -> Iterator[Any]:
 
 
 def rounds_of(function: Any, instances: list[Any]) -> dict[str, str]:
-    """Return the digests of what the rounds of an async function do with its graph."""
+    """Return the digests of the changes that the rounds of an async function make to its graph."""
     noted: dict[str, list[Any]] = {name: [] for name in ROUNDS}
     with _noting(noted):
         ab.batched(function, backend=Reference(), policy="agenda")(instances)

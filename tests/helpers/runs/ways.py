@@ -15,11 +15,11 @@ def each(names: str, ways: Iterable[Any]) -> Callable[[Callable[..., None]], Cal
     fixtures.
 
     Args:
-        names: of the test's arguments that a way provides, separated by commas.
+        names: the names of the test's arguments that a way provides, separated by commas.
         ways: a value each, or as many values as there are names.
     """
     keys, all_ways = names.split(", "), list(ways)
-    assert not any(hasattr(way, "marks") for way in all_ways), "marks are of cases: use pytest.mark.parametrize"
+    assert not any(hasattr(way, "marks") for way in all_ways), "a way must not have marks; use pytest.mark.parametrize"
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         @wraps(test)

@@ -42,7 +42,7 @@ class DoublyRecurrentTwin(nn.Module):
         return lstm(table[torch.tensor(ids)], state)[1] if len(ids) else state
 
     def hidden(self, words: Sequence[int], above: Sequence[int], before: Sequence[int]) -> Tensor:
-        """Return what the text, the labels above a node and those of its earlier siblings tell about it: (H,)."""
+        """Return the vector (H,) of a node, from the text, the labels above it and those of its earlier siblings."""
         zeros = torch.zeros(1, self.join.out_features, dtype=self.words.dtype)
         state = self.read(self.encoder, self.words, words, (zeros, zeros))
         ancestral, _ = self.read(self.ancestral, self.labels, above, state)
