@@ -798,15 +798,6 @@ def visit_states(dag: Dag, sequence: IntArray, n_known: int, machine: MachineRul
 def add_states(table: Table, states: NDArray[np.int16]) -> IntArray:
     """Find the numbers of states; add those that are new, for which the table must have room."""
 
-def learn_from_all(
-    table: Table,
-    rules: LearningRules,
-    n_batches: IntArray,
-    steps: IntArray,
-    fresh: NDArray[np.int16],
-) -> None:
-    """Learn from episodes that were played before, one after the other."""
-
 def longest_chains(dag: Dag) -> IntArray:
     """Count, per type, the most nodes of that type on a path: int32[T]; ValueError if an edge points backward."""
 

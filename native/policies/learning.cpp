@@ -44,21 +44,6 @@ double reward_of(Reward reward, int32_t n_ready, int32_t frontier, bool is_criti
   return reward == Reward::PUBLISHED ? (double)n_ready / frontier - 1 : (double)is_critical - 1;
 }
 
-bool learn_from(Span<const LearnedStep> steps, Table<const int16_t> fresh, ValueTable& table,
-                const LearningRules& rules, Episode& episode) {
-  ptrdiff_t n = steps.size;
-  if (!episode.visited.resize(n) || !episode.chosen.resize(n) || !episode.rewards.resize(n)) return false;
-  for (ptrdiff_t t = 0; t < n; t++) {
-    const LearnedStep& step = steps[t];
-    episode.visited[t] = step.state >= 0 ? step.state : table.add(fresh[-1 - (ptrdiff_t)step.state]);
-    episode.chosen[t] = step.type;
-    episode.rewards[t] = reward_of(rules.reward, step.n_ready, step.against, step.against != 0);
-  }
-  for (ptrdiff_t first = 0; first < n; first++)
-    update(episode, table, rules, first, first + rules.n_steps < n ? first + rules.n_steps : n, 0.0);
-  return true;
-}
-
 bool Course::start(const Dag& dag) {
   ptrdiff_t n = dag.n_nodes();
   return dag_.copy(dag) && sim_.start(dag_.view()) && chains_.start(sim_) && restricted_.start(sim_) &&

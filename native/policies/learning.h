@@ -31,18 +31,6 @@ struct Episode {
 // DAG, CRITICAL only on `is_critical`.
 double reward_of(Reward reward, int32_t n_ready, int32_t frontier, bool is_critical);
 
-// A step of an episode that was played on a device.
-struct LearnedStep {
-  int32_t state;  // its number, or -1 - k for fresh state k
-  int32_t type, n_ready;
-  int32_t against;  // the size of the type's frontier, or whether the type was critical, as the reward needs
-};
-
-// Learns from an episode that was already played, like a course with a plan and without bootstrapping; false if memory
-// runs out.
-bool learn_from(Span<const LearnedStep> steps, Table<const int16_t> fresh, ValueTable& table,
-                const LearningRules& rules, Episode& episode);
-
 // A mini-batch to learn on.
 class Course {
  public:

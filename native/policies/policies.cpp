@@ -365,43 +365,6 @@ PyObject* add_states(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return made.release();
 }
 
-// learn_from_all(table, rules, n_batches, steps, fresh): learns from episodes one after the other. `steps` is
-// int32[R, n, 4]. `fresh` is int16[F, width]: the states that may be new, for all of which the table must have room.
-PyObject* learn_from_all(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
-  ValueTable table;
-  LearningRules rules;
-  Span<const int32_t> n_batches;
-  Table<const int16_t> fresh;
-  if (!takes("learn_from_all", n, 5) || !read_rules(arguments[1], rules) ||
-      !read_value_table(arguments[0], true, table) || !read<int32_t>(arguments[2], "n_batches", n_batches) ||
-      !check_array(arguments[3], "steps", NPY_INT32, "int32", 3) || !read_table<int16_t>(arguments[4], "fresh", fresh))
-    return nullptr;
-  PyArrayObject* array = reinterpret_cast<PyArrayObject*>(arguments[3]);
-  ptrdiff_t most = PyArray_DIM(array, 1);
-  const LearnedStep* steps = static_cast<const LearnedStep*>(PyArray_DATA(array));
-  Span<const LearnedStep> all = {steps, PyArray_SIZE(array) / 4};
-  if (table.refuse_overlap(n_batches) || table.refuse_overlap(fresh.all()) || table.refuse_overlap(all)) return nullptr;
-  bool fits = PyArray_DIM(array, 0) == n_batches.size && PyArray_DIM(array, 2) == 4 && within(n_batches, 0, most + 1) &&
-              fresh.columns == table.width() && table.room() - table.n_states[0] >= fresh.rows;
-  for (ptrdiff_t e = 0; fits && e < n_batches.size; e++)
-    for (ptrdiff_t t = 0; fits && t < n_batches[e]; t++) {
-      const LearnedStep& step = steps[e * most + t];
-      fits = step.state < table.n_states[0] && -1 - (int64_t)step.state < fresh.rows && step.type >= 0 &&
-             step.type < table.n_types();
-    }
-  if (!fits)
-    return PyErr_Format(PyExc_ValueError,
-                        "steps must be steps of %zd episodes in states of the table or of fresh, got steps (%zd, %zd, "
-                        "%zd) and fresh (%zd, %zd) for a table of %d states of width %zd with room for %zd",
-                        n_batches.size, (ptrdiff_t)PyArray_DIM(array, 0), most, (ptrdiff_t)PyArray_DIM(array, 2),
-                        fresh.rows, fresh.columns, (int)table.n_states[0], (ptrdiff_t)table.width(),
-                        (ptrdiff_t)table.room());
-  Episode episode;
-  for (ptrdiff_t e = 0; e < n_batches.size; e++)
-    if (!learn_from({steps + e * most, n_batches[e]}, fresh, table, rules, episode)) return PyErr_NoMemory();
-  Py_RETURN_NONE;
-}
-
 // longest_chains(dag): returns, for each type, the largest number of its nodes on a path.
 PyObject* longest_chains(PyObject*, PyObject* tuple) {
   Dag dag;
@@ -437,7 +400,6 @@ PyMethodDef functions[] = {fast("plan_by_rule", plan),
                            fast("search_layers", search),
                            {"suffixes_to_dag", suffixes_to_dag, METH_O, nullptr},
                            fast("visit_states", visit_states),
-                           fast("learn_from_all", learn_from_all),
                            {"longest_chains", longest_chains, METH_O, nullptr},
                            fast("add_states", add_states),
                            {nullptr, nullptr, 0, nullptr}};

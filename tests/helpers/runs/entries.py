@@ -236,10 +236,6 @@ def schedule(rng: Rng, of_dag: dag.Dag) -> dict[str, list[tuple[Any, ...]]]:
     _native.plan_by_machine(of_dag, table, machine.rules(), LEARNED)
     states = _native.visit_states(of_dag, order, of_dag.n_types, machine.rules(), width)
     _native.add_states(with_room(table, n_batches), states)
-    steps = np.zeros((2, n_batches, 4), np.int32)
-    steps[..., 0] = rng.integers(-n_batches, int(table.n_states[0]), (2, n_batches))
-    steps[..., 1] = order
-    _native.learn_from_all(with_room(table, n_batches), rules, np.array([n_batches, 1], np.int32), steps, states)
     network, rows = learned_network(), rng.random((3, len(TYPE_FEATURES)))
     _native.plan_by_network(of_dag, network)
     _native.score_types(network, rows.astype(np.float32), rng.random(len(OVERALL_FEATURES)).astype(np.float32))
