@@ -56,11 +56,16 @@ class Staging:
         buffer.pinned = buffer.whole[:n_bytes]
         return grows
 
-    def send(self, first: int, end: int) -> None:
-        """Start to upload bytes `first` to `end` of the current buffer; work submitted later sees them."""
-        buffer = self._current
+    def send(self, first: int, end: int, to: int | None = None) -> None:
+        """Start to upload bytes `first` to `end` of the current buffer; work submitted later sees them.
+
+        Args:
+            to: where they begin on the device; by default at `first`.
+        """
+        buffer, at = self._current, first if to is None else to
         if first < end:
-            buffer.wait = self._device.copy_in(buffer.pinned[first:end], buffer.held[first:end], buffer.used)
+            held = buffer.held[at : at + end - first]
+            buffer.wait = self._device.copy_in(buffer.pinned[first:end], held, buffer.used)
 
 
 class _StagingBuffer:

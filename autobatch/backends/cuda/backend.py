@@ -17,31 +17,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autobatch.backends.base import Counts, Timer
-from autobatch.backends.compiled import slots_of
+from autobatch.backends.cuda.binding import NOTE, STEP, DeviceTypes
 from autobatch.backends.cuda.device_cell import DeviceCell, DeviceStageRun
-from autobatch.backends.cuda.launching import NOTE, STEP, Launcher, PlannedStage, Sweep
+from autobatch.backends.cuda.launching import Launcher, Sweep
 from autobatch.backends.cuda.memory import DeviceMemory, Packing
 from autobatch.backends.cuda.sums import find_sums
 from autobatch.backends.driver import PlanExecutable, PlanRun
 from autobatch.backends.interpret import Interpreter
 from autobatch.backends.options import Options
-from autobatch.backends.tables import WHOLE, CompiledTypes
+from autobatch.backends.tables import WORD
 from autobatch.backends.values import MemoryPool
 from autobatch.compiler.cuda.source import module_text
 from autobatch.compiler.lowered import Area
-from autobatch.compiler.writer import STAGES, WEIGHTS, data_name
+from autobatch.compiler.writer import WEIGHTS, data_name
 from autobatch.devices.device import Device
 from autobatch.devices.finding import find_device
 from autobatch.devices.store import HOST
 from autobatch.errors import BackendError
-from autobatch.ir.program import NODE, Weight
+from autobatch.ir.program import NODE
 from autobatch.ops.randomness import Randomness
-from autobatch.params.parameter import Parameter
-from autobatch.plan.plan import Batch, CellSizes, Plan, PlannedCell, PlannedTypes
+from autobatch.plan.plan import Batch, CellSizes, Plan, PlannedTypes
 from autobatch.system.background import compiling
 
 RESERVED = 1 << 10  # bytes of shared memory per block that CUDA reserves
-SUM_SLOTS = ("buffer", "sums", "parts", "sum_ptr")
+NO_SUMS = np.zeros(0, np.int64)
 
 
 class Cuda:
@@ -78,12 +77,12 @@ class Cuda:
         options.check_store(self.name, HOST, self.device)
         return DevicePlan(self, plan, cells, options, tables)
 
-    def compiled_types(self, cells: PlannedTypes, options: Options) -> CompiledTypes[DeviceCell]:
+    def compiled_types(self, cells: PlannedTypes, options: Options) -> DeviceTypes:
         """Return the compiled types that all plans of these types share."""
         key = self, options.dtype, options.precision
-        found: CompiledTypes[DeviceCell] | None = cells.compiled.get(key)
+        found: DeviceTypes | None = cells.compiled.get(key)
         if found is None:
-            found = cells.compiled[key] = CompiledTypes(cells, options.dtype, lambda row_bytes: WHOLE)
+            found = cells.compiled[key] = DeviceTypes(cells, options.dtype, self.device)
         return found
 
     def device_cell(self, cells: PlannedTypes, options: Options, type_id: int) -> DeviceCell:
@@ -113,17 +112,14 @@ class DevicePlan(PlanExecutable):
     All offsets are bytes from the beginning of the packed memory.
 
     Attributes:
-        packing: the ints of the plan, and room for the slots and the steps of each stage; then, from byte `n_ints` on,
-            for parameters.
-        n_late: the number of bytes at the beginning of the packing that are copied late: the slots of the weight stage,
-            because the addresses of gradients are known in backward only.
-        places: the offset of each array, by type and name; type -1 has the arrays that all types share.
-        slots: the offset of the slots of each stage of a type.
+        bound: the stages of the plan's types, which all plans of these types share.
+        packing: the slots, the arrays of the plan, and the steps of all stages; then, from byte `n_ints` on, room for
+            slots that are copied again, and for parameters.
+        sums: the sums to add up after each batch.
+        places: the offsets of arrays; see `DeviceTypes.places`.
         sweeps: the steps of each stage.
         steps: the offset of the steps of each stage.
-        parameters: the parameters that the cells of the plan read.
-        uploaded: the parameters among them that are on the host, with their offsets.
-        kernels: the definitions of the kernels of each stage, sorted by name.
+        uploaded: the parameters that are on the host, with their offsets.
     """
 
     def __init__(
@@ -131,75 +127,41 @@ class DevicePlan(PlanExecutable):
     ) -> None:
         super().__init__(plan, cells, options)
         self.backend = backend
-        self.types = backend.compiled_types(cells, options)
-        self.stages = (*STAGES, WEIGHTS) if cells.training else STAGES[:1]
-        self.tables = self.types.tables_of(plan, partial(backend.device_cell, cells, options), 1, tables)
-        self.sums = find_sums(plan, cells)
-        self.packing = Packing()
-        self.places: dict[tuple[int, str], int] = {}
-        self.slots: dict[tuple[str, int], int] = {}
-        self.n_late = 0
-        self._pack()
-        self.kernels = {name: self._kernels(name) for name in self.types.stages}
-        if WEIGHTS in self.stages:
-            self.kernels[WEIGHTS] = self.kernels["backward"]  # the weight stage has no kernels; share the module
-        self.sweeps = {name: self._sweep(name) for name in self.stages}
-        self.steps = {name: self.packing.reserve(sweep.steps.nbytes) for name, sweep in self.sweeps.items()}
-        stages = [self.types.cells[type_id].stage(name) for name in self.stages for type_id in self.tables.type_ids]
-        rows_size = backend.n_blocks * max((stage.rows_size for stage in stages), default=0)
-        self.sizes = plan.size + self.sums.size, self.tables.scratch_size, self.tables.kept_size, rows_size
-        self.n_bytes = sum(self.sizes) * options.dtype.itemsize + self.packing.n_bytes
-        self.n_ints = self.packing.n_bytes
-        read = {id(p): p for type_id in self.tables.type_ids for p in parameters_of(cells.cells[type_id])}
-        self.parameters = list(read.values())
-        self.uploaded = [(p, self.packing.reserve(p.array.nbytes)) for p in self.parameters if p.store is HOST]
+        self.types = types = backend.compiled_types(cells, options)
+        self.tables = types.tables_of(plan, partial(backend.device_cell, cells, options), 1, tables)
+        self.bound = bound = types.bound(self.tables.type_ids)
+        self.sums = sums = find_sums(plan, types.widths)
+        self.packing = packing = Packing()
+        packing.reserve(bound.slots.nbytes)
+        offsets = packing.add(
+            plan.dest_ptr, plan.dest, sums.to.astype(plan.dest.dtype, copy=False), self.tables.words, plan.ints,
+            plan.floats, plan.segments, sums.table, sums.parts, sums.ptr,
+        )  # fmt: skip
+        self.places = types.places(self.tables.addresses, np.array(offsets))
+        self.sweeps = {
+            name: Sweep(stage, self.tables, name, sums.ptr if name == "forward" else NO_SUMS)
+            for name, stage in bound.stages.items()
+        }
+        steps = packing.add(*(sweep.steps for sweep in self.sweeps.values()))
+        self.steps = dict(zip(self.sweeps, steps, strict=True))
+        rows_size = backend.n_blocks * bound.rows_size
+        self.sizes = plan.size + sums.size, self.tables.scratch_size, self.tables.kept_size, rows_size
+        self.n_bytes = sum(self.sizes) * options.dtype.itemsize + packing.n_bytes
+        self.n_ints = packing.n_bytes
+        packing.reserve(WORD * bound.n_late)
+        on_host = [p for p in bound.parameters if p.store is HOST]
+        self.uploaded = [(p, packing.reserve(p.array.nbytes)) for p in on_host]
 
     def begin(self, randomness: Randomness, timer: Timer | None = None) -> DeviceRun:
         """Make a run; see `Executable`."""
         return DeviceRun(self, self.backend.pool, self.backend.device, randomness, timer)
 
-    def _pack(self) -> None:
-        plan, packing, places, sums = self.plan, self.packing, self.places, self.sums
-        for name in reversed(self.stages):  # the slots of the weight stage are first, because they are copied later
-            for type_id in self.tables.type_ids:
-                self.slots[name, type_id] = packing.reserve(8 * len(self.types.cells[type_id].stage(name).slots))
-            if name == WEIGHTS:
-                self.n_late = packing.n_bytes
-        for name, array in (("ptr", plan.dest_ptr), ("dest", plan.dest)):
-            places[-1, name] = packing.add(array)
-        places[-1, "to"] = packing.add(sums.to.astype(plan.dest.dtype, copy=False))
-        for name, array in (("sums", sums.table), ("parts", sums.parts), ("sum_ptr", sums.ptr)):
-            places[-1, name] = packing.add(array)
-        self.slots["sums", -1] = packing.reserve(8 * len(SUM_SLOTS))
-        for type_id, tiles in self.tables.tiles.items():
-            places[type_id, "table"] = packing.add(tiles)
-            for domain in range(NODE, NODE + len(self.cells.cells[type_id].layout.input_width)):
-                ints, floats = plan.data(type_id, domain)
-                places[type_id, data_name(Area.INTS, domain)] = packing.add(ints)
-                places[type_id, data_name(Area.FLOATS, domain)] = packing.add(floats)
-                if domain != NODE:
-                    places[type_id, f"segments_{domain}"] = packing.add(plan.segments_of(type_id, domain))
-
-    def _kernels(self, name: str) -> dict[str, str]:
-        """Return the kernels of a stage of all cells met so far, which often include those of later plans."""
-        found: dict[str, str] = {}
-        for cell in self.types.cells.values():
-            found |= cell.stage(name).source.texts
-        return dict(sorted(found.items()))
-
     def kernel(self, name: str) -> Any:
         """Return the compiled kernel that runs the steps of a stage."""
-        return self.backend.sweep(self.kernels[name], self.options.dtype.name, self.plan.dest.dtype.name)
-
-    def _sweep(self, name: str) -> Sweep:
-        calls = self.tables.calls[name]
-        stages = [
-            PlannedStage(self.types.cells[type_id].stage(name), self.slots[name, type_id], tiles)
-            for type_id, tiles in self.tables.tiles.items()
-        ]
-        numbers = {kernel: number for number, kernel in enumerate(self.kernels[name])}
-        sums = (self.sums, self.slots["sums", -1]) if name == "forward" else None
-        return Sweep(calls, stages, numbers, sums)
+        stage, index_type = self.bound.stages[name], self.plan.dest.dtype.name
+        if index_type not in stage.compiled:
+            stage.compiled[index_type] = self.backend.sweep(stage.kernels, self.options.dtype.name, index_type)
+        return stage.compiled[index_type]
 
 
 class DeviceRun(PlanRun[DeviceMemory]):
@@ -207,7 +169,7 @@ class DeviceRun(PlanRun[DeviceMemory]):
 
     executable: DevicePlan
     n_library_threads = 0  # the host computes no matrix products
-    held = PlanRun.held | {"_launchers", "_parameters"}
+    held = PlanRun.held | {"_launchers", "_uploaded", "_kept"}
 
     def _reserve(self) -> None:
         executable, options = self.executable, self.options
@@ -218,7 +180,8 @@ class DeviceRun(PlanRun[DeviceMemory]):
     @cached_property
     def interpreter(self) -> Interpreter:
         """Return the interpreter for instructions that have no step, on parameters and data that are on the device."""
-        return Interpreter(self.values, self.options, self.randomness, self._parameters, self._data)
+        parameters = {id(p): p.array for p in self.executable.bound.parameters} | self._uploaded
+        return Interpreter(self.values, self.options, self.randomness, parameters, self._data)
 
     def __exit__(self, *error: Any) -> None:
         """End the context; raise a BackendError with the bytes of the plan if the device is out of memory."""
@@ -235,7 +198,6 @@ class DeviceRun(PlanRun[DeviceMemory]):
 
     def _begin(self) -> None:
         super()._begin()
-        self._parameters: dict[int, Any] = {}
         self._launchers = self._stages = self._upload()
 
     def _call_timed(self, stage: str, batches: list[Batch]) -> None:
@@ -258,81 +220,75 @@ class DeviceRun(PlanRun[DeviceMemory]):
 
     def counts(self) -> Counts:
         """Return the work of the run so far."""
-        self.launches = sum(one.launches for one in self._launchers.values())
+        self.launches = sum([one.launches for one in self._launchers.values()])
         return super().counts()
 
     # The mini-batch on the device.
 
     def _upload(self) -> dict[str, Launcher]:
         """Set up the stages of all types, and copy the ints and parameters of the mini-batch to the device."""
-        executable, device, memory = self.executable, self.executable.backend.device, self.memory
-        packing, places = executable.packing, executable.places
-        self._parameters.update((id(p), p.array) for p in executable.parameters if p.store is device)
+        executable, device, staging = self.executable, self.executable.backend.device, self.memory.staging
+        bound, packing, pinned, held = executable.bound, executable.packing, staging.pinned, staging.held
+        self._uploaded: dict[int, Any] = {}
         for parameter, first in executable.uploaded:
-            part = memory.staging.held[first : first + parameter.array.nbytes]
-            self._parameters[id(parameter)] = part.view(parameter.dtype).reshape(parameter.shape)
-        pinned, base = memory.staging.pinned, device.address(memory.staging.held)
+            ours, theirs = (
+                packed[first : first + parameter.array.nbytes].view(parameter.dtype).reshape(parameter.shape)
+                for packed in (pinned, held)
+            )
+            ours[...], self._uploaded[id(parameter)] = parameter.array, theirs
+        if executable.uploaded:
+            staging.send(executable.uploaded[0][1], packing.n_bytes)
+        bound.bind(self.memory.addresses, self._uploaded)
+        self._kept, self._sent = bound.copies, bound.gradients
+        base = device.address(held)
         packing.fill(pinned)
-        for parameter, first in executable.uploaded:
-            part = pinned[first : first + parameter.array.nbytes]
-            part.view(parameter.dtype).reshape(parameter.shape)[...] = parameter.array
-        memory.staging.send(executable.n_ints, packing.n_bytes)
-        common = {"buffer": memory.buffer, "scratch": memory.scratch, "kept": memory.kept}
-        arrays = {type_id: common | self._flat_data(type_id) for type_id in executable.tables.type_ids}
+        slots = pinned[: bound.slots.nbytes].view(np.int64)
+        slots[:] = bound.slots
+        slots[bound.plan_slots] = executable.places[bound.sources] + base
         launchers = {}
-        for name in executable.stages:
-            runs = []
-            for type_id, tiles in executable.tables.tiles.items():
-                stage = executable.types.cells[type_id].stage(name)
-                if executable.uploaded or stage.shared.has_changed():
-                    stage.shared.update(lambda parameter: self._parameters[id(parameter)])
-                about = (
-                    self.plan, type_id, self.plan.first_block(type_id), tiles, self.randomness,
-                    self.interpret_gradients,
-                )  # fmt: skip
-                run = DeviceStageRun(stage, device, *about, arrays[type_id])
-                runs.append(run)
-                first = executable.slots[name, type_id]
-                slots = pinned[first : first + 8 * len(stage.slots)].view(np.int64)
-                for slot in stage.used_slots:
-                    at = places.get((type_id, slot), places.get((-1, slot)))
-                    slots[stage.slots[slot]] = self._slot(run, slot) if at is None else base + at
-            first, sweep = executable.steps[name], executable.sweeps[name]
-            ours, theirs = (packed[first : first + sweep.steps.nbytes] for packed in (pinned, memory.staging.held))
-            steps, listed = ours.view(STEP), theirs.view(np.int64).reshape(len(sweep.steps), -1)
-            steps[...] = sweep.steps
+        for name, sweep in executable.sweeps.items():
+            place = slice(executable.steps[name], executable.steps[name] + sweep.steps.nbytes)
+            steps = pinned[place].view(STEP)
             steps["memory"] += base  # offsets in the packing become device addresses
             if self.timer is not None:
                 steps["then"][sweep.ends] |= NOTE
-            make_kernel, n_blocks = partial(executable.kernel, name), executable.backend.n_blocks
-            launchers[name] = Launcher(device, sweep, listed, runs, make_kernel, n_blocks)
-        first = executable.slots["sums", -1]
-        pinned[first : first + 8 * len(SUM_SLOTS)].view(np.int64)[:] = [
-            device.address(memory.buffer), *(base + places[-1, name] for name in SUM_SLOTS[1:])
-        ]  # fmt: skip
-        memory.staging.send(executable.n_late, executable.n_ints)
+            make_run, make_kernel = partial(self._stage_run, name), partial(executable.kernel, name)
+            launchers[name] = Launcher(device, sweep, held[place], make_run, make_kernel, executable.backend.n_blocks)
+        staging.send(0, executable.n_ints)
         return launchers
 
-    def _take_targets(self) -> None:
-        """Copy the addresses of the gradients to the device."""
-        executable, staging, device = self.executable, self.memory.staging, self.executable.backend.device
-        for type_id in executable.tables.type_ids:
-            stage, first = executable.types.cells[type_id].stage(WEIGHTS), executable.slots[WEIGHTS, type_id]
-            slots = staging.pinned[first : first + 8 * len(stage.slots)].view(np.int64)
-            for parameter, slot in stage.gradients.items():
-                slots[slot : slot + 3] = slots_of(self.targets[stage.keys[parameter]], device.address)
-        staging.send(0, executable.n_late)
+    def _stage_run(self, name: str, position: int) -> DeviceStageRun:
+        """Return a stage of a type, for steps that the host runs."""
+        executable, memory, bound = self.executable, self.memory, self.executable.bound
+        type_id = bound.type_ids[position]
+        stage, first = executable.types.cells[type_id].stage(name), bound.first[name, type_id]
+        slots = memory.staging.pinned[WORD * first : WORD * (first + len(stage.slots))].view(np.int64)
+        arrays = {"buffer": memory.buffer, "scratch": memory.scratch, "kept": memory.kept} | self._flat_data(type_id)
+        return DeviceStageRun(
+            stage, self.store, self.plan, type_id, self.plan.first_block(type_id), executable.tables.tiles[type_id],
+            self.randomness, self.interpret_gradients, arrays, slots,
+        )  # fmt: skip
 
-    def _slot(self, run: DeviceStageRun, name: str) -> int:
-        if name == "rows":
-            return self.executable.backend.device.address(self.memory.rows) if run.stage.rows_size else 0
-        return run.slot(name)
+    def _take_targets(self) -> None:
+        """Copy the addresses of the gradients to the device, unless they were known when the run began."""
+        executable, staging, bound = self.executable, self.memory.staging, self.executable.bound
+        bound.take_gradients(self.targets)
+        if bound.gradients is not self._sent:
+            first, n_bytes = executable.n_ints, WORD * bound.n_late
+            late = staging.pinned[first : first + n_bytes].view(np.int64)
+            late[:] = staging.pinned[:n_bytes].view(np.int64)
+            late[bound.gradient_slots] = bound.slots[bound.gradient_slots]
+            staging.send(first, first + n_bytes, to=0)
 
     def _data(self, type_id: int, domain: int) -> tuple[Any, Any]:
         """Return the int and float data of the rows of a domain of a type, as views of the packed ints."""
-        ints, floats = self.executable.plan.data(type_id, domain)
-        names = data_name(Area.INTS, domain), data_name(Area.FLOATS, domain)
-        return self._packed(type_id, names[0], ints), self._packed(type_id, names[1], floats)
+        types, held, found = self.executable.types, self.memory.staging.held, list[Any]()
+        ints, floats = self.plan.data(type_id, domain)
+        array: NDArray[Any]
+        for area, array in ((Area.INTS, ints), (Area.FLOATS, floats)):
+            first = int(self.executable.places[types.place(data_name(area, domain), type_id)])
+            found.append(held[first : first + array.nbytes].view(array.dtype).reshape(array.shape))
+        return found[0], found[1]
 
     def _flat_data(self, type_id: int) -> dict[str, Any]:
         """Return the data of all domains of a type, by the names that steps use."""
@@ -342,14 +298,3 @@ class DeviceRun(PlanRun[DeviceMemory]):
             for domain in domains
             for area, data in zip((Area.INTS, Area.FLOATS), self._data(type_id, domain), strict=True)
         }
-
-    def _packed(self, type_id: int, name: str, array: NDArray[Any]) -> Any:
-        """View a packed array on the device."""
-        first = self.executable.places[type_id, name]
-        return self.memory.staging.held[first : first + array.nbytes].view(array.dtype).reshape(array.shape)
-
-
-def parameters_of(cell: PlannedCell) -> list[Parameter]:
-    """List the parameters that a cell reads, in any stage."""
-    vars = cell.program.vars if cell.derivative is None else cell.derivative.vars
-    return [var.source.parameter for var in vars if isinstance(var.source, Weight)]

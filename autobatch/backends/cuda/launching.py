@@ -5,37 +5,18 @@ The end of each batch is read from the clock of the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from autobatch.backends.cuda.device_cell import ON_HOST, THREADS, WARP, DeviceStage, DeviceStageRun
-from autobatch.backends.cuda.sums import Sums
-from autobatch.backends.tables import CallList
-from autobatch.compiler.cuda.source import ADD_UP, FIRST_KERNEL
+from autobatch._native import list_device_steps
+from autobatch.arrays import LongArray
+from autobatch.backends.cuda.binding import FIELDS, BoundStage
+from autobatch.backends.cuda.device_cell import THREADS, DeviceStageRun
+from autobatch.backends.tables import PlanTables
 from autobatch.devices.device import Device, Launch
-
-LongArray = NDArray[np.int64]
-
-FIELDS = "function", "memory", "descriptor", "tile", "team", "then", "arrived", "ended"
-STEP = np.dtype([(name, np.int64) for name in FIELDS])
-"""`Step` in `sweep.cuh`."""
-WAIT, NOTE = 1, 2  # flags in "then": blocks wait for each other after the step; the device records the time
-
-
-class PlannedStage(NamedTuple):
-    """A stage of a type in a plan.
-
-    Attributes:
-        slots: the offset of its slots in the packed ints, in bytes.
-    """
-
-    stage: DeviceStage
-    slots: int
-    tiles: NDArray[Any]
 
 
 class Launched(NamedTuple):
@@ -56,73 +37,43 @@ class Sweep:
     """The steps of a stage of a plan.
 
     Attributes:
-        steps: [1 + n] `STEP`; addresses of slots are relative to the beginning of the packed ints. The first step does
-            nothing: a timed run begins with it, to record the time of its start.
+        stage: the stage of all types of the plan.
+        steps: [1 + n, FIELDS] addresses of slots are relative to the first slot. The first step does nothing: a timed
+            run begins with it, to record the time of its start.
+        blocks: [1 + n] the number of blocks that have work.
         ptr: [parts + 1] part p has steps ptr[p]:ptr[p + 1]; see `autobatch.backends.tables.CallList`.
-        ends: [parts] the last step of each part; for a part without steps, the last step before it.
-        shared_bytes: shared memory per block.
 
     Args:
-        kernels: the numbers of generated kernels, by name.
-        sums: the sums to add up after each batch, and the offset of their slots in bytes; None for backward.
+        tables: the tables of the plan.
+        name: the name of the stage.
+        sum_ptr: sums sum_ptr[b]:sum_ptr[b + 1] are added up after batch b; empty for backward.
     """
 
-    def __init__(
-        self,
-        calls: CallList,
-        stages: Sequence[PlannedStage],
-        kernels: Mapping[str, int],
-        sums: tuple[Sums, int] | None,
-    ) -> None:
-        steps = [(step, planned) for planned in stages for step in planned.stage.steps]
-        waits = [wait for planned in stages for wait in planned.stage.waits]
-        self.shared_bytes = max((step.shared_bytes for step, _ in steps), default=0)
-        known = [
-            (_number(step.function, kernels), planned.slots, step.address, 0, step.team, wait, 0, 0)
-            for (step, planned), wait in zip(steps, waits, strict=True)
-        ]
-        blocks = [step.blocks(planned.tiles) for step, planned in steps]
-        first = np.cumsum([0, *(array.size for array in blocks)])
-        number, tile = calls.calls.T
-        self.steps = np.array(known, STEP)[number]
-        self.steps["tile"] = tile
-        self._blocks = np.concatenate([*blocks, np.zeros(0, np.int64)])[first[number] + tile]
-        self._numbers = number
-        self.ptr = calls.tile_ptr[calls.ptr]
-        if sums is not None:
-            self._insert(*sums)
-        self._on_host = 1 + np.flatnonzero(self.steps["function"] == ON_HOST)
-        self.steps = np.insert(self.steps, 0, np.array((ON_HOST, 0, 0, 0, WARP, WAIT, 0, 0), STEP))
-        self._blocks, self._numbers = np.insert(self._blocks, 0, 1), np.insert(self._numbers, 0, ON_HOST)
-        self.ptr = self.ptr + 1
-        self.ends = self.ptr[1:] - 1
+    def __init__(self, stage: BoundStage, tables: PlanTables, name: str, sum_ptr: LongArray) -> None:
+        self.stage = stage
+        self.steps, self.blocks, self.ptr, self._hosted = list_device_steps(
+            stage.known, stage.rules, tables.calls[name], tables.words, tables.ptr, sum_ptr
+        )
 
-    def launches(self, first_part: int, end_part: int, timed: bool = False) -> Iterator[Launched]:
-        """Yield the launches and host steps of parts in order; if timed, begin with the step that records the start."""
+    @property
+    def ends(self) -> LongArray:
+        """Return the last step of each part; for a part without steps, the last step before it."""
+        found: LongArray = self.ptr[1:] - 1
+        return found
+
+    def launches(self, first_part: int, end_part: int, timed: bool = False) -> list[Launched]:
+        """List the launches and host steps of parts in order; if timed, begin with the step that records the start."""
+        found = list[Launched]()
         at, end = 0 if timed else int(self.ptr[first_part]), int(self.ptr[end_part])
-        for host in self._on_host[np.searchsorted(self._on_host, at) : np.searchsorted(self._on_host, end)].tolist():
-            if at < host:
-                yield Launched(at, host, int(self._blocks[at:host].max()), None)
-            yield Launched(host, host + 1, 0, (int(self._numbers[host]), int(self.steps[host]["tile"])))
-            at = host + 1
+        for host, number, tile in self._hosted.tolist():
+            if at <= host < end:
+                if at < host:
+                    found.append(Launched(at, host, int(self.blocks[at:host].max()), None))
+                found.append(Launched(host, host + 1, 0, (number, tile)))
+                at = host + 1
         if at < end:
-            yield Launched(at, end, int(self._blocks[at:end].max()), None)
-
-    def _insert(self, sums: Sums, slots: int) -> None:
-        """Insert steps that add up values after the batches that leave some."""
-        counts = np.diff(sums.ptr)
-        batches = np.flatnonzero(counts)
-        added = np.array([(ADD_UP, slots, 0, batch, WARP, WAIT, 0, 0) for batch in batches], STEP)
-        places = self.ptr[batches + 2]  # the end of part batch + 1
-        self.steps = np.insert(self.steps, places, added)
-        self._blocks = np.insert(self._blocks, places, -(-counts[batches] * WARP // THREADS))
-        self._numbers = np.insert(self._numbers, places, ON_HOST)
-        self.ptr = self.ptr + np.searchsorted(batches + 2, np.arange(self.ptr.size), side="right")
-
-
-def _number(function: str | int, kernels: Mapping[str, int]) -> int:
-    """Return the number of a function; generated kernels, given by name, follow the functions of `sweep.cuh`."""
-    return FIRST_KERNEL + kernels[function] if isinstance(function, str) else function
+            found.append(Launched(at, end, int(self.blocks[at:end].max()), None))
+        return found
 
 
 PER_SECOND = 1e9  # counts of the device's clock
@@ -133,8 +84,8 @@ class Launcher:
 
     Args:
         sweep: the steps, in parts; see `autobatch.backends.tables.CallList`.
-        listed: the steps on the device, ints [1 + n, FIELDS].
-        runs: the stage of each type, for steps that the host runs.
+        listed: the steps on the device, as bytes.
+        make_run: returns the stage of a type, given its position, for steps that the host runs.
         make_kernel: returns the compiled kernel that goes through steps.
         n_blocks: the number of blocks that the device can run at the same time.
 
@@ -147,13 +98,12 @@ class Launcher:
         device: Device,
         sweep: Sweep,
         listed: Any,
-        runs: Sequence[DeviceStageRun],
+        make_run: Callable[[int], DeviceStageRun],
         make_kernel: Callable[[], Any],
         n_blocks: int,
     ) -> None:
         self._device, self._sweep, self._listed, self._make_kernel = device, sweep, listed, make_kernel
-        self._n_blocks = n_blocks
-        self._steps = [(run, step) for run in runs for step in run.stage.steps]
+        self._make_run, self._n_blocks = make_run, n_blocks
         self.launches = 0
 
     def run(self, first: int, end: int, timed: bool = False) -> int:
@@ -165,24 +115,22 @@ class Launcher:
         for launched in self._sweep.launches(first, end, timed):
             self.launches += 1
             if launched.host is not None:
-                run, step = self._steps[launched.host[0]]
+                number, tile = launched.host
+                position, step = self._sweep.stage.steps[number]
                 assert step.run is not None, "the host runs no kernels"
-                step.run(run, launched.host[1])
-                if timed:
-                    self._launch(launched.first, launched.end, 1)  # only records the time
-            elif launched.blocks:
-                self._launch(launched.first, launched.end, launched.blocks)
+                step.run(self._make_run(position), tile)
+            blocks = int(timed) if launched.host is not None else launched.blocks  # one only records the time
+            if blocks:
+                args = self._device.address(self._listed), launched.first, launched.end
+                launch = Launch(min(blocks, self._n_blocks), THREADS, self._sweep.stage.shared_bytes, args)
+                self._device.launch(self._make_kernel(), launch)
         return 0
 
     def ends(self) -> list[float]:
         """Wait for the device, and return the end of each part of a timed run, in seconds of `time.perf_counter`."""
         self._device.synchronize()
-        now, noted = perf_counter(), self._device.get(self._listed[:, FIELDS.index("ended")])
+        listed = self._listed.view(np.int64).reshape(-1, len(FIELDS))
+        now, noted = perf_counter(), self._device.get(listed[:, FIELDS.index("ended")])
         ended = np.maximum.accumulate(noted)[self._sweep.ends]
         ends: list[float] = (now - (ended[-1] - ended) / PER_SECOND).tolist()
         return ends
-
-    def _launch(self, first: int, end: int, blocks: int) -> None:
-        args = self._device.address(self._listed), first, end
-        blocks = min(blocks, self._n_blocks)
-        self._device.launch(self._make_kernel(), Launch(blocks, THREADS, self._sweep.shared_bytes, args))
