@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property, partial
+from math import prod
 from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.backends.base import Counts, Timer
+from autobatch._native import list_device_steps
+from autobatch.arrays import LongArray
+from autobatch.backends.base import Timer
 from autobatch.backends.cuda.binding import NOTE, STEP, DeviceTypes
 from autobatch.backends.cuda.device_cell import DeviceCell, DeviceStageRun
 from autobatch.backends.cuda.launching import Launcher, Sweep
@@ -36,6 +39,9 @@ from autobatch.devices.store import HOST
 from autobatch.errors import BackendError
 from autobatch.ir.program import NODE
 from autobatch.ops.randomness import Randomness
+from autobatch.params.parameter import Parameter
+from autobatch.params.sparse_rows import RowGroups, Rows, group_rows, sum_on_device
+from autobatch.params.stacks import on_host
 from autobatch.plan.plan import Batch, CellSizes, Plan, PlannedTypes
 from autobatch.system.background import compiling
 
@@ -113,10 +119,12 @@ class DevicePlan(PlanExecutable):
 
     Attributes:
         bound: the stages of the plan's types, which all plans of these types share.
-        packing: the slots, the arrays of the plan, and the steps of all stages; then, from byte `n_ints` on, room for
-            slots that are copied again, and for parameters.
+        packing: the slots, the arrays of the plan, the tasks of `row_sums`, and the steps of all stages; then, from
+            byte `n_ints` on, room for parameters.
         sums: the sums to add up after each batch.
         places: the offsets of arrays; see `DeviceTypes.places`.
+        row_sums: the distinct ids of the rows that a step of the weight stage adds to the gradient of a table, and the
+            offset of the task for `sum_on_device`; by the number of the step.
         sweeps: the steps of each stage.
         steps: the offset of the steps of each stage.
         uploaded: the parameters that are on the host, with their offsets.
@@ -128,39 +136,45 @@ class DevicePlan(PlanExecutable):
         super().__init__(plan, cells, options)
         self.backend = backend
         self.types = types = backend.compiled_types(cells, options)
-        self.tables = types.tables_of(plan, partial(backend.device_cell, cells, options), 1, tables)
-        self.bound = bound = types.bound(self.tables.type_ids)
+        self.tables = known = types.tables_of(plan, partial(backend.device_cell, cells, options), 1, tables)
+        self.bound = bound = types.bound(known.type_ids)
         self.sums = sums = find_sums(plan, types.widths)
-        self.packing = packing = Packing()
-        packing.reserve(bound.slots.nbytes)
-        offsets = packing.add(
-            plan.dest_ptr, plan.dest, sums.to.astype(plan.dest.dtype, copy=False), self.tables.words, plan.ints,
-            plan.floats, plan.segments, sums.table, sums.parts, sums.ptr,
-        )  # fmt: skip
-        self.places = types.places(self.tables.addresses, np.array(offsets))
-        self.sweeps = {
-            name: Sweep(stage, self.tables, name, sums.ptr if name == "forward" else NO_SUMS)
-            for name, stage in bound.stages.items()
-        }
-        steps = packing.add(*(sweep.steps for sweep in self.sweeps.values()))
-        self.steps = dict(zip(self.sweeps, steps, strict=True))
+        arrays = [
+            plan.dest_ptr, plan.dest, sums.to.astype(plan.dest.dtype, copy=False), known.words, plan.ints, plan.floats,
+            plan.segments, sums.table, sums.parts, sums.ptr,
+        ]  # fmt: skip
+        n_arrays, groups = len(arrays), list[RowGroups]()
+        for rows in bound.table_rows.values():
+            groups.append(group_rows(plan.int_data[rows.block][:, rows.column], rows.shape))
+            arrays.append(groups[-1].task(rows.step, prod(rows.shape[1:]), options.dtype.itemsize))
+        self.sweeps: dict[str, Sweep] = {}
+        for name, stage in bound.stages.items():
+            sum_ptr = sums.ptr if name == "forward" else NO_SUMS
+            listed = list_device_steps(stage.known, stage.rules, known.calls[name], known.words, known.ptr, sum_ptr)
+            self.sweeps[name] = Sweep(stage, *listed)
+            arrays.append(listed[0])
+        self.packing = packing = Packing(bound.slots.nbytes, arrays)
+        offsets, self.n_ints = packing.offsets, packing.n_bytes
+        self.places = types.places(known.addresses, np.array(offsets[:n_arrays]))
+        self.row_sums: dict[int, tuple[LongArray, int]] = {}
+        for number, group, place in zip(bound.table_rows, groups, offsets[n_arrays:], strict=False):
+            self.row_sums[number] = group.ids, place
+        self.steps = dict(zip(self.sweeps, offsets[n_arrays + len(groups) :], strict=True))
         rows_size = backend.n_blocks * bound.rows_size
-        self.sizes = plan.size + sums.size, self.tables.scratch_size, self.tables.kept_size, rows_size
+        self.sizes = plan.size + sums.size, known.scratch_size, known.kept_size, rows_size
         self.n_bytes = sum(self.sizes) * options.dtype.itemsize + packing.n_bytes
-        self.n_ints = packing.n_bytes
-        packing.reserve(WORD * bound.n_late)
-        on_host = [p for p in bound.parameters if p.store is HOST]
-        self.uploaded = [(p, packing.reserve(p.array.nbytes)) for p in on_host]
+        self.uploaded: list[tuple[Parameter, int]] = []
+        for parameter in on_host(bound.parameters):
+            self.uploaded.append((parameter, packing.reserve(parameter.array.nbytes)))
 
     def begin(self, randomness: Randomness, timer: Timer | None = None) -> DeviceRun:
         """Make a run; see `Executable`."""
         return DeviceRun(self, self.backend.pool, self.backend.device, randomness, timer)
 
-    def kernel(self, name: str) -> Any:
-        """Return the compiled kernel that runs the steps of a stage."""
+    def load(self, name: str) -> Any:
+        """Compile the kernel that runs the steps of a stage, and return it."""
         stage, index_type = self.bound.stages[name], self.plan.dest.dtype.name
-        if index_type not in stage.compiled:
-            stage.compiled[index_type] = self.backend.sweep(stage.kernels, self.options.dtype.name, index_type)
+        stage.compiled[index_type] = self.backend.sweep(stage.kernels, self.options.dtype.name, index_type)
         return stage.compiled[index_type]
 
 
@@ -197,14 +211,48 @@ class DeviceRun(PlanRun[DeviceMemory]):
             ) from error[1]
 
     def _begin(self) -> None:
+        """Copy the ints and parameters of the mini-batch to the device."""
         super()._begin()
-        self._launchers = self._stages = self._upload()
+        executable, device, staging = self.executable, self.executable.backend.device, self.memory.staging
+        bound, packing, pinned, held = executable.bound, executable.packing, staging.pinned, staging.held
+        self._uploaded: dict[int, Any] = {}
+        for parameter, first in executable.uploaded:
+            ours, theirs = (
+                packed[first : first + parameter.array.nbytes].view(parameter.dtype).reshape(parameter.shape)
+                for packed in (pinned, held)
+            )
+            ours[...], self._uploaded[id(parameter)] = parameter.array, theirs
+        if self._uploaded:
+            staging.send(executable.n_ints, packing.n_bytes)
+        bound.bind(self.memory.addresses, self._uploaded)
+        self._kept, self._sent = bound.copies, bound.gradients
+        self._base = base = staging.address
+        packing.fill(pinned)
+        slots = pinned[: bound.slots.nbytes].view(np.int64)
+        slots[:] = bound.slots
+        slots[bound.plan_slots] = executable.places[bound.sources] + base
+        self._launchers: dict[str, Launcher] = {}
+        for name, sweep in executable.sweeps.items():
+            first, index_type = executable.steps[name], executable.plan.dest.dtype.name
+            steps = pinned[first : first + sweep.steps.nbytes].view(STEP)
+            steps["memory"] += base  # offsets in the packing become device addresses
+            if self.timer is not None:
+                steps["then"][sweep.ends] |= NOTE
+            load, run_step = partial(executable.load, name), partial(self._run_step, name)
+            n_blocks = executable.backend.n_blocks
+            self._launchers[name] = Launcher(device, sweep, base + first, n_blocks, index_type, load, run_step)
+        self._stages = self._launchers
+        staging.send(WORD * bound.n_late, executable.n_ints)
+
+    def _bind(self) -> bool:
+        return True  # steps that the host runs prepare Python
 
     def _call_timed(self, stage: str, batches: list[Batch]) -> None:
         """Run all parts in as few launches as without a timer; the device records the end of each part."""
         launcher, n_types = self._launchers[stage], len(self.plan.type_ptr) - 1
-        launcher.run(0, 2 * n_types if stage == WEIGHTS else len(batches) + 2, timed=True)
-        ends = launcher.ends()
+        self.launches += launcher.run(0, 2 * n_types if stage == WEIGHTS else len(batches) + 2, timed=True)
+        first = self.executable.steps[stage]
+        ends = launcher.ends(self.memory.staging.held[first : first + launcher.sweep.steps.nbytes])
         if stage == WEIGHTS:
             for first in (0, n_types):  # compiled steps of all types, then those of the host
                 for of_type in batches:
@@ -218,44 +266,16 @@ class DeviceRun(PlanRun[DeviceMemory]):
             self.executable.backend.device.synchronize()
             super()._mark(stage, batch, end)
 
-    def counts(self) -> Counts:
-        """Return the work of the run so far."""
-        self.launches = sum([one.launches for one in self._launchers.values()])
-        return super().counts()
+    # Steps of the host.
 
-    # The mini-batch on the device.
-
-    def _upload(self) -> dict[str, Launcher]:
-        """Set up the stages of all types, and copy the ints and parameters of the mini-batch to the device."""
-        executable, device, staging = self.executable, self.executable.backend.device, self.memory.staging
-        bound, packing, pinned, held = executable.bound, executable.packing, staging.pinned, staging.held
-        self._uploaded: dict[int, Any] = {}
-        for parameter, first in executable.uploaded:
-            ours, theirs = (
-                packed[first : first + parameter.array.nbytes].view(parameter.dtype).reshape(parameter.shape)
-                for packed in (pinned, held)
-            )
-            ours[...], self._uploaded[id(parameter)] = parameter.array, theirs
-        if executable.uploaded:
-            staging.send(executable.uploaded[0][1], packing.n_bytes)
-        bound.bind(self.memory.addresses, self._uploaded)
-        self._kept, self._sent = bound.copies, bound.gradients
-        base = device.address(held)
-        packing.fill(pinned)
-        slots = pinned[: bound.slots.nbytes].view(np.int64)
-        slots[:] = bound.slots
-        slots[bound.plan_slots] = executable.places[bound.sources] + base
-        launchers = {}
-        for name, sweep in executable.sweeps.items():
-            place = slice(executable.steps[name], executable.steps[name] + sweep.steps.nbytes)
-            steps = pinned[place].view(STEP)
-            steps["memory"] += base  # offsets in the packing become device addresses
-            if self.timer is not None:
-                steps["then"][sweep.ends] |= NOTE
-            make_run, make_kernel = partial(self._stage_run, name), partial(executable.kernel, name)
-            launchers[name] = Launcher(device, sweep, held[place], make_run, make_kernel, executable.backend.n_blocks)
-        staging.send(0, executable.n_ints)
-        return launchers
+    def _run_step(self, name: str, number: int, tile: int) -> None:
+        """Run a step of a stage on the host, given its number among those of all types, and the number of a tile."""
+        position, step = self.executable.bound.stages[name].steps[number]
+        if step.run is not None:
+            self._prepare_python()
+            step.run(self._stage_run(name, position), tile)
+        else:
+            self._add_rows(number, tile)
 
     def _stage_run(self, name: str, position: int) -> DeviceStageRun:
         """Return a stage of a type, for steps that the host runs."""
@@ -269,16 +289,34 @@ class DeviceRun(PlanRun[DeviceMemory]):
             self.randomness, self.interpret_gradients, arrays, slots,
         )  # fmt: skip
 
+    def _add_rows(self, number: int, tile: int) -> None:
+        """Add rows of a type to the gradient of a table, given the number of the step and of the tile."""
+        executable, device, dtype = self.executable, self.executable.backend.device, self.options.dtype
+        rows, (ids, task), tables = executable.bound.table_rows[number], executable.row_sums[number], executable.tables
+        if not ids.size:
+            return
+        gradient, shape = self.targets[rows.key], (ids.size, *rows.shape[1:])
+        first = rows.offset + int(tables.words[tables.ptr[rows.type_id] + tile * rows.n_fields + rows.field])
+        address = self.memory.addresses[0] + first * dtype.itemsize
+        sums = sum_on_device(device, self._base + task, address, prod(shape), dtype)
+        if not isinstance(gradient, Rows):
+            self._prepare_python()
+            Rows(ids, sums.reshape(shape), rows.shape, device).add_to(gradient)
+        elif gradient.store is not device or gradient.ids.size:
+            gradient.add(ids, sums if gradient.store is device else device.get(sums))
+        else:
+            gradient.ids, gradient.values = ids, sums.reshape(shape)
+
     def _take_targets(self) -> None:
         """Copy the addresses of the gradients to the device, unless they were known when the run began."""
-        executable, staging, bound = self.executable, self.memory.staging, self.executable.bound
+        bound, staging, pinned = self.executable.bound, self.memory.staging, self.memory.staging.pinned
         bound.take_gradients(self.targets)
         if bound.gradients is not self._sent:
-            first, n_bytes = executable.n_ints, WORD * bound.n_late
-            late = staging.pinned[first : first + n_bytes].view(np.int64)
-            late[:] = staging.pinned[:n_bytes].view(np.int64)
-            late[bound.gradient_slots] = bound.slots[bound.gradient_slots]
-            staging.send(first, first + n_bytes, to=0)
+            n_bytes = WORD * bound.n_late
+            pinned[:n_bytes] = pinned[n_bytes : 2 * n_bytes]
+            late = pinned[:n_bytes].view(np.int64)
+            late[bound.gradient_slots - bound.n_late] = bound.slots[bound.gradient_slots]
+            staging.send(0, n_bytes, to=n_bytes)
 
     def _data(self, type_id: int, domain: int) -> tuple[Any, Any]:
         """Return the int and float data of the rows of a domain of a type, as views of the packed ints."""

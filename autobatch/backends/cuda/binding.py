@@ -20,11 +20,13 @@ from autobatch.backends.compiled import slots_of
 from autobatch.backends.cuda.device_cell import ON_HOST, THREADS, WARP, DeviceCell, DeviceStage, DeviceStep
 from autobatch.backends.tables import N_DESTINATIONS, WHOLE, WORD, CompiledTypes, place_of
 from autobatch.compiler.cuda.source import ADD_UP, FIRST_KERNEL
+from autobatch.compiler.statement import Scatter
 from autobatch.compiler.writer import WEIGHTS
 from autobatch.devices.device import Device
-from autobatch.ir.program import Weight
+from autobatch.ir.program import NODE, Weight
 from autobatch.params.parameter import Parameter, versions_of
 from autobatch.params.sparse_rows import Gradient
+from autobatch.params.stacks import parts_of
 from autobatch.plan.plan import PlannedCell, PlannedTypes
 
 FIELDS = "function", "memory", "descriptor", "tile", "team", "then", "arrived", "ended"
@@ -104,6 +106,29 @@ class BoundStage(NamedTuple):
     compiled: dict[str, Any]
 
 
+class TableRows(NamedTuple):
+    """Rows in the buffer that a type adds to the gradient of a table, at ids that are data of its nodes.
+
+    Attributes:
+        block, column: the block and the column of the ids among a plan's ints.
+        type_id, n_fields, field: the type, the number of fields of its tiles, and the one with the beginning of the
+            rows.
+        offset, step: elements from there to the first row, and from row to row.
+        shape: the shape of the table.
+        key: the key of the table in the gradients of a run.
+    """
+
+    block: int
+    column: int
+    type_id: int
+    n_fields: int
+    field: int
+    offset: int
+    step: int
+    shape: tuple[int, ...]
+    key: int
+
+
 class BoundTypes:
     """The stages of several types, bound to one run at a time.
 
@@ -112,15 +137,18 @@ class BoundTypes:
         type_ids: the numbers of the types.
 
     Attributes:
-        slots: int64, the slots of all stages and those of sums; the contents of those in `plan_slots` are undefined.
+        slots: int64, room for a copy of the slots of the weight stage, which has the addresses of gradients; then the
+            slots of all stages, first those of the weight stage, and of sums. The contents of `plan_slots` are
+            undefined.
         first: the first slot of each stage of each type.
-        n_late: the number of leading slots that belong to the weight stage, which has the addresses of gradients.
+        n_late: the number of slots of the weight stage.
         plan_slots, sources: the slots for arrays of a plan, and the positions of their addresses in `places`.
         gradient_slots: the slots of gradients.
         gradients: the gradients whose addresses are stored.
         parameters: the parameters that the cells read, in any stage.
         copies: what the slots refer to that must stay alive.
         rows_size: elements of memory per block for rows that do not fit in shared memory.
+        table_rows: the rows that the weight stage adds to the gradients of tables, by the number of the step.
     """
 
     def __init__(self, types: DeviceTypes, type_ids: tuple[int, ...], device: Device) -> None:
@@ -129,7 +157,9 @@ class BoundTypes:
         self._placed: list[tuple[DeviceStage, int]] = []
         self._memory_slots: tuple[list[int], ...] = ([], [], [], [])
         pairs: list[tuple[int, int]] = []
-        n_slots = self.n_late = 0
+        n_slots = self.n_late = sum(
+            len(types.cells[type_id].stage(WEIGHTS).slots) for type_id in type_ids if WEIGHTS in types.names
+        )
         for name in reversed(types.names):
             for type_id in type_ids:
                 stage = types.cells[type_id].stage(name)
@@ -137,8 +167,6 @@ class BoundTypes:
                 self.first[name, type_id] = n_slots
                 pairs += self._assign(stage, n_slots, type_id)
                 n_slots += len(stage.slots)
-            if name == WEIGHTS:
-                self.n_late = n_slots
         self._memory_slots[0].append(n_slots)
         first_array = types.n_places - SUM_ARRAYS
         pairs += [(n_slots + 1 + number, first_array + number) for number in range(SUM_ARRAYS)]
@@ -146,17 +174,24 @@ class BoundTypes:
         self._first_of_sums = n_slots
         self.plan_slots, self.sources = np.array(pairs, np.int64).reshape(-1, 2).T
         self.stages = {name: self._bind(name) for name in types.names}
+        of_weights = enumerate(self.stages[WEIGHTS].steps) if WEIGHTS in self.stages else ()
+        self.table_rows = {
+            number: self._table_rows(type_ids[position], step.scatter)
+            for number, (position, step) in of_weights
+            if step.scatter is not None
+        }
         self.rows_size = max((stage.rows_size for stage, _ in self._placed), default=0)
         cells = [types.cells[type_id].cell for type_id in type_ids]
         self.parameters = [*{id(p): p for cell in cells for p in parameters_of(cell)}.values()]
         self._read = [*{id(p): p for stage, _ in self._placed for p in stage.shared.parameters}.values()]
-        self._data: list[Any] = []
+        self._parts = [*{id(part): part for p in self._read for part in parts_of(p)}.values()]
+        self._arrays: list[Any] = []  # of the parts of parameters, at the last refresh
         self._following: list[tuple[DeviceStage, int]] = []
         self._followed: list[Parameter] = []
         self._versions: list[int] | None = None
         self.copies: list[Any] = []
         self._memory_at: tuple[int, ...] = ()
-        weights = [(stage, first) for stage, first in self._placed if first < self.n_late]
+        weights = [(stage, first) for stage, first in self._placed if first < 2 * self.n_late]
         self._gradient_keys = [stage.keys[parameter] for stage, _ in weights for parameter in stage.gradients]
         starts = [first + slot for stage, first in weights for slot in stage.gradients.values()]
         self.gradient_slots = (np.array(starts, np.int64)[:, None] + np.arange(3)).reshape(-1)
@@ -206,14 +241,14 @@ class BoundTypes:
             memory_at: the addresses of `MEMORY`.
             uploaded: the arrays on the device of the parameters that are on the host, by `id`.
         """
-        data = [uploaded.get(id(p), p.array) for p in self._read]
-        has_moved = len(data) != len(self._data) or not all(map(is_, data, self._data))
-        versions = versions_of((), self._followed)
+        arrays = [*map(ARRAY, self._parts)]
+        has_moved = bool(uploaded) or len(arrays) != len(self._arrays) or not all(map(is_, arrays, self._arrays))
+        versions = versions_of((), self._followed) if self._followed else []
         if has_moved or versions != self._versions:
-            self._data = []  # until all is stored, because memory may run out
-            self._refresh(dict(zip(map(id, self._read), data, strict=True)), has_moved)
+            self._arrays = []  # until all is stored, because memory may run out
+            self._refresh({id(p): uploaded.get(id(p), p.array) for p in self._read}, has_moved)
             self._versions = versions_of((), self._followed) if has_moved else versions
-            self._data = data
+            self._arrays = arrays
         if memory_at != self._memory_at:
             for slots, address in zip(self._memory_slots, memory_at, strict=True):
                 self.slots[slots] = address
@@ -234,6 +269,17 @@ class BoundTypes:
                 following.append((stage, first))
         self.copies, self._following = copies, following
         self._followed = [*{id(p): p for stage, _ in following for p in stage.shared.parameters}.values()]
+
+    def _table_rows(self, type_id: int, scatter: Scatter) -> TableRows:
+        """Describe the rows that the weight stage of a type adds to the gradient of a table."""
+        stage = self._types.cells[type_id].stage(WEIGHTS)
+        rows, ids = stage.locate(scatter.rows), stage.locate(scatter.ids)
+        derivative = stage.cell.derivative
+        assert derivative is not None, "only types in training have a weight stage"
+        shape = derivative.parameter(scatter.parameter).shape
+        block = int(self._types.arrays.block_ptr[type_id]) + ids.domain - NODE
+        field = type_id, len(stage.fields), stage.fields.index(rows.first)
+        return TableRows(block, ids.offset, *field, rows.offset, rows.width, shape, stage.keys[scatter.parameter])
 
     def take_gradients(self, gradients: Mapping[int, Gradient]) -> None:
         """Store the addresses of gradients, unless they are stored already."""

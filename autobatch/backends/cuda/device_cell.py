@@ -13,6 +13,7 @@ import numpy as np
 from autobatch.arrays import LongArray
 from autobatch.backends.compiled import DATA, CellStages, RowLocation, Stage, StageRun
 from autobatch.compiler.cuda.source import ADD_OUTER, ADD_ROW_SUM, MULTIPLY, CudaKernel, CudaSource, print_stage
+from autobatch.compiler.lowered import Area
 from autobatch.compiler.stage import StageProgram
 from autobatch.compiler.statement import Interpreted, Outer, Product, Remainder, RowSum, Scatter
 from autobatch.compiler.view import View
@@ -131,6 +132,8 @@ class DeviceStage(Stage["DeviceStep"]):
                 return [make_outer(self, step)]
             case RowSum():
                 return [make_row_sum(self, step)]
+            case Scatter() if self.locate(step.ids).area is Area.INTS:
+                return [DeviceStep(scatter=step)]
             case Outer() | Scatter() | Remainder():
                 return self._on_host(step)
         assert kernel is not None, "every kernel has a source"
@@ -198,6 +201,7 @@ class DeviceStep:
         blocks: the rule for the number of blocks that have work; see `BlockRule` in `native/plan/device_steps.h`.
         run: runs the step on the host, given the number of a tile.
         product: the locations of the rows that a product reads and writes.
+        scatter: the rows that the host adds to the gradient of a table, at ids that are data of the nodes.
     """
 
     function: str | int = ON_HOST
@@ -209,6 +213,7 @@ class DeviceStep:
     blocks: BlockRule = NO_BLOCKS
     run: Callable[[DeviceStageRun, int], None] | None = None
     product: tuple[RowLocation, RowLocation] | None = None
+    scatter: Scatter | None = None
 
 
 def make_kernel(stage: DeviceStage, kernel: CudaKernel) -> DeviceStep:

@@ -11,11 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autobatch._native import list_device_steps
 from autobatch.arrays import LongArray
 from autobatch.backends.cuda.binding import FIELDS, BoundStage
-from autobatch.backends.cuda.device_cell import THREADS, DeviceStageRun
-from autobatch.backends.tables import PlanTables
+from autobatch.backends.cuda.device_cell import THREADS
 from autobatch.devices.device import Device, Launch
 
 
@@ -33,27 +31,23 @@ class Launched(NamedTuple):
     host: tuple[int, int] | None
 
 
-class Sweep:
+class Sweep(NamedTuple):
     """The steps of a stage of a plan.
 
     Attributes:
         stage: the stage of all types of the plan.
-        steps: [1 + n, FIELDS] addresses of slots are relative to the first slot. The first step does nothing: a timed
-            run begins with it, to record the time of its start.
+        steps: [1 + n, FIELDS] addresses of slots are relative to the packed memory. The first step does nothing: a
+            timed run begins with it, to record the time of its start.
         blocks: [1 + n] the number of blocks that have work.
         ptr: [parts + 1] part p has steps ptr[p]:ptr[p + 1]; see `autobatch.backends.tables.CallList`.
-
-    Args:
-        tables: the tables of the plan.
-        name: the name of the stage.
-        sum_ptr: sums sum_ptr[b]:sum_ptr[b + 1] are added up after batch b; empty for backward.
+        hosted: for each step that the host runs, its position, its number among the steps of all types, and the tile.
     """
 
-    def __init__(self, stage: BoundStage, tables: PlanTables, name: str, sum_ptr: LongArray) -> None:
-        self.stage = stage
-        self.steps, self.blocks, self.ptr, self._hosted = list_device_steps(
-            stage.known, stage.rules, tables.calls[name], tables.words, tables.ptr, sum_ptr
-        )
+    stage: BoundStage
+    steps: LongArray
+    blocks: LongArray
+    ptr: LongArray
+    hosted: LongArray
 
     @property
     def ends(self) -> LongArray:
@@ -65,7 +59,7 @@ class Sweep:
         """List the launches and host steps of parts in order; if timed, begin with the step that records the start."""
         found = list[Launched]()
         at, end = 0 if timed else int(self.ptr[first_part]), int(self.ptr[end_part])
-        for host, number, tile in self._hosted.tolist():
+        for host, number, tile in self.hosted.tolist():
             if at <= host < end:
                 if at < host:
                     found.append(Launched(at, host, int(self.blocks[at:host].max()), None))
@@ -79,58 +73,51 @@ class Sweep:
 PER_SECOND = 1e9  # counts of the device's clock
 
 
-class Launcher:
+class Launcher(NamedTuple):
     """A launcher of the steps of a stage of a run.
 
-    Args:
-        sweep: the steps, in parts; see `autobatch.backends.tables.CallList`.
-        listed: the steps on the device, as bytes.
-        make_run: returns the stage of a type, given its position, for steps that the host runs.
-        make_kernel: returns the compiled kernel that goes through steps.
-        n_blocks: the number of blocks that the device can run at the same time.
-
     Attributes:
-        launches: the number of launches and of steps of the host so far.
+        address: the address of the steps on the device.
+        n_blocks: the number of blocks that the device can run at the same time.
+        index_type: the name of the integer type of destinations.
+        load: compiles the kernel that goes through steps.
+        run_step: runs a step of the host, given its number among the steps of all types and the number of a tile.
     """
 
-    def __init__(
-        self,
-        device: Device,
-        sweep: Sweep,
-        listed: Any,
-        make_run: Callable[[int], DeviceStageRun],
-        make_kernel: Callable[[], Any],
-        n_blocks: int,
-    ) -> None:
-        self._device, self._sweep, self._listed, self._make_kernel = device, sweep, listed, make_kernel
-        self._make_run, self._n_blocks = make_run, n_blocks
-        self.launches = 0
+    device: Device
+    sweep: Sweep
+    address: int
+    n_blocks: int
+    index_type: str
+    load: Callable[[], Any]
+    run_step: Callable[[int, int], None]
 
     def run(self, first: int, end: int, timed: bool = False) -> int:
-        """Run parts first:end. If timed, these must be all parts, and the device records the end of each.
+        """Run parts first:end; return the number of launches and of steps of the host.
 
-        Returns:
-            0, because `launches` counts them.
+        Args:
+            timed: whether the device records the end of each part; then these must be all parts.
         """
-        for launched in self._sweep.launches(first, end, timed):
-            self.launches += 1
+        stage, found = self.sweep.stage, self.sweep.launches(first, end, timed)
+        for launched in found:
             if launched.host is not None:
-                number, tile = launched.host
-                position, step = self._sweep.stage.steps[number]
-                assert step.run is not None, "the host runs no kernels"
-                step.run(self._make_run(position), tile)
+                self.run_step(*launched.host)
             blocks = int(timed) if launched.host is not None else launched.blocks  # one only records the time
             if blocks:
-                args = self._device.address(self._listed), launched.first, launched.end
-                launch = Launch(min(blocks, self._n_blocks), THREADS, self._sweep.stage.shared_bytes, args)
-                self._device.launch(self._make_kernel(), launch)
-        return 0
+                args = self.address, launched.first, launched.end
+                launch = Launch(min(blocks, self.n_blocks), THREADS, stage.shared_bytes, args)
+                self.device.launch(stage.compiled.get(self.index_type) or self.load(), launch)
+        return len(found)
 
-    def ends(self) -> list[float]:
-        """Wait for the device, and return the end of each part of a timed run, in seconds of `time.perf_counter`."""
-        self._device.synchronize()
-        listed = self._listed.view(np.int64).reshape(-1, len(FIELDS))
-        now, noted = perf_counter(), self._device.get(listed[:, FIELDS.index("ended")])
-        ended = np.maximum.accumulate(noted)[self._sweep.ends]
+    def ends(self, steps: Any) -> list[float]:
+        """Wait for the device, and return the end of each part of a timed run, in seconds of `time.perf_counter`.
+
+        Args:
+            steps: the steps on the device, as bytes.
+        """
+        self.device.synchronize()
+        listed = steps.view(np.int64).reshape(-1, len(FIELDS))
+        now, noted = perf_counter(), self.device.get(listed[:, FIELDS.index("ended")])
+        ended = np.maximum.accumulate(noted)[self.sweep.ends]
         ends: list[float] = (now - (ended[-1] - ended) / PER_SECOND).tolist()
         return ends

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import ge
 from typing import Any
 
@@ -42,7 +43,7 @@ class DeviceMemory(Memory):
             self._reserve(sizes, dtype, max_bytes)
         if self.staging.turn(n_packed):
             self.allocations += 1
-        self.scratch_bytes = self.staging.n_bytes + self._other_bytes
+            self.scratch_bytes = self.staging.n_bytes + self._other_bytes
 
     def _reserve(self, sizes: tuple[int, int, int, int], dtype: np.dtype[Any], max_bytes: int | None) -> None:
         """Make room for `sizes` elements of buffer, scratch, kept and rows."""
@@ -53,6 +54,7 @@ class DeviceMemory(Memory):
             setattr(self, name, self._reserved(getattr(self, name), size, dtype))
         arrays = self.buffer, self.scratch, self.kept, self.rows
         self._other_bytes = sum(int(array.nbytes) for array in arrays[1:])
+        self.scratch_bytes = self.staging.n_bytes + self._other_bytes
         self.addresses = tuple(map(self.store.address, arrays))
         self._reserved_for = tuple(int(array.size) for array in arrays), dtype, max_bytes
 
@@ -68,13 +70,20 @@ ALIGNMENT = 16  # bytes
 class Packing:
     """Arrays that are laid out one after the other in a piece of memory.
 
+    Args:
+        n_first: the bytes before the first array.
+        arrays: contiguous arrays.
+
     Attributes:
+        offsets: the first byte of each array.
         n_bytes: the bytes of the piece.
     """
 
-    def __init__(self) -> None:
-        self._arrays: list[tuple[int, NDArray[Any]]] = []
-        self.n_bytes = 0
+    def __init__(self, n_first: int, arrays: Sequence[NDArray[Any]]) -> None:
+        self._arrays, self.offsets, self.n_bytes = arrays, list[int](), -(-n_first // ALIGNMENT) * ALIGNMENT
+        for array in arrays:
+            self.offsets.append(self.n_bytes)
+            self.n_bytes += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
 
     def reserve(self, n_bytes: int) -> int:
         """Reserve bytes that are filled in later; return the offset of the first."""
@@ -82,16 +91,7 @@ class Packing:
         self.n_bytes += -(-n_bytes // ALIGNMENT) * ALIGNMENT
         return first
 
-    def add(self, *arrays: NDArray[Any]) -> list[int]:
-        """Add arrays; return the offset of the first byte of each."""
-        firsts = []
-        for array in arrays:
-            firsts.append(self.n_bytes)
-            self.n_bytes += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
-        self._arrays += zip(firsts, arrays, strict=True)
-        return firsts
-
     def fill(self, memory: NDArray[np.uint8]) -> None:
         """Copy the arrays into memory."""
-        for first, array in self._arrays:
-            memory[first : first + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        for first, array in zip(self.offsets, self._arrays, strict=True):
+            memory[first : first + array.nbytes] = array.reshape(-1).view(np.uint8)

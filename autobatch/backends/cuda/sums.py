@@ -42,7 +42,7 @@ def find_sums(plan: Plan, widths: LongArray) -> Sums:
 
     Cost: O(destinations log(destinations of a batch)).
     """
-    if not plan.adds_up:
+    if not plan.adds.any():
         none = np.zeros(0, np.int64)
         return Sums(plan.dest, none.reshape(0, 4), none, none, 0)
     return Sums(*find_in_plan(arrays_of(plan), plan.dest.astype(np.int64), widths, plan.size))
