@@ -126,7 +126,7 @@ class DevicePlan(PlanExecutable):
         row_sums: the distinct ids of the rows that a step of the weight stage adds to the gradient of a table, and the
             offset of the task for `sum_on_device`; by the number of the step.
         sweeps: the steps of each stage.
-        steps: the offset of the steps of each stage.
+        steps: the offset of the steps of each stage; those of a stage follow those of the previous one.
         uploaded: the parameters that are on the host, with their offsets.
     """
 
@@ -231,16 +231,16 @@ class DeviceRun(PlanRun[DeviceMemory]):
         slots = pinned[: bound.slots.nbytes].view(np.int64)
         slots[:] = bound.slots
         slots[bound.plan_slots] = executable.places[bound.sources] + base
+        steps = pinned[executable.steps["forward"] : executable.n_ints].view(STEP)  # of all stages
+        steps["memory"] += base  # offsets in the packing become device addresses
         self._launchers: dict[str, Launcher] = {}
+        n_blocks, index_type = executable.backend.n_blocks, executable.plan.dest.dtype.name
         for name, sweep in executable.sweeps.items():
-            first, index_type = executable.steps[name], executable.plan.dest.dtype.name
-            steps = pinned[first : first + sweep.steps.nbytes].view(STEP)
-            steps["memory"] += base  # offsets in the packing become device addresses
-            if self.timer is not None:
-                steps["then"][sweep.ends] |= NOTE
+            first = executable.steps[name]
             load, run_step = partial(executable.load, name), partial(self._run_step, name)
-            n_blocks = executable.backend.n_blocks
             self._launchers[name] = Launcher(device, sweep, base + first, n_blocks, index_type, load, run_step)
+            if self.timer is not None:
+                pinned[first : first + sweep.steps.nbytes].view(STEP)["then"][sweep.ends] |= NOTE
         self._stages = self._launchers
         staging.send(WORD * bound.n_late, executable.n_ints)
 
