@@ -183,7 +183,7 @@ class DeviceRun(PlanRun[DeviceMemory]):
 
     executable: DevicePlan
     n_library_threads = 0  # the host computes no matrix products
-    held = PlanRun.held | {"_launchers", "_uploaded", "_kept"}
+    held = PlanRun.held | {"_launchers", "_uploaded", "_kept", "_sent"}
 
     def _reserve(self) -> None:
         executable, options = self.executable, self.options
@@ -251,8 +251,8 @@ class DeviceRun(PlanRun[DeviceMemory]):
         """Run all parts in as few launches as without a timer; the device records the end of each part."""
         launcher, n_types = self._launchers[stage], len(self.plan.type_ptr) - 1
         self.launches += launcher.run(0, 2 * n_types if stage == WEIGHTS else len(batches) + 2, timed=True)
-        first = self.executable.steps[stage]
-        ends = launcher.ends(self.memory.staging.held[first : first + launcher.sweep.steps.nbytes])
+        place = self.executable.steps[stage]
+        ends = launcher.ends(self.memory.staging.held[place : place + launcher.sweep.steps.nbytes])
         if stage == WEIGHTS:
             for first in (0, n_types):  # compiled steps of all types, then those of the host
                 for of_type in batches:
@@ -305,7 +305,7 @@ class DeviceRun(PlanRun[DeviceMemory]):
         elif gradient.store is not device or gradient.ids.size:
             gradient.add(ids, sums if gradient.store is device else device.get(sums))
         else:
-            gradient.ids, gradient.values = ids, sums.reshape(shape)
+            gradient.ids, gradient.values = ids.copy(), sums.reshape(shape)  # the plan may run again
 
     def _take_targets(self) -> None:
         """Copy the addresses of the gradients to the device, unless they were known when the run began."""

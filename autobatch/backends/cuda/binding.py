@@ -157,12 +157,11 @@ class BoundTypes:
         self._placed: list[tuple[DeviceStage, int]] = []
         self._memory_slots: tuple[list[int], ...] = ([], [], [], [])
         pairs: list[tuple[int, int]] = []
-        n_slots = self.n_late = sum(
-            len(types.cells[type_id].stage(WEIGHTS).slots) for type_id in type_ids if WEIGHTS in types.names
-        )
+        cells = [types.cells[type_id] for type_id in type_ids]
+        n_slots = self.n_late = sum(len(cell.stage(WEIGHTS).slots) for cell in cells if WEIGHTS in types.names)
         for name in reversed(types.names):
-            for type_id in type_ids:
-                stage = types.cells[type_id].stage(name)
+            for type_id, cell in zip(type_ids, cells, strict=True):
+                stage = cell.stage(name)
                 self._placed.append((stage, n_slots))
                 self.first[name, type_id] = n_slots
                 pairs += self._assign(stage, n_slots, type_id)
@@ -181,8 +180,7 @@ class BoundTypes:
             if step.scatter is not None
         }
         self.rows_size = max((stage.rows_size for stage, _ in self._placed), default=0)
-        cells = [types.cells[type_id].cell for type_id in type_ids]
-        self.parameters = [*{id(p): p for cell in cells for p in parameters_of(cell)}.values()]
+        self.parameters = [*{id(p): p for cell in cells for p in parameters_of(cell.cell)}.values()]
         self._read = [*{id(p): p for stage, _ in self._placed for p in stage.shared.parameters}.values()]
         self._parts = [*{id(part): part for p in self._read for part in parts_of(p)}.values()]
         self._arrays: list[Any] = []  # of the parts of parameters, at the last refresh

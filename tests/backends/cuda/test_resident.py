@@ -395,3 +395,23 @@ def test_runs_that_are_open_at_the_same_time_do_not_disturb_each_other(precision
             run.close()
         for one, other in zip(found, expected, strict=True):
             assert_equal(one, other, 0.0)
+
+
+def test_gradients_may_be_changed_in_place() -> None:
+    """Also the ids of rows, which the plan has, too."""
+    model, instances = CASES[0].draw(seed=3, n_instances=4, dim=4)
+    device = HostDevice()
+    loss = ab.batched(model.to(device).loss, backend=Cuda(device=device))
+    graphs = loss.record_all(instances)
+    expected = None
+    for _ in range(3):
+        _, grads = loss.value_and_grad(graphs)
+        found = read(grads, device)
+        expected = expected or found
+        assert_equal(found, expected, 0.0)
+        for gradient in grads.values():
+            if isinstance(gradient, ab.Rows):
+                gradient.ids[...] = 0
+                gradient *= 2.0
+            else:
+                gradient.fill(7.0)
