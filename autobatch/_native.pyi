@@ -939,6 +939,32 @@ def make_tables(plan: PlanArrays, sizes: CellSizes, n_threads: int) -> tuple[Any
 def find_sums(plan: PlanArrays, dest: LongArray, width: LongArray, first: int) -> tuple[Any, ...]:
     """Find the parts of `autobatch.backends.cuda.sums.Sums`; places of values of their own begin at `first`."""
 
+def list_device_steps(
+    known: NDArray[Any],
+    rules: LongArray,
+    calls: tuple[Any, ...],
+    words: LongArray,
+    word_ptr: LongArray,
+    sum_ptr: LongArray,
+) -> tuple[LongArray, LongArray, LongArray, LongArray]:
+    """List the steps of a stage of a plan for a device.
+
+    Args:
+        known: the steps of all types as records, whose tile is not set; then the step that begins a stage, and the one
+            that adds up values.
+        rules: the `BlockRule` of each of these, see `native/plan/device_steps.h`.
+        calls: a `CallList`.
+        words, word_ptr: the tiles of all types, see `PlanTables`.
+        sum_ptr: sums sum_ptr[b]:sum_ptr[b + 1] follow batch b; empty without sums.
+
+    Returns:
+        The steps; the blocks of threads that each can use; the first step of each part, and the end; and for each step
+        that the host runs, its position, its number among the known ones, and its tile.
+
+    Raises:
+        ValueError: a call or a rule names a step, a type or a tile that does not exist.
+    """
+
 def give_out(first: IntArray, size: LongArray, start: int) -> tuple[LongArray, int]:
     """Allocate areas; area k is live from step first[k] to step k. Return their places, and the end of memory."""
 

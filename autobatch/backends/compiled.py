@@ -251,6 +251,11 @@ class SharedValues:
                 row = constant_row(source.data, dtype)
                 self.arrays[i] = row if isinstance(row, (int, float)) else store.put(row)
 
+    @property
+    def is_computed(self) -> bool:
+        """Return whether any value is computed from parameters."""
+        return bool(self._computed)
+
     def has_changed(self) -> bool:
         """Return whether a parameter may have changed since the last complete update."""
         self._seen = versions_of((), self.parameters)

@@ -247,10 +247,9 @@ class PlanRun(ABC, Generic[M]):
     def _differentiate(
         self, seeds: Mapping[int, Any], targets: Mapping[int, Gradient], activity: Activity, reader: RowReader | None
     ) -> None:
-        is_host = self.store is HOST
         for slot in range(len(self.cells.slot_shapes)):
             place, seed = self.values.slot(slot, self.plan.gradient_offset), seeds.get(slot, 0)
-            place[...] = seed if is_host or slot not in seeds else self.store.put(seed)
+            place[...] = seed if self.store is HOST or slot not in seeds else self._seed(seed)
         in_one = activity.is_whole and self.timer is None
         if in_one:
             self.launches += self._stages["backward"].run(0, len(self.plan.schedule.batch_type) + 2)
@@ -267,6 +266,12 @@ class PlanRun(ABC, Generic[M]):
             self.launches += self._stages[WEIGHTS].run(0, 2 * (len(self.plan.type_ptr) - 1))
         else:
             self._run_weights_by_type(activity)
+
+    def _seed(self, seed: Any) -> Any:
+        """Return a seed on the device; if it is a host array of equal numbers, one of them, which needs no upload."""
+        if type(seed) is np.ndarray and seed.size and seed.flat[0] and (seed == seed.flat[0]).all():
+            return seed.flat[0].item()
+        return self.store.put(seed)
 
     def _run_weights_by_type(self, activity: Activity) -> None:
         """Add to the gradients of parameters, one type after the other.

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import starmap
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -151,7 +152,7 @@ class PlanTables:
     row_classes: bytes
 
     def __post_init__(self) -> None:
-        self.calls = {name: CallList(*parts) for name, parts in zip(self.stages, self.lists, strict=False)}
+        self.calls = dict(zip(self.stages, starmap(CallList, self.lists), strict=False))
 
     @cached_property
     def tiles(self) -> dict[int, NDArray[Any]]:

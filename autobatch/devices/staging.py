@@ -10,27 +10,23 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autobatch.devices.device import Device
 
 
 class Staging:
-    """Two upload buffers, used in turn by one launch after another."""
+    """Two upload buffers, used in turn by one launch after another.
+
+    Attributes:
+        pinned: the host memory of the current buffer, to be filled.
+        held: the device memory of the current buffer, as bytes; at least as large as `pinned`.
+        address: the address of `held`.
+    """
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._current, self._other = _StagingBuffer(device), _StagingBuffer(device)
-
-    @property
-    def pinned(self) -> NDArray[np.uint8]:
-        """Return the host memory of the current buffer, to be filled."""
-        return self._current.pinned
-
-    @property
-    def held(self) -> Any:
-        """Return the device memory of the current buffer, as bytes; at least as large as `pinned`."""
-        return self._current.held
+        self.pinned, self.held, self.address = self._current.whole, self._current.held, 0
 
     @property
     def n_bytes(self) -> int:
@@ -52,29 +48,35 @@ class Staging:
         if grows:
             buffer.whole = device.pinned(n_bytes * 5 // 4)
             buffer.held = device.empty(n_bytes * 5 // 4, np.dtype(np.uint8))
-            buffer.used = device.mark()
-        buffer.pinned = buffer.whole[:n_bytes]
+            buffer.used, buffer.address = device.mark(), device.address(buffer.held)
+        self.pinned, self.held, self.address = buffer.whole[:n_bytes], buffer.held, buffer.address
         return grows
 
-    def send(self, first: int, end: int) -> None:
-        """Start to upload bytes `first` to `end` of the current buffer; work submitted later sees them."""
-        buffer = self._current
+    def send(self, first: int, end: int, to: int | None = None) -> None:
+        """Start to upload bytes `first` to `end` of the current buffer; work submitted later sees them.
+
+        Args:
+            to: where they begin on the device; by default at `first`.
+        """
+        buffer, at = self._current, first if to is None else to
         if first < end:
-            buffer.wait = self._device.copy_in(buffer.pinned[first:end], buffer.held[first:end], buffer.used)
+            held = self.held[at : at + end - first]
+            buffer.wait = self._device.copy_in(self.pinned[first:end], held, buffer.used)
 
 
 class _StagingBuffer:
     """Host memory and its copy on the device.
 
     Attributes:
-        whole, pinned: the host memory, and the part in use.
-        held: the device memory.
+        whole: the host memory.
+        held, address: the device memory, and its address.
         wait: waits for the last upload.
         used: marker of the last work that reads `held`.
     """
 
     def __init__(self, device: Device) -> None:
-        self.whole = self.pinned = device.pinned(0)
+        self.whole = device.pinned(0)
         self.held: Any = device.empty(0, np.dtype(np.uint8))
+        self.address = 0
         self.wait: Callable[[], None] = lambda: None
         self.used: Any = None

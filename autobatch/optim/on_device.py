@@ -79,10 +79,10 @@ def count_pieces(entries: NDArray[Any]) -> int:
     return int(entries["end"][-1]) if len(entries) else 0
 
 
-def borrow(staging: Staging, n_words: int, device: Device) -> tuple[LongArray, int]:
+def borrow(staging: Staging, n_words: int) -> tuple[LongArray, int]:
     """Return host words for the arguments of launches, and their address on the device after `Staging.send`."""
     staging.turn(8 * n_words)
-    return staging.pinned.view(np.int64), device.address(staging.held)
+    return staging.pinned.view(np.int64), staging.address
 
 
 class DeviceUpdates:
@@ -141,7 +141,7 @@ class DeviceUpdates:
         """Start to upload the entries and the ids of sparse gradients; return the address of the entries."""
         ids = [(at, grad.ids) for at, grad in enumerate(grads) if isinstance(grad, Rows)]
         first = N_WORDS * len(grads)
-        words, address = borrow(self._staging, first + sum(own.size for _, own in ids), self._device)
+        words, address = borrow(self._staging, first + sum(own.size for _, own in ids))
         for at, own in ids:
             self._entries[at]["ids"] = address + 8 * first
             words[first : first + own.size] = own
@@ -189,7 +189,7 @@ class DeviceClipping:
             return lambda: np.zeros(n)
         if self._sums.size < n + n_pieces:
             self._sums = device.empty((n + n_pieces) * 5 // 4, np.dtype(np.float64))
-        words, address = borrow(self._staging, n * N_WORDS + N_CLIPPING, device)
+        words, address = borrow(self._staging, n * N_WORDS + N_CLIPPING)
         squares, clipping = device.address(self._sums), n * N_WORDS
         words[:clipping] = entries.view(np.int64)
         flag = 0 if finite is None else device.address(finite)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeAlias, cast
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +44,41 @@ def make_row_sums(shape: Shape, dtype: npt.DTypeLike, store: Store) -> RowSums:
     return KernelRowSums(shape, cast(Device, store)) if store.kind == "cuda" else ArrayRowSums(shape, store)
 
 
+class RowGroups(NamedTuple):
+    """Rows grouped by id.
+
+    Attributes:
+        ids: the distinct ids, increasing.
+        order: the numbers of the rows, by id and then in the given order.
+        starts: the rows of group k are order[starts[k]:starts[k + 1]].
+    """
+
+    ids: LongArray
+    order: LongArray
+    starts: LongArray
+
+    def task(self, step: int, width: int, itemsize: int) -> LongArray:
+        """Return what the kernel of `sum_on_device` reads, for rows of `width` elements that are `step` apart."""
+        about = step, width, self.ids.size, itemsize == FLOAT64.itemsize
+        return np.concatenate((about, self.starts, (self.order.size,), self.order)).astype(np.int64, copy=False)
+
+
+def group_rows(ids: IntArray, shape: Shape) -> RowGroups:
+    """Group rows of an array of this shape by their ids, int (n,).
+
+    Raises:
+        DataError: an id is outside the rows.
+    """
+    order = np.argsort(ids, kind="stable")
+    ordered = ids[order]
+    if ids.size and (ordered[0] < 0 or ordered[-1] >= shape[0]):
+        check_ids(ids, shape)
+    is_first = np.ones(ids.size, bool)
+    np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
+    starts = np.flatnonzero(is_first)
+    return RowGroups(ordered[starts].astype(np.int64), order, starts)
+
+
 class HostRowSums:
     """`RowSums` on the host, in memory that is reused."""
 
@@ -68,18 +103,14 @@ class ArrayRowSums:
         self._shape, self._width, self._store = shape, math.prod(shape[1:]), store
 
     def add(self, held: Found, ids: IntArray, values: FloatArray, first: int, step: int | None) -> Found:
-        check_ids(ids, self._shape)
         if not ids.size:
             return held
         xp, rows = self._store.xp, self._rows(values[first:], ids.size, self._width if step is None else step)
         if held[0].size:
             rows = xp.concatenate((rows, held[1].reshape(held[0].size, self._width)))
             ids = np.concatenate((ids, held[0]))
-        order = np.argsort(ids, kind="stable")
-        ordered = ids[order]
-        starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
-        sums = self._sum(rows, order, starts)
-        return ordered[starts].astype(np.int64), sums.reshape(starts.size, *self._shape[1:])
+        groups = group_rows(ids, self._shape)
+        return groups.ids, self._sum(rows, groups).reshape(groups.ids.size, *self._shape[1:])
 
     def _rows(self, values: FloatArray, n: int, step: int) -> FloatArray:
         """Return a view of n rows that start `step` numbers apart."""
@@ -87,10 +118,10 @@ class ArrayRowSums:
         rows: FloatArray = self._store.xp.lib.stride_tricks.as_strided(values, (n, self._width), strides)
         return rows
 
-    def _sum(self, rows: FloatArray, order: LongArray, starts: LongArray) -> FloatArray:
-        """Sum the rows order[starts[k]:starts[k + 1]] for each k."""
+    def _sum(self, rows: FloatArray, groups: RowGroups) -> FloatArray:
+        """Sum the rows of each group."""
         put = self._store.put
-        sums: FloatArray = self._store.xp.add.reduceat(rows[put(order)], put(starts), axis=0)
+        sums: FloatArray = self._store.xp.add.reduceat(rows[put(groups.order)], put(groups.starts), axis=0)
         return sums
 
 
@@ -101,15 +132,31 @@ class KernelRowSums(ArrayRowSums):
         super().__init__(shape, device)
         self._device = device
 
-    def _sum(self, rows: FloatArray, order: LongArray, starts: LongArray) -> FloatArray:
-        device, step = self._device, rows.strides[0] // rows.itemsize
-        sums: FloatArray = device.empty(starts.size * self._width, rows.dtype)
-        about = device.address(rows), step, self._width, device.address(sums), starts.size, rows.itemsize == 8
-        task = device.put(np.concatenate((about, starts, [order.size], order)).astype(np.int64, copy=False))
-        blocks = min(-(-sums.size // THREADS), device.n_processors * BLOCKS)
-        if blocks:
-            device.launch(_kernel(device), Launch(blocks, THREADS, 0, (device.address(task), 0, 0)))
-        return sums
+    def _sum(self, rows: FloatArray, groups: RowGroups) -> FloatArray:
+        device = self._device
+        task = device.put(groups.task(rows.strides[0] // rows.itemsize, self._width, rows.itemsize))
+        size = groups.ids.size * self._width
+        return sum_on_device(device, device.address(task), device.address(rows), size, rows.dtype)
+
+
+def sum_on_device(device: Device, task: int, rows: int, size: int, dtype: np.dtype[Any]) -> FloatArray:
+    """Sum rows by id on a GPU.
+
+    Args:
+        task: the address of a copy of `RowGroups.task` on the device.
+        rows: the address of the first row.
+        size: the number of elements of the sums.
+
+    Returns:
+        The sums, flat.
+    """
+    sums: FloatArray = device.empty(size, dtype)
+    blocks = min(-(-size // THREADS), device.n_processors * BLOCKS)
+    if blocks:
+        device.launch(
+            _kernels.get(device) or _kernel(device), Launch(blocks, THREADS, 0, (task, rows, device.address(sums)))
+        )
+    return sums
 
 
 THREADS, BLOCKS = 256, 4  # threads per block, and blocks per multiprocessor

@@ -259,6 +259,16 @@ def parts_of(parameter: Parameter) -> Row:
     return parameter.parts if isinstance(parameter, Stack) else (parameter,)
 
 
+def on_host(parameters: Iterable[Parameter]) -> list[Parameter]:
+    """Return those of many parameters that are in host memory, in one call."""
+    found = list[Parameter]()
+    for parameter in parameters:
+        part = parameter.parts[0] if isinstance(parameter, Stack) else parameter
+        if part._store is HOST:
+            found.append(parameter)
+    return found
+
+
 def pieces_of(parameter: Parameter, array: FloatArray) -> Iterator[tuple[Parameter, FloatArray]]:
     """Yield the parts of a parameter, each with its view of `array`, which has the shape of the whole."""
     if not isinstance(parameter, Stack):

@@ -1,6 +1,7 @@
 // The Python bindings of this folder; `_native.pyi` documents them.
 
 #include "graph/growing/round.h"
+#include "plan/device_steps.h"
 #include "plan/job.h"
 #include "plan/lifetimes.h"
 #include "plan/sums.h"
@@ -161,9 +162,69 @@ PyObject* find_sums_of(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
   return Py_BuildValue("NNNNL", to.release(), table.release(), parts.release(), ptr.release(), (long long)sums.size);
 }
 
-PyMethodDef functions[] = {fast("plan_graphs", plan_graphs),   fast("plan_round", plan_round),
-                           fast("place_values", place_values), fast("give_out", give_out_areas),
-                           fast("make_tables", make_tables),   fast("find_sums", find_sums_of),
+// Reads the calls of a `CallList` of Python.
+bool read_calls(PyObject* tuple, DeviceSteps& list) {
+  if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 4)
+    return refuse_type("calls", "(calls, tile_ptr, ptr, is_serial)", tuple);
+  Table<const int64_t> calls;
+  PyObject** parts = &PyTuple_GET_ITEM(tuple, 0);
+  if (!read_table<int64_t>(parts[0], "calls", calls) || !read<int64_t>(parts[1], "tile_ptr", list.tile_ptr) ||
+      !read<int64_t>(parts[2], "ptr", list.ptr))
+    return false;
+  list.calls = {reinterpret_cast<const CallList::Call*>(calls.data), calls.rows};
+  if (calls.columns == 2) return true;
+  return refuse_value("calls must have 2 columns, step and tile"), false;
+}
+
+// Reads the rules of known steps, and checks that they are those of the types of these tiles.
+bool read_rules(PyObject* array, DeviceSteps& list) {
+  Table<const int64_t> rules;
+  if (!read_table<int64_t>(array, "rules", rules)) return false;
+  constexpr int64_t MOST = INT32_MAX;
+  bool fits = rules.columns == 6 && rules.rows == list.known.size && rules.rows >= 2;
+  for (ptrdiff_t i = 0; fits && i < rules.rows; i++) {
+    const int64_t* rule = rules[i];
+    fits = within({rule, 1}, 0, i + 2 < rules.rows ? list.word_ptr.size : 1) && within({rule + 1, 1}, 0, MOST) &&
+           within({rule + 2, 1}, -1, MOST) && rule[4] > 0;
+  }
+  list.rules = {reinterpret_cast<const BlockRule*>(rules.data), rules.rows};
+  static_assert(sizeof(BlockRule) == 6 * sizeof(int64_t));
+  return fits || (refuse_value("rules must be those of known steps, got others"), false);
+}
+
+// list_device_steps(known, rules, calls, words, word_ptr, sum_ptr): returns (steps, blocks, ptr, hosted); see `Sweep`
+// in `autobatch.backends.cuda.launching`.
+PyObject* list_device_steps(PyObject*, PyObject* const* arguments, Py_ssize_t n) {
+  DeviceSteps list;
+  if (!takes("list_device_steps", n, 6) || !read_records(arguments[0], "known", list.known) ||
+      !read_calls(arguments[2], list) || !read<int64_t>(arguments[3], "words", list.words) ||
+      !read<int64_t>(arguments[4], "word_ptr", list.word_ptr) || !read_rules(arguments[1], list) ||
+      !read<int64_t>(arguments[5], "sum_ptr", list.sum_ptr))
+    return nullptr;
+  if (!within(list.word_ptr, 0, list.words.size + 1)) return refuse_value("word_ptr must stay in words");
+  Problem problem;
+  {
+    Unlocked unlocked;
+    problem = list.list();
+  }
+  if (!set_problem(problem)) return nullptr;
+  Table<int64_t> steps, hosted;
+  Ref steps_array = make_table<int64_t>(list.steps.size(), sizeof(DeviceStep) / sizeof(int64_t), steps),
+      hosted_array = make_table<int64_t>(list.hosted.size(), sizeof(DeviceSteps::Hosted) / sizeof(int64_t), hosted),
+      blocks = to_array<int64_t>(list.blocks), ptr = to_array<int64_t>(list.part_ptr);
+  if (!steps_array || !hosted_array || !blocks || !ptr) return nullptr;
+  memcpy(steps.data, list.steps.data(), (size_t)steps.rows * sizeof(DeviceStep));
+  if (hosted.rows) memcpy(hosted.data, list.hosted.data(), (size_t)hosted.rows * sizeof(DeviceSteps::Hosted));
+  return Py_BuildValue("NNNN", steps_array.release(), blocks.release(), ptr.release(), hosted_array.release());
+}
+
+PyMethodDef functions[] = {fast("plan_graphs", plan_graphs),
+                           fast("plan_round", plan_round),
+                           fast("place_values", place_values),
+                           fast("give_out", give_out_areas),
+                           fast("make_tables", make_tables),
+                           fast("find_sums", find_sums_of),
+                           fast("list_device_steps", list_device_steps),
                            {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace

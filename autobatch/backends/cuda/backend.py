@@ -10,39 +10,44 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property, partial
+from math import prod
 from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autobatch.backends.base import Counts, RowMoves, Timer
-from autobatch.backends.compiled import slots_of
+from autobatch._native import list_device_steps
+from autobatch.arrays import LongArray
+from autobatch.backends.base import RowMoves, Timer
+from autobatch.backends.cuda.binding import NOTE, STEP, DeviceTypes
 from autobatch.backends.cuda.device_cell import DeviceCell, DeviceStageRun
-from autobatch.backends.cuda.launching import NOTE, STEP, Launcher, PlannedStage, Sweep
+from autobatch.backends.cuda.launching import Launcher, Sweep
 from autobatch.backends.cuda.memory import DeviceMemory, Packing
 from autobatch.backends.cuda.moving import PackedMoves
 from autobatch.backends.cuda.sums import find_sums
 from autobatch.backends.driver import PlanExecutable, PlanRun
 from autobatch.backends.interpret import Interpreter
 from autobatch.backends.options import Options
-from autobatch.backends.tables import WHOLE, CompiledTypes
+from autobatch.backends.tables import WORD
 from autobatch.backends.values import MemoryPool
 from autobatch.compiler.cuda.source import MOVE_ROWS, module_text
 from autobatch.compiler.lowered import Area
-from autobatch.compiler.writer import STAGES, WEIGHTS, data_name
+from autobatch.compiler.writer import WEIGHTS, data_name
 from autobatch.devices.device import Device
 from autobatch.devices.finding import find_device
 from autobatch.devices.store import HOST
 from autobatch.errors import BackendError
-from autobatch.ir.program import NODE, Weight
+from autobatch.ir.program import NODE
 from autobatch.ops.randomness import Randomness
 from autobatch.params.parameter import Parameter
-from autobatch.plan.plan import Batch, CellSizes, Plan, PlannedCell, PlannedTypes
+from autobatch.params.sparse_rows import RowGroups, Rows, group_rows, sum_on_device
+from autobatch.params.stacks import on_host
+from autobatch.plan.plan import Batch, CellSizes, Plan, PlannedTypes
 from autobatch.system.background import compiling
 
 RESERVED = 1 << 10  # bytes of shared memory per block that CUDA reserves
-SUM_SLOTS = ("buffer", "sums", "parts", "sum_ptr")
+NO_SUMS = np.zeros(0, np.int64)
 
 
 class Cuda:
@@ -79,12 +84,12 @@ class Cuda:
         options.check_store(self.name, HOST, self.device)
         return DevicePlan(self, plan, cells, options, tables)
 
-    def compiled_types(self, cells: PlannedTypes, options: Options) -> CompiledTypes[DeviceCell]:
+    def compiled_types(self, cells: PlannedTypes, options: Options) -> DeviceTypes:
         """Return the compiled types that all plans of these types share."""
         key = self, options.dtype, options.precision
-        found: CompiledTypes[DeviceCell] | None = cells.compiled.get(key)
+        found: DeviceTypes | None = cells.compiled.get(key)
         if found is None:
-            found = cells.compiled[key] = CompiledTypes(cells, options.dtype, lambda row_bytes: WHOLE)
+            found = cells.compiled[key] = DeviceTypes(cells, options.dtype, self.device)
         return found
 
     def device_cell(self, cells: PlannedTypes, options: Options, type_id: int) -> DeviceCell:
@@ -114,17 +119,16 @@ class DevicePlan(PlanExecutable):
     All offsets are bytes from the beginning of the packed memory.
 
     Attributes:
-        packing: the ints of the plan, and room for the slots and the steps of each stage; then, from byte `n_ints` on,
-            for parameters.
-        n_late: the number of bytes at the beginning of the packing that are copied late: the slots of the weight stage,
-            because the addresses of gradients are known in backward only.
-        places: the offset of each array, by type and name; type -1 has the arrays that all types share.
-        slots: the offset of the slots of each stage of a type.
+        bound: the stages of the plan's types, which all plans of these types share.
+        packing: the slots, the arrays of the plan, the tasks of `row_sums`, and the steps of all stages; then, from
+            byte `n_ints` on, room for parameters.
+        sums: the sums to add up after each batch.
+        places: the offsets of arrays; see `DeviceTypes.places`.
+        row_sums: the distinct ids of the rows that a step of the weight stage adds to the gradient of a table, and the
+            offset of the task for `sum_on_device`; by the number of the step.
         sweeps: the steps of each stage.
-        steps: the offset of the steps of each stage.
-        parameters: the parameters that the cells of the plan read.
-        uploaded: the parameters among them that are on the host, with their offsets.
-        kernels: the definitions of the kernels of each stage, sorted by name.
+        steps: the offset of the steps of each stage; those of a stage follow those of the previous one.
+        uploaded: the parameters that are on the host, with their offsets.
     """
 
     def __init__(
@@ -132,75 +136,47 @@ class DevicePlan(PlanExecutable):
     ) -> None:
         super().__init__(plan, cells, options)
         self.backend = backend
-        self.types = backend.compiled_types(cells, options)
-        self.stages = (*STAGES, WEIGHTS) if cells.training else STAGES[:1]
-        self.tables = self.types.tables_of(plan, partial(backend.device_cell, cells, options), 1, tables)
-        self.sums = find_sums(plan, cells)
-        self.packing = Packing()
-        self.places: dict[tuple[int, str], int] = {}
-        self.slots: dict[tuple[str, int], int] = {}
-        self.n_late = 0
-        self._pack()
-        self.kernels = {name: self._kernels(name) for name in self.types.stages}
-        if WEIGHTS in self.stages:
-            self.kernels[WEIGHTS] = self.kernels["backward"]  # the weight stage has no kernels; share the module
-        self.sweeps = {name: self._sweep(name) for name in self.stages}
-        self.steps = {name: self.packing.reserve(sweep.steps.nbytes) for name, sweep in self.sweeps.items()}
-        stages = [self.types.cells[type_id].stage(name) for name in self.stages for type_id in self.tables.type_ids]
-        rows_size = backend.n_blocks * max((stage.rows_size for stage in stages), default=0)
-        self.sizes = plan.size + self.sums.size, self.tables.scratch_size, self.tables.kept_size, rows_size
-        self.n_bytes = sum(self.sizes) * options.dtype.itemsize + self.packing.n_bytes
-        self.n_ints = self.packing.n_bytes
-        read = {id(p): p for type_id in self.tables.type_ids for p in parameters_of(cells.cells[type_id])}
-        self.parameters = list(read.values())
-        self.uploaded = [(p, self.packing.reserve(p.array.nbytes)) for p in self.parameters if p.store is HOST]
+        self.types = types = backend.compiled_types(cells, options)
+        self.tables = known = types.tables_of(plan, partial(backend.device_cell, cells, options), 1, tables)
+        self.bound = bound = types.bound(known.type_ids)
+        self.sums = sums = find_sums(plan, types.widths)
+        arrays = [
+            plan.dest_ptr, plan.dest, sums.to.astype(plan.dest.dtype, copy=False), known.words, plan.ints, plan.floats,
+            plan.segments, sums.table, sums.parts, sums.ptr,
+        ]  # fmt: skip
+        n_arrays, groups = len(arrays), list[RowGroups]()
+        for rows in bound.table_rows.values():
+            groups.append(group_rows(plan.int_data[rows.block][:, rows.column], rows.shape))
+            arrays.append(groups[-1].task(rows.step, prod(rows.shape[1:]), options.dtype.itemsize))
+        self.sweeps: dict[str, Sweep] = {}
+        for name, stage in bound.stages.items():
+            sum_ptr = sums.ptr if name == "forward" else NO_SUMS
+            listed = list_device_steps(stage.known, stage.rules, known.calls[name], known.words, known.ptr, sum_ptr)
+            self.sweeps[name] = Sweep(stage, *listed)
+            arrays.append(listed[0])
+        self.packing = packing = Packing(bound.slots.nbytes, arrays)
+        offsets, self.n_ints = packing.offsets, packing.n_bytes
+        self.places = types.places(known.addresses, np.array(offsets[:n_arrays]))
+        self.row_sums: dict[int, tuple[LongArray, int]] = {}
+        for number, group, place in zip(bound.table_rows, groups, offsets[n_arrays:], strict=False):
+            self.row_sums[number] = group.ids, place
+        self.steps = dict(zip(self.sweeps, offsets[n_arrays + len(groups) :], strict=True))
+        rows_size = backend.n_blocks * bound.rows_size
+        self.sizes = plan.size + sums.size, known.scratch_size, known.kept_size, rows_size
+        self.n_bytes = sum(self.sizes) * options.dtype.itemsize + packing.n_bytes
+        self.uploaded: list[tuple[Parameter, int]] = []
+        for parameter in on_host(bound.parameters):
+            self.uploaded.append((parameter, packing.reserve(parameter.array.nbytes)))
 
     def begin(self, randomness: Randomness, timer: Timer | None = None) -> DeviceRun:
         """Make a run; see `Executable`."""
         return DeviceRun(self, self.backend.pool, self.backend.device, randomness, timer)
 
-    def _pack(self) -> None:
-        plan, packing, places, sums = self.plan, self.packing, self.places, self.sums
-        for name in reversed(self.stages):  # the slots of the weight stage are first, because they are copied later
-            for type_id in self.tables.type_ids:
-                self.slots[name, type_id] = packing.reserve(8 * len(self.types.cells[type_id].stage(name).slots))
-            if name == WEIGHTS:
-                self.n_late = packing.n_bytes
-        for name, array in (("ptr", plan.dest_ptr), ("dest", plan.dest)):
-            places[-1, name] = packing.add(array)
-        places[-1, "to"] = packing.add(sums.to.astype(plan.dest.dtype, copy=False))
-        for name, array in (("sums", sums.table), ("parts", sums.parts), ("sum_ptr", sums.ptr)):
-            places[-1, name] = packing.add(array)
-        self.slots["sums", -1] = packing.reserve(8 * len(SUM_SLOTS))
-        for type_id, tiles in self.tables.tiles.items():
-            places[type_id, "table"] = packing.add(tiles)
-            for domain in range(NODE, NODE + len(self.cells.cells[type_id].layout.input_width)):
-                ints, floats = plan.data(type_id, domain)
-                places[type_id, data_name(Area.INTS, domain)] = packing.add(ints)
-                places[type_id, data_name(Area.FLOATS, domain)] = packing.add(floats)
-                if domain != NODE:
-                    places[type_id, f"segments_{domain}"] = packing.add(plan.segments_of(type_id, domain))
-
-    def _kernels(self, name: str) -> dict[str, str]:
-        """Return the kernels of a stage of all cells met so far, which often include those of later plans."""
-        found: dict[str, str] = {}
-        for cell in self.types.cells.values():
-            found |= cell.stage(name).source.texts
-        return dict(sorted(found.items()))
-
-    def kernel(self, name: str) -> Any:
-        """Return the compiled kernel that runs the steps of a stage."""
-        return self.backend.sweep(self.kernels[name], self.options.dtype.name, self.plan.dest.dtype.name)
-
-    def _sweep(self, name: str) -> Sweep:
-        calls = self.tables.calls[name]
-        stages = [
-            PlannedStage(self.types.cells[type_id].stage(name), self.slots[name, type_id], tiles)
-            for type_id, tiles in self.tables.tiles.items()
-        ]
-        numbers = {kernel: number for number, kernel in enumerate(self.kernels[name])}
-        sums = (self.sums, self.slots["sums", -1]) if name == "forward" else None
-        return Sweep(calls, stages, numbers, sums)
+    def load(self, name: str) -> Any:
+        """Compile the kernel that runs the steps of a stage, and return it."""
+        stage, index_type = self.bound.stages[name], self.plan.dest.dtype.name
+        stage.compiled[index_type] = self.backend.sweep(stage.kernels, self.options.dtype.name, index_type)
+        return stage.compiled[index_type]
 
 
 class DeviceRun(PlanRun[DeviceMemory]):
@@ -208,7 +184,7 @@ class DeviceRun(PlanRun[DeviceMemory]):
 
     executable: DevicePlan
     n_library_threads = 0  # the host computes no matrix products
-    held = PlanRun.held | {"_launchers", "_parameters", "_moves"}
+    held = PlanRun.held | {"_launchers", "_uploaded", "_kept", "_sent", "_moves"}
     _moves: PackedMoves | None = None  # behind the packing of the plan
 
     def carry(self, moves: RowMoves) -> None:
@@ -225,7 +201,8 @@ class DeviceRun(PlanRun[DeviceMemory]):
     @cached_property
     def interpreter(self) -> Interpreter:
         """Return the interpreter for instructions that have no step, on parameters and data that are on the device."""
-        return Interpreter(self.values, self.options, self.randomness, self._parameters, self._data)
+        parameters = {id(p): p.array for p in self.executable.bound.parameters} | self._uploaded
+        return Interpreter(self.values, self.options, self.randomness, parameters, self._data)
 
     def __exit__(self, *error: Any) -> None:
         """End the context; raise a BackendError with the bytes of the plan if the device is out of memory."""
@@ -241,15 +218,55 @@ class DeviceRun(PlanRun[DeviceMemory]):
             ) from error[1]
 
     def _begin(self) -> None:
+        """Copy the ints and parameters of the mini-batch to the device."""
         super()._begin()
-        self._parameters: dict[int, Any] = {}
-        self._launchers = self._stages = self._upload()
+        executable, device, staging = self.executable, self.executable.backend.device, self.memory.staging
+        bound, packing, pinned, held = executable.bound, executable.packing, staging.pinned, staging.held
+        self._uploaded: dict[int, Any] = {}
+        for parameter, first in executable.uploaded:
+            ours, theirs = (
+                packed[first : first + parameter.array.nbytes].view(parameter.dtype).reshape(parameter.shape)
+                for packed in (pinned, held)
+            )
+            ours[...], self._uploaded[id(parameter)] = parameter.array, theirs
+        self._base = base = staging.address
+        moves, behind, n_ints = self._moves, packing.n_bytes, pinned.size
+        if moves is not None:
+            moves.write(pinned[behind:], base + behind, device)
+        if self._uploaded:
+            n_ints = executable.n_ints
+            staging.send(n_ints, pinned.size)
+        bound.bind(self.memory.addresses, self._uploaded)
+        self._kept, self._sent = bound.copies, bound.gradients
+        packing.fill(pinned)
+        slots = pinned[: bound.slots.nbytes].view(np.int64)
+        slots[:] = bound.slots
+        slots[bound.plan_slots] = executable.places[bound.sources] + base
+        steps = pinned[executable.steps["forward"] : executable.n_ints].view(STEP)  # of all stages
+        steps["memory"] += base  # offsets in the packing become device addresses
+        if moves is not None:
+            steps["function"][0], steps["memory"][0], steps["tile"][0] = MOVE_ROWS, base + behind, moves.n_pairs
+        self._launchers: dict[str, Launcher] = {}
+        n_blocks, index_type = executable.backend.n_blocks, executable.plan.dest.dtype.name
+        for name, sweep in executable.sweeps.items():
+            first = executable.steps[name]
+            load, run_step = partial(executable.load, name), partial(self._run_step, name)
+            moving = moves.blocks if moves is not None and name == "forward" else 0
+            self._launchers[name] = Launcher(device, sweep, base + first, n_blocks, index_type, load, run_step, moving)
+            if self.timer is not None:
+                pinned[first : first + sweep.steps.nbytes].view(STEP)["then"][sweep.ends] |= NOTE
+        self._stages = self._launchers
+        staging.send(WORD * bound.n_late, n_ints)
+
+    def _bind(self) -> bool:
+        return True  # steps that the host runs prepare Python
 
     def _call_timed(self, stage: str, batches: list[Batch]) -> None:
         """Run all parts in as few launches as without a timer; the device records the end of each part."""
         launcher, n_types = self._launchers[stage], len(self.plan.type_ptr) - 1
-        launcher.run(0, 2 * n_types if stage == WEIGHTS else len(batches) + 2, timed=True)
-        ends = launcher.ends()
+        self.launches += launcher.run(0, 2 * n_types if stage == WEIGHTS else len(batches) + 2, timed=True)
+        place = self.executable.steps[stage]
+        ends = launcher.ends(self.memory.staging.held[place : place + launcher.sweep.steps.nbytes])
         if stage == WEIGHTS:
             for first in (0, n_types):  # compiled steps of all types, then those of the host
                 for of_type in batches:
@@ -263,91 +280,67 @@ class DeviceRun(PlanRun[DeviceMemory]):
             self.executable.backend.device.synchronize()
             super()._mark(stage, batch, end)
 
-    def counts(self) -> Counts:
-        """Return the work of the run so far."""
-        self.launches = sum(one.launches for one in self._launchers.values())
-        return super().counts()
+    # Steps of the host.
 
-    # The mini-batch on the device.
+    def _run_step(self, name: str, number: int, tile: int) -> None:
+        """Run a step of a stage on the host, given its number among those of all types, and the number of a tile."""
+        position, step = self.executable.bound.stages[name].steps[number]
+        if step.run is not None:
+            self._prepare_python()
+            step.run(self._stage_run(name, position), tile)
+        else:
+            self._add_rows(number, tile)
 
-    def _upload(self) -> dict[str, Launcher]:
-        """Set up the stages of all types, and copy the ints and parameters of the mini-batch to the device."""
-        executable, device, memory = self.executable, self.executable.backend.device, self.memory
-        packing, places = executable.packing, executable.places
-        self._parameters.update((id(p), p.array) for p in executable.parameters if p.store is device)
-        for parameter, first in executable.uploaded:
-            part = memory.staging.held[first : first + parameter.array.nbytes]
-            self._parameters[id(parameter)] = part.view(parameter.dtype).reshape(parameter.shape)
-        pinned, base = memory.staging.pinned, device.address(memory.staging.held)
-        packing.fill(pinned)
-        for parameter, first in executable.uploaded:
-            part = pinned[first : first + parameter.array.nbytes]
-            part.view(parameter.dtype).reshape(parameter.shape)[...] = parameter.array
-        moves, behind = self._moves, packing.n_bytes
-        if moves is not None:
-            moves.write(pinned[behind:], base + behind, device)
-        n_ints = executable.n_ints if executable.uploaded else pinned.size
-        memory.staging.send(n_ints, pinned.size)
-        common = {"buffer": memory.buffer, "scratch": memory.scratch, "kept": memory.kept}
-        arrays = {type_id: common | self._flat_data(type_id) for type_id in executable.tables.type_ids}
-        launchers = {}
-        for name in executable.stages:
-            runs = []
-            for type_id, tiles in executable.tables.tiles.items():
-                stage = executable.types.cells[type_id].stage(name)
-                if executable.uploaded or stage.shared.has_changed():
-                    stage.shared.update(lambda parameter: self._parameters[id(parameter)])
-                about = (
-                    self.plan, type_id, self.plan.first_block(type_id), tiles, self.randomness,
-                    self.interpret_gradients,
-                )  # fmt: skip
-                run = DeviceStageRun(stage, device, *about, arrays[type_id])
-                runs.append(run)
-                first = executable.slots[name, type_id]
-                slots = pinned[first : first + 8 * len(stage.slots)].view(np.int64)
-                for slot in stage.used_slots:
-                    at = places.get((type_id, slot), places.get((-1, slot)))
-                    slots[stage.slots[slot]] = self._slot(run, slot) if at is None else base + at
-            first, sweep = executable.steps[name], executable.sweeps[name]
-            ours, theirs = (packed[first : first + sweep.steps.nbytes] for packed in (pinned, memory.staging.held))
-            steps, listed = ours.view(STEP), theirs.view(np.int64).reshape(len(sweep.steps), -1)
-            steps[...] = sweep.steps
-            steps["memory"] += base  # offsets in the packing become device addresses
-            if self.timer is not None:
-                steps["then"][sweep.ends] |= NOTE
-            moving = 0
-            if moves is not None and name == "forward":
-                moving = moves.blocks
-                steps["function"][0], steps["memory"][0], steps["tile"][0] = MOVE_ROWS, base + behind, moves.n_pairs
-            make_kernel, n_blocks = partial(executable.kernel, name), executable.backend.n_blocks
-            launchers[name] = Launcher(device, sweep, listed, runs, make_kernel, n_blocks, moving)
-        first = executable.slots["sums", -1]
-        pinned[first : first + 8 * len(SUM_SLOTS)].view(np.int64)[:] = [
-            device.address(memory.buffer), *(base + places[-1, name] for name in SUM_SLOTS[1:])
-        ]  # fmt: skip
-        memory.staging.send(executable.n_late, n_ints)
-        return launchers
+    def _stage_run(self, name: str, position: int) -> DeviceStageRun:
+        """Return a stage of a type, for steps that the host runs."""
+        executable, memory, bound = self.executable, self.memory, self.executable.bound
+        type_id = bound.type_ids[position]
+        stage, first = executable.types.cells[type_id].stage(name), bound.first[name, type_id]
+        slots = memory.staging.pinned[WORD * first : WORD * (first + len(stage.slots))].view(np.int64)
+        arrays = {"buffer": memory.buffer, "scratch": memory.scratch, "kept": memory.kept} | self._flat_data(type_id)
+        return DeviceStageRun(
+            stage, self.store, self.plan, type_id, self.plan.first_block(type_id), executable.tables.tiles[type_id],
+            self.randomness, self.interpret_gradients, arrays, slots,
+        )  # fmt: skip
+
+    def _add_rows(self, number: int, tile: int) -> None:
+        """Add rows of a type to the gradient of a table, given the number of the step and of the tile."""
+        executable, device, dtype = self.executable, self.executable.backend.device, self.options.dtype
+        rows, (ids, task), tables = executable.bound.table_rows[number], executable.row_sums[number], executable.tables
+        if not ids.size:
+            return
+        gradient, shape = self.targets[rows.key], (ids.size, *rows.shape[1:])
+        first = rows.offset + int(tables.words[tables.ptr[rows.type_id] + tile * rows.n_fields + rows.field])
+        address = self.memory.addresses[0] + first * dtype.itemsize
+        sums = sum_on_device(device, self._base + task, address, prod(shape), dtype)
+        if not isinstance(gradient, Rows):
+            self._prepare_python()
+            Rows(ids, sums.reshape(shape), rows.shape, device).add_to(gradient)
+        elif gradient.store is not device or gradient.ids.size:
+            gradient.add(ids, sums if gradient.store is device else device.get(sums))
+        else:
+            gradient.ids, gradient.values = ids.copy(), sums.reshape(shape)  # the plan may run again
 
     def _take_targets(self) -> None:
-        """Copy the addresses of the gradients to the device."""
-        executable, staging, device = self.executable, self.memory.staging, self.executable.backend.device
-        for type_id in executable.tables.type_ids:
-            stage, first = executable.types.cells[type_id].stage(WEIGHTS), executable.slots[WEIGHTS, type_id]
-            slots = staging.pinned[first : first + 8 * len(stage.slots)].view(np.int64)
-            for parameter, slot in stage.gradients.items():
-                slots[slot : slot + 3] = slots_of(self.targets[stage.keys[parameter]], device.address)
-        staging.send(0, executable.n_late)
-
-    def _slot(self, run: DeviceStageRun, name: str) -> int:
-        if name == "rows":
-            return self.executable.backend.device.address(self.memory.rows) if run.stage.rows_size else 0
-        return run.slot(name)
+        """Copy the addresses of the gradients to the device, unless they were known when the run began."""
+        bound, staging, pinned = self.executable.bound, self.memory.staging, self.memory.staging.pinned
+        bound.take_gradients(self.targets)
+        if bound.gradients is not self._sent:
+            n_bytes = WORD * bound.n_late
+            pinned[:n_bytes] = pinned[n_bytes : 2 * n_bytes]
+            late = pinned[:n_bytes].view(np.int64)
+            late[bound.gradient_slots - bound.n_late] = bound.slots[bound.gradient_slots]
+            staging.send(0, n_bytes, to=n_bytes)
 
     def _data(self, type_id: int, domain: int) -> tuple[Any, Any]:
         """Return the int and float data of the rows of a domain of a type, as views of the packed ints."""
-        ints, floats = self.executable.plan.data(type_id, domain)
-        names = data_name(Area.INTS, domain), data_name(Area.FLOATS, domain)
-        return self._packed(type_id, names[0], ints), self._packed(type_id, names[1], floats)
+        types, held, found = self.executable.types, self.memory.staging.held, list[Any]()
+        ints, floats = self.plan.data(type_id, domain)
+        array: NDArray[Any]
+        for area, array in ((Area.INTS, ints), (Area.FLOATS, floats)):
+            first = int(self.executable.places[types.place(data_name(area, domain), type_id)])
+            found.append(held[first : first + array.nbytes].view(array.dtype).reshape(array.shape))
+        return found[0], found[1]
 
     def _flat_data(self, type_id: int) -> dict[str, Any]:
         """Return the data of all domains of a type, by the names that steps use."""
@@ -357,14 +350,3 @@ class DeviceRun(PlanRun[DeviceMemory]):
             for domain in domains
             for area, data in zip((Area.INTS, Area.FLOATS), self._data(type_id, domain), strict=True)
         }
-
-    def _packed(self, type_id: int, name: str, array: NDArray[Any]) -> Any:
-        """View a packed array on the device."""
-        first = self.executable.places[type_id, name]
-        return self.memory.staging.held[first : first + array.nbytes].view(array.dtype).reshape(array.shape)
-
-
-def parameters_of(cell: PlannedCell) -> list[Parameter]:
-    """List the parameters that a cell reads, in any stage."""
-    vars = cell.program.vars if cell.derivative is None else cell.derivative.vars
-    return [var.source.parameter for var in vars if isinstance(var.source, Weight)]

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autobatch.arrays import LongArray
 from autobatch.backends.compiled import DATA, CellStages, RowLocation, Stage, StageRun
 from autobatch.compiler.cuda.source import ADD_OUTER, ADD_ROW_SUM, MULTIPLY, CudaKernel, CudaSource, print_stage
+from autobatch.compiler.lowered import Area
 from autobatch.compiler.stage import StageProgram
 from autobatch.compiler.statement import Interpreted, Outer, Product, Remainder, RowSum, Scatter
 from autobatch.compiler.view import View
@@ -25,6 +26,7 @@ SPARE = 32  # elements of shared memory before the rows of teams
 TILE = 16, 64  # rows and columns of the smallest tiles of products, see `products.cuh`
 SUMMED = 8  # columns of rows that a block sums, see `sweep.cuh`
 TILE_BYTES = 64 << 10  # shared memory of the largest tiles of products
+SHARED_SLOTS = ("matrix", "pitch", "shared", "step", "table")  # the beginnings of the names of slots for shared values
 ON_HOST = -1  # in place of a function of the device: the host runs the step
 
 
@@ -69,6 +71,36 @@ class DeviceStage(Stage["DeviceStep"]):
         """Return the elements of memory per block for rows that do not fit in shared memory."""
         return max((step.rows_size for step in self.steps), default=0)
 
+    @cached_property
+    def shared_names(self) -> set[str]:
+        """Return the used slots for values that all rows share."""
+        return {name for name in self.used_slots if name.partition("_")[0] in SHARED_SLOTS and name != "table"}
+
+    def shared_slots(self) -> tuple[dict[int, int], list[Any]]:
+        """Return the contents of the slots for shared values: addresses, and elements from row to row.
+
+        Returns:
+            The contents by slot; and copies that the addresses refer to, of matrices of which neither the rows nor the
+            columns are contiguous.
+        """
+        contents, copies = dict[int, int](), dict[tuple[bool, str], Any]()
+        for name in self.shared_names:
+            kind, _, value = name.rpartition("_")
+            array = self.shared.arrays[int(value)]
+            is_matrix = kind in ("matrix", "pitch")
+            array = array[0] if is_matrix else array
+            is_contiguous = _pitch(array) is not None if is_matrix else kind != "shared" or array.flags.c_contiguous
+            if not is_contiguous:
+                if (is_matrix, value) not in copies:
+                    copies[is_matrix, value] = self.device.xp.ascontiguousarray(array)
+                array = copies[is_matrix, value]
+            if kind == "pitch":
+                content = _pitch(array) or 1
+            else:
+                content = int(array.strides[1]) // int(array.itemsize) if is_step(name) else self.device.address(array)
+            contents[self.slots[name]] = content
+        return contents, [*copies.values()]
+
     def slot(self, name: str) -> int:
         """Return the number of a slot, and mark it as used."""
         self.used_slots.add(name)
@@ -100,6 +132,8 @@ class DeviceStage(Stage["DeviceStep"]):
                 return [make_outer(self, step)]
             case RowSum():
                 return [make_row_sum(self, step)]
+            case Scatter() if self.locate(step.ids).area is Area.INTS:
+                return [DeviceStep(scatter=step)]
             case Outer() | Scatter() | Remainder():
                 return self._on_host(step)
         assert kernel is not None, "every kernel has a source"
@@ -112,35 +146,16 @@ class DeviceStageRun(StageRun):
 
     Attributes:
         arrays: the arrays of areas, by name.
+        slots: the contents of the stage's slots.
     """
 
     stage: DeviceStage
     arrays: dict[str, Any]
-    _read: dict[str, Any] = field(default_factory=dict)  # kept alive
+    slots: LongArray
 
     def slot(self, name: str) -> int:
-        """Return the content of a slot that is not for a plan array: an address, or elements from row to row."""
-        device = self.stage.device
-        if name in self.arrays:
-            return device.address(self.arrays[name])
-        kind, _, value = name.rpartition("_")
-        whole = self.stage.shared.arrays[int(value)]
-        match kind:
-            case "matrix":
-                return device.address(self._matrix(int(value)))
-            case "pitch":
-                return _pitch(self._matrix(int(value))) or 1
-            case "shared":
-                whole = self._read[name] = device.xp.ascontiguousarray(whole)
-        return int(whole.strides[1]) // int(whole.itemsize) if is_step(name) else device.address(whole)
-
-    def _matrix(self, value: int) -> Any:
-        """Return a shared matrix, copied unless its rows or columns are contiguous."""
-        name = f"matrix_{value}"
-        if name not in self._read:
-            matrix = self.stage.shared.arrays[value][0]
-            self._read[name] = matrix if _pitch(matrix) is not None else self.stage.device.xp.ascontiguousarray(matrix)
-        return self._read[name]
+        """Return the content of a slot: an address, or elements from row to row."""
+        return int(self.slots[self.stage.slots[name]])
 
     def _array(self, location: RowLocation) -> Any:
         is_data = location.area in DATA
@@ -156,6 +171,22 @@ class DeviceStageRun(StageRun):
         return self.stage.device.address(self._array(location)) + first * self.stage.dtype.itemsize
 
 
+class BlockRule(NamedTuple):
+    """The number of blocks that have work in a step: `times` for each `at_once` of `per_row` threads per row.
+
+    Attributes:
+        field: the number of the field of a tile that holds its rows; -1 for `times` blocks, whatever the tile.
+    """
+
+    field: int
+    per_row: int
+    at_once: int
+    times: int
+
+
+NO_BLOCKS = BlockRule(-1, 0, 1, 0)
+
+
 @dataclass(eq=False, slots=True)
 class DeviceStep:
     """A step that runs on the device or on the host.
@@ -167,9 +198,10 @@ class DeviceStep:
         team: the number of threads that work on a row.
         shared_bytes: shared memory per block.
         rows_size: elements of memory per block for rows that do not fit in shared memory.
-        blocks: counts the blocks that have work, for each tile of an array of tiles.
+        blocks: the rule for the number of blocks that have work; see `BlockRule` in `native/plan/device_steps.h`.
         run: runs the step on the host, given the number of a tile.
         product: the locations of the rows that a product reads and writes.
+        scatter: the rows that the host adds to the gradient of a table, at ids that are data of the nodes.
     """
 
     function: str | int = ON_HOST
@@ -178,20 +210,17 @@ class DeviceStep:
     team: int = 0
     shared_bytes: int = 0
     rows_size: int = 0
-    blocks: Callable[[NDArray[Any]], LongArray] = lambda tiles: np.zeros(len(tiles), np.int64)
+    blocks: BlockRule = NO_BLOCKS
     run: Callable[[DeviceStageRun, int], None] | None = None
     product: tuple[RowLocation, RowLocation] | None = None
+    scatter: Scatter | None = None
 
 
 def make_kernel(stage: DeviceStage, kernel: CudaKernel) -> DeviceStep:
     """Build the step of a generated kernel."""
     fit = fit_rows(kernel, stage.storage.row_width, stage.dtype.itemsize, stage.most_shared_bytes)
-
-    def count_blocks(tiles: NDArray[Any]) -> LongArray:
-        found: LongArray = -(-tiles[kernel.n_rows] * fit.team // THREADS)
-        return found
-
-    return DeviceStep(kernel.name, *stage.put(kernel.descriptor), *fit, count_blocks)
+    rule = BlockRule(stage.fields.index(kernel.n_rows), fit.team, THREADS, 1)
+    return DeviceStep(kernel.name, *stage.put(kernel.descriptor), *fit, rule)
 
 
 def make_product(stage: DeviceStage, product: Product, number: int) -> DeviceStep:
@@ -207,9 +236,7 @@ def make_product(stage: DeviceStage, product: Product, number: int) -> DeviceSte
         term.transposed + 2 * accumulate, len(stage.fields),
     )  # fmt: skip
 
-    def count_blocks(tiles: NDArray[Any]) -> LongArray:
-        found: LongArray = count_product_tiles(tiles[a.rows], n)
-        return found
+    rule = BlockRule(stage.fields.index(a.rows), 1, TILE[0], -(-n // TILE[1]))
 
     def run(run: DeviceStageRun, k: int) -> None:
         n_rows = int(run.tiles[k][a.rows])
@@ -222,9 +249,7 @@ def make_product(stage: DeviceStage, product: Product, number: int) -> DeviceSte
             stage.device.multiply(gemm)
 
     function = MULTIPLY if stage.precision == "float32" else ON_HOST
-    return DeviceStep(
-        function, *stage.put(numbers), THREADS, TILE_BYTES, blocks=count_blocks, run=run, product=(a, out)
-    )
+    return DeviceStep(function, *stage.put(numbers), THREADS, TILE_BYTES, blocks=rule, run=run, product=(a, out))
 
 
 def make_outer(stage: DeviceStage, outer: Outer) -> DeviceStep:
@@ -235,9 +260,7 @@ def make_outer(stage: DeviceStage, outer: Outer) -> DeviceStep:
     places = stage.fields.index(left.rows), *stage.place(left), *stage.place(right)
     numbers = (*slots, *places, stage.gradient_slot(outer.parameter), m, n, len(stage.fields))
     n_blocks = max(count_product_tiles(m, n), count_product_tiles(n, m))  # the gradient may be stored as the transpose
-    return DeviceStep(
-        ADD_OUTER, *stage.put(numbers), THREADS, TILE_BYTES, blocks=lambda tiles: np.full(len(tiles), n_blocks)
-    )
+    return DeviceStep(ADD_OUTER, *stage.put(numbers), THREADS, TILE_BYTES, blocks=NO_BLOCKS._replace(times=n_blocks))
 
 
 def make_row_sum(stage: DeviceStage, total: RowSum) -> DeviceStep:
@@ -252,7 +275,7 @@ def make_row_sum(stage: DeviceStage, total: RowSum) -> DeviceStep:
     shared_bytes = THREADS // SUMMED * (SUMMED + 1) * stage.dtype.itemsize
     return DeviceStep(
         ADD_ROW_SUM, *stage.put(numbers), THREADS, shared_bytes,
-        blocks=lambda tiles: np.full(len(tiles), -(-size // SUMMED)),
+        blocks=NO_BLOCKS._replace(times=-(-size // SUMMED)),
     )  # fmt: skip
 
 
@@ -287,7 +310,7 @@ def fit_rows(kernel: CudaKernel, row_width: int, itemsize: int, most_shared_byte
     return Fit(team, (SPARE + in_rows) * itemsize, 0)
 
 
-def count_product_tiles(n_rows: Any, n_columns: int) -> Any:
+def count_product_tiles(n_rows: int, n_columns: int) -> int:
     """Count the smallest tiles that cover the result of a product."""
     return -(-n_rows // TILE[0]) * -(-n_columns // TILE[1])
 

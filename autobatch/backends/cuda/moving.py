@@ -25,16 +25,16 @@ class PackedMoves:
     """
 
     def __init__(self, moves: RowMoves) -> None:
-        self._moves, self._packing, self.n_pairs = moves, Packing(), len(moves.pairs)
-        self._packing.reserve(8 * FIELDS * self.n_pairs)
-        self._found, self._rows = map(self._packing.add, (moves.found, moves.rows))
+        self._moves, self.n_pairs = moves, len(moves.pairs)
+        arrays = [np.ascontiguousarray(array) for array in (moves.found, moves.rows)]
+        self._packing = Packing(8 * FIELDS * self.n_pairs, arrays)
         self.n_bytes = self._packing.n_bytes
         self.blocks = -(-moves.rows.size * WARP // THREADS)
 
     def write(self, memory: NDArray[np.uint8], address: int, device: Device) -> None:
         """Write the piece; `address` is the one that it will have on the device."""
         self._packing.fill(memory)
-        found, rows, step = address + self._found, address + self._rows, self._moves.rows.itemsize
+        step, (found, rows) = self._moves.rows.itemsize, (address + first for first in self._packing.offsets)
         memory[: 8 * FIELDS * self.n_pairs].view(np.int64).reshape(-1, FIELDS)[...] = [
             (
                 device.address(column), device.address(table), found + step * first, rows + step * first, end - first,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from autobatch._native import find_sums as find_in_plan
 from autobatch.backends.tables import arrays_of
-from autobatch.plan.plan import Plan, PlannedTypes
+from autobatch.plan.plan import Plan
 
 LongArray = NDArray[np.int64]
 
@@ -26,7 +26,7 @@ class Sums(NamedTuple):
             buffer.
         table: [sums, 4] the place of each sum, its number of elements, and the first and the end of its parts.
         parts: the places of the parts, in the order in which they are added.
-        ptr: [batches + 1] after batch b, sums ptr[b]:ptr[b + 1] are added up.
+        ptr: [batches + 1] after batch b, sums ptr[b]:ptr[b + 1] are added up; empty without sums.
         size: elements behind the buffer.
     """
 
@@ -37,10 +37,12 @@ class Sums(NamedTuple):
     size: int
 
 
-def find_sums(plan: Plan, cells: PlannedTypes) -> Sums:
-    """Find the sums of a plan. Cost: O(destinations log(destinations of a batch))."""
-    if not plan.adds_up:
+def find_sums(plan: Plan, widths: LongArray) -> Sums:
+    """Find the sums of a plan, given the elements of each output of all types.
+
+    Cost: O(destinations log(destinations of a batch)).
+    """
+    if not plan.adds.any():
         none = np.zeros(0, np.int64)
-        return Sums(plan.dest, np.zeros((0, 4), np.int64), none, np.zeros(len(plan.batches) + 1, np.int64), 0)
-    widths = [cell.program.vars[output].size for cell in cells.cells for output in cell.program.outputs]
-    return Sums(*find_in_plan(arrays_of(plan), plan.dest.astype(np.int64), np.array(widths, np.int64), plan.size))
+        return Sums(plan.dest, none.reshape(0, 4), none, none, 0)
+    return Sums(*find_in_plan(arrays_of(plan), plan.dest.astype(np.int64), widths, plan.size))

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.backends.cuda.binding import STEP, WAIT
 from autobatch.backends.cuda.device_cell import THREADS, TILE_BYTES, count_product_tiles
-from autobatch.backends.cuda.launching import STEP, WAIT
 from autobatch.cli.gpu.check import Check, Result
 from autobatch.cli.racing import time_ways
 from autobatch.compiler.cuda.source import MULTIPLY, module_text

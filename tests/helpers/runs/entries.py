@@ -28,6 +28,7 @@ import autobatch
 from autobatch import _native
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.cpu.step import BOUND_STEP
+from autobatch.backends.cuda.binding import STEP
 from autobatch.backends.options import Options
 from autobatch.backends.tables import CallList, arrays_of
 from autobatch.blas.packed import panel_words
@@ -257,6 +258,10 @@ def place(rng: Rng) -> None:
         plan_graphs(split_graph(plan.graph), plan.graph.types, CoreOptions((), rule, types, *sizes), 0)
         widths = rng.integers(1, 9, plan.tables.out_block.size)
         _native.find_sums(arrays_of(plan), plan.dest.astype(np.int64), widths, plan.size)
+    rules = np.array([(0, 1, 0, 32, 256, 1), (0, 0, -1, 0, 1, 1), (0, 0, -1, 32, 256, 1)])
+    calls = np.array([(0, 0), (0, 1)]), np.arange(3), np.arange(3), np.zeros(0, bool)
+    sum_ptr = np.array([0, int(rng.integers(3))])
+    _native.list_device_steps(np.zeros(3, STEP), rules, calls, rng.integers(0, 99, 2), np.array([0, 2]), sum_ptr)
     autobatch.batched(Model().loop, backend="reference", policy="agenda")(items(1, 3))
     first = np.minimum(rng.integers(0, 9, 9), np.arange(9)).astype(np.int32)
     _native.give_out(first, rng.integers(0, 99, 9), 0)
