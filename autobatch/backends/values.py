@@ -193,10 +193,12 @@ class Values:
         Returns:
             A function that waits for the NumPy arrays; None if the piece has more than `most` elements.
         """
-        plan, cells = self.plan, self.cells
-        places = [(int(plan.slot_base[s]), int(plan.slot_rows[s]), cells.slot_widths[s]) for s in slots]
-        start = min((first for first, _, _ in places), default=0)
-        end = max((first + rows * width for first, rows, width in places), default=0)
+        bases, n_rows, cells = self.plan.slot_base.tolist(), self.plan.slot_rows.tolist(), self.cells
+        places, start, end = list[tuple[int, int, int, int]](), self.buffer.size, 0
+        for slot in slots:
+            first, rows, width = bases[slot], n_rows[slot], cells.slot_widths[slot]
+            places.append((slot, first, rows, width))
+            start, end = min(start, first), max(end, first + rows * width)
         if most is not None and end - start > most:
             return None
         wait = self.store.copy_out(self.buffer[start:end]) if start < end else lambda: np.zeros(0, self.buffer.dtype)
@@ -205,7 +207,7 @@ class Values:
             piece = wait()
             return [
                 piece[first - start : first - start + rows * width].reshape(rows, *cells.slot_shapes[slot])
-                for slot, (first, rows, width) in zip(slots, places, strict=True)
+                for slot, first, rows, width in places
             ]
 
         return read

@@ -90,7 +90,9 @@ class Planning:
             made = self._place(graphs, options, cells, clock, slot)
         planned = self._fit(made, options, cells, clock, slot)
         if key is not None:
-            self.cache.keep(self._key(minibatch, options, cells) or key, planned)
+            # A policy in Python may have learned, and then has a new revision; stopped gradients add types.
+            is_key = made.tables is not None and graphs is minibatch.instances
+            self.cache.keep(key if is_key else self._key(minibatch, options, cells) or key, planned)
         return self._step(planned.graph, planned, options, cells, clock, slot, plan_hit=None if key is None else False)
 
     def prepare_round(

@@ -6,7 +6,7 @@ with several edges, made by the pass `fold`, reads their sum: the first value co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from autobatch._native import PlanJob as CoreJob
@@ -100,8 +100,13 @@ def plan_graphs(graphs: list[Graph], types: Types, options: CoreOptions, slot: i
     Raises:
         GraphError, DataError: as for `merge_graphs`; also GraphError if an edge points backwards.
     """
-    arguments = _arguments(graphs, options, slot)
-    return _result(lambda: plan_in_core(*arguments), graphs, types, options.cells, slot)
+    flows = None if slot < 0 else options.cells.flows
+    try:
+        made = plan_in_core(graphs, *options.arguments, flows, slot)
+    except (ValueError, OverflowError):
+        check_order(merge_graphs(graphs, types))
+        raise
+    return _whole(made, graphs, types, options.cells, slot)
 
 
 class PlanJob:
@@ -112,7 +117,7 @@ class PlanJob:
     """
 
     def __init__(self, graphs: list[Graph], types: Types, options: CoreOptions, slot: int = -1) -> None:
-        self._job = CoreJob(*_arguments(graphs, options, slot))
+        self._job = CoreJob(graphs, *options.arguments, None if slot < 0 else options.cells.flows, slot)
         self._given = graphs, types, options.cells, slot
 
     def run(self) -> None:
@@ -125,7 +130,12 @@ class PlanJob:
         Raises:
             GraphError, DataError: as for `plan_graphs`.
         """
-        return _result(self._job.result, *self._given)
+        try:
+            made = self._job.result()
+        except (ValueError, OverflowError):
+            check_order(merge_graphs(*self._given[:2]))
+            raise
+        return _whole(made, *self._given)
 
 
 def plan_round(
@@ -152,19 +162,9 @@ def plan_round(
     return PlannedRound(chosen, moves, _planned(graph.emitted(*emitted, types, request), planned, options.cells))
 
 
-def _arguments(graphs: list[Graph], options: CoreOptions, slot: int) -> tuple[Any, ...]:
-    return (graphs, *options.arguments, None if slot < 0 else options.cells.flows, slot)
-
-
-def _result(
-    plan: Callable[[], tuple[Any, ...]], graphs: list[Graph], types: Types, cells: PlannedTypes, slot: int
-) -> PlannedGraph:
-    """Call the core, and return the plan of the graphs."""
-    try:
-        merged, planned, is_whole, merging = plan()
-    except (ValueError, OverflowError):
-        check_order(merge_graphs(graphs, types))
-        raise
+def _whole(made: tuple[Any, ...], graphs: list[Graph], types: Types, cells: PlannedTypes, slot: int) -> PlannedGraph:
+    """Return the plan of graphs that the core has made."""
+    merged, planned, is_whole, merging = made
     found = _planned(merged_graph(graphs, merged, types), planned, cells, merging)
     if is_whole:
         found.plan.whole_slot = slot

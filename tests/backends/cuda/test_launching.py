@@ -100,7 +100,7 @@ def test_launches_end_at_the_steps_of_the_host() -> None:
                     else:
                         assert one.end == one.first + 1
                 n_hosted += sum(one.host is not None for one in found)
-            assert sweep.launches(0, n_parts, timed=True)[0].first == 0
+            assert sweep.launches(0, n_parts, from_start=True)[0].first == 0
     assert n_hosted
 
 
