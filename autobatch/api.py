@@ -281,7 +281,7 @@ class Batched(Session):
 
         Args:
             instances: arguments of the function; those from an iterator are copied as in a call.
-            progress: show the progress, on standard error or in a notebook output.
+            progress: whether to show the progress, on standard error or in a notebook output.
             workers: number of processes that record; more than one pays off from some thousand instances on.
 
         Raises:
@@ -449,8 +449,8 @@ class Batched(Session):
             encoding: encoding of the ready nodes as a state: "base", "max" or "sort".
             seed: seed of the random choices; equal seeds give equal policies.
             held_out: mini-batches that select the best of the machines found during learning.
-            online: continue learning, from each mini-batch in which the machine meets an unknown state.
-            progress: show the progress, on standard error or in a notebook output.
+            online: whether to continue learning, from each mini-batch in which the machine meets an unknown state.
+            progress: whether to show the progress, on standard error or in a notebook output.
             options: critical, mask, rival, reward, direction, compact, episodes, ...: see `ab.policies.learn`, whose
                 defaults perform best. `**ab.policies.PUBLISHED` gives the settings published for ED-Batch. With
                 device="cuda", a GPU runs the episodes, many at once.
