@@ -1,7 +1,8 @@
-"""Types of the native core, `native/`: ints in, ints out. Each function checks the arrays that it is given.
+"""Types of the native core, `native/`: ints in, ints out. Each function checks its arrays.
 
-Raises (all functions): TypeError, an argument of another type, or an array of another dtype; ValueError, an array that
-is not contiguous, or numbers that do not fit each other. No other thread may change an array during a call.
+Raises (all functions): TypeError for an argument of the wrong type or an array of the wrong dtype; ValueError for an
+array that is not contiguous, or for numbers that do not fit each other. No other thread may change an array during a
+call.
 """
 
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -26,7 +27,7 @@ Choice: TypeAlias = tuple[IntArray, IntArray, IntArray, IntArray, IntArray, IntA
 Moves: TypeAlias = tuple[IntArray, IntArray, IntArray]
 """See `Moved` in `autobatch.graph.growing`."""
 Graphs: TypeAlias = list[Any]
-"""Of `autobatch.graph.graph.Graph`."""
+"""A list of `autobatch.graph.graph.Graph`."""
 Dag: TypeAlias = tuple[IntArray, IntArray, IntArray, int, FloatArray | None]
 Suffixes: TypeAlias = tuple[IntArray, IntArray, IntArray, IntArray, NDArray[np.uint64], int]
 Weights: TypeAlias = tuple[float, float, float, float]
@@ -52,8 +53,8 @@ Planned: TypeAlias = tuple[
     tuple[Any, ...] | None,
     tuple[float, float, float],
 ]
-"""The words and floats of a rewritten graph, and the numbers of changes; its schedule; the parts of its `Plan`; those
-of its `PlanTables`, None without sizes or if a type has none; the seconds of rewriting, scheduling and placing."""
+"""The words and floats of a rewritten graph, and the numbers of changes; its schedule; the parts of its `Plan`; the
+parts of its `PlanTables`, or None if a type has no sizes; the seconds for rewriting, scheduling and placing."""
 H = TypeVar("H", bound=Handle)
 R = TypeVar("R", bound=RowsHandle)
 
@@ -67,7 +68,7 @@ def merge_graphs(graphs: Graphs) -> tuple[IntArray, FloatArray, tuple[Any, ...],
         whether `in_range` is True for all.
 
     Raises:
-        OverflowError: there are more words or floats than int32 counts.
+        OverflowError: there are more words or floats than an int32 can count.
     """
 
 def join_instances(graphs: Graphs) -> tuple[tuple[Any, ...], LongArray]:
@@ -77,10 +78,10 @@ def crossing_node(words: IntArray) -> int:
     """Find the first node that another instance reads or returns; -1 if the instances are independent."""
 
 def split_words(words: IntArray, types: TypeArrays) -> tuple[IntArray, LongArray, LongArray]:
-    """Encode each instance of a graph as a graph of its own, all in one buffer.
+    """Encode each instance of a graph as a separate graph, all in one buffer.
 
     Returns:
-        The buffer; ptr[B+1], by which instance i is `buffer[ptr[i]:ptr[i + 1]]`; the same of the float attributes.
+        The buffer; ptr[B+1], so that instance i is `buffer[ptr[i]:ptr[i + 1]]`; and the same for the float attributes.
 
     Raises:
         ValueError: also if an instance reads or returns a node of another.
@@ -90,10 +91,10 @@ def data_starts(type_id: IntArray, attr: IntArray, types: TypeArrays) -> tuple[I
     """Find where the int attributes of each node begin in `attr`, and its float attributes: int32[N+1] each."""
 
 def first_out_of_range(words: IntArray, types: TypeArrays) -> LongArray:
-    """Find the first int attribute of each instance that is out of its range; edges may be of earlier phases.
+    """Find the first int attribute of each instance that is out of its range; edges may come from earlier phases.
 
     Returns:
-        [instances that have one, 4] the node, the number of the range, the value, and the size of the range.
+        [instances with such an attribute, 4]: the node, the number of the range, the value, and the size of the range.
     """
 
 def reverse_dag(type_id: IntArray, edge_ptr: IntArray, edge_src: IntArray) -> tuple[IntArray, IntArray, IntArray]:
@@ -109,38 +110,38 @@ def mark_outputs(words: IntArray, flows: FlowArrays, wanted: NDArray[np.bool_], 
     """Mark the outputs that the values in wanted slots depend on; return whether every node has such an output.
 
     Args:
-        wanted: [slots] those whose values count.
-        marks: [N, 1 + outputs] is written: whether a node has such an output, and which these are. It has as many
-            columns as the type with most outputs needs, or more.
+        wanted: [slots] whether the values of a slot are wanted.
+        marks: [N, 1 + outputs] receives, for each node, whether it has such an output, and then a flag for each of its
+            outputs. There must be enough columns for the type with the most outputs.
     """
 
 def rewrite_words(
     words: IntArray, floats: FloatArray, types: TypeArrays, passes: int
 ) -> tuple[IntArray, FloatArray, tuple[int, ...]]:
-    """Run the passes whose bits are set, bit k for that of `PASSES[k]`; return the given arrays if nothing applies.
+    """Run the passes whose bits are set (bit k stands for `PASSES[k]`); return the given arrays if no pass applies.
 
     Returns:
         The words and floats of the new graph, and the fields of `Rewrites`.
 
     Raises:
         ValueError: also if an edge points backwards.
-        OverflowError: the new graph has more words than int32 counts.
+        OverflowError: the new graph has more words than an int32 can count.
     """
 
 def count_shared(
     words: IntArray, floats: FloatArray, types: TypeArrays, by_rule: bool
 ) -> tuple[LongArray, LongArray, NDArray[np.bool_]]:
-    """Count by type the nodes that are looked up and those that equal an earlier one; say whether these are shared.
+    """Count, by type, the nodes looked up and the equal ones; return whether the equal ones are shared.
 
     Args:
-        by_rule: as pass "share_products" does; "share" otherwise.
+        by_rule: whether to apply the rule of the pass "share_products", instead of the pass "share".
     """
 
 # native/graph/growing/: the tables `nodes` and `values` of an `autobatch.graph.growing.GrowingGraph`. Raises ValueError
-# where a number in them, or in an argument, names nothing; what was changed until then stays changed.
+# if a number in them, or in an argument, is out of range; earlier changes are not undone.
 
 def count_values(words: IntArray, types: TypeArrays, rows: IntArray) -> int:
-    """Count the values of the outputs of a phase; `rows` is that of `OutputSlots`."""
+    """Count the values of the outputs of a phase; `rows` is `OutputSlots.rows`."""
 
 def append_phase(
     nodes: Nodes,
@@ -156,7 +157,7 @@ def append_phase(
     """Append the nodes of a phase to the `n_nodes` nodes of earlier phases, which have `n_edges` edges.
 
     Returns:
-        The new numbers of outputs and values, for which the tables must have room; the pending nodes with the new ones
+        The new numbers of outputs and values, for which the tables must have room; the pending nodes, with the new ones
         at the end; and the values that the phase returned.
     """
 
@@ -167,10 +168,10 @@ def count_readers(nodes: Nodes, values: IntArray, of: IntArray, n: int) -> None:
     """Count n more readers of each of these values."""
 
 def drop_pending(nodes: Nodes, values: IntArray, pending: IntArray, place: int) -> IntArray:
-    """Drop the pending nodes of the instance at a place: nothing reads them; return the other pending nodes."""
+    """Drop the pending nodes of the instance at a place, which nothing may read; return the other pending nodes."""
 
 def nodes_of(owner: IntArray, is_of: NDArray[np.bool_]) -> IntArray:
-    """Return the nodes whose owner is flagged; nodes of nobody have owner -1."""
+    """Return the nodes whose owner is flagged; the owner is -1 for nodes without one."""
 
 def add_work(
     type_id: IntArray,
@@ -180,10 +181,10 @@ def add_work(
     each: float,
     by_owner: FloatArray | None,
 ) -> float:
-    """Add the work of some nodes to that of their owners, if given; return the sum.
+    """Add the work of some nodes to the work of their owners, if `by_owner` is given; return the sum.
 
     Args:
-        type_id, owner: of all nodes.
+        type_id, owner: the type and the owner of every node.
         product_work: the work of the products of each type.
         each: the work of a node besides its products.
         by_owner: the work of each instance; None if only the sum is wanted.
@@ -193,7 +194,7 @@ def sketch_pending(nodes: Nodes, values: IntArray, wanted: IntArray, pending: In
     """Find the pending nodes that wanted values depend on, and write the graph of their types and edges alone.
 
     Returns:
-        The nodes, in order; and the words of the graph, of one instance, in which they are numbered from 0.
+        The nodes, in order; and the words of a graph of one instance, in which they are numbered from 0.
     """
 
 def choose_nodes(
@@ -210,25 +211,25 @@ def choose_nodes(
     """Choose nodes, see `GrowingGraph.choose`.
 
     Returns:
-        The nodes, the values that they read, the other pending nodes, and the kept values as `Results` has them.
+        The nodes, the values that they read, the other pending nodes, and the kept values in the form of `Results`.
     """
 
 def emit_graph(
     nodes: Nodes, values: IntArray, source_type: IntArray, picked: IntArray, sources: IntArray, results: Results
 ) -> tuple[IntArray, FloatArray]:
-    """Write the graph of the chosen nodes and sources, and note that the nodes are done; see `GrowingGraph.emit`."""
+    """Write the graph of the chosen nodes and sources, and mark the nodes as done; see `GrowingGraph.emit`."""
 
 def move_rows(
     values: IntArray, of: IntArray, round: int, held: IntArray, free: IntArray, n_free: IntArray, size: IntArray
 ) -> Moves:
-    """Take back rows and give rows, see `autobatch.graph.growing.KeptRows`.
+    """Free rows and assign rows, see `autobatch.graph.growing.KeptRows`.
 
     Args:
         held, free: [slots, rows] the value in each row, and the free rows, of which there are `n_free`.
-        size: [slots] the rows that tables have.
+        size: [slots] the number of rows of each table.
 
     Returns:
-        What `Moved` has.
+        The fields of `Moved`.
     """
 
 def find_kept(values: IntArray, of: IntArray, run: int) -> list[tuple[int, bool, IntArray | None, IntArray]]:
@@ -248,7 +249,7 @@ class Stage:
     """The stage of each thread."""
 
     current: Any
-    """What traces or records in this thread; None in eager mode."""
+    """The tracer or recording that is active in this thread; None in eager mode."""
 
 class CallListener:
     """A profile function that reports each Python function once, and each harmless function of a module once.
@@ -257,8 +258,8 @@ class CallListener:
 
     Args:
         report_function: takes the code and the globals of a function that is called.
-        report_builtin: takes a function written in C and the globals of its caller; returns True if it is harmless,
-            whoever calls it.
+        report_builtin: takes a function written in C and the globals of its caller; returns True if the function is
+            harmless for every caller.
     """
 
     def __new__(
@@ -273,28 +274,28 @@ class Snapshot:
     """The objects in containers, and in the attributes of other objects, at one moment.
 
     Args:
-        containers: lists, dicts and others; of a mapping, the keys and the values count.
+        containers: lists, dicts and others; for a mapping, both keys and values are compared.
         owners: objects with a `__dict__`.
     """
 
     def __new__(cls, containers: Sequence[Any], owners: Sequence[Any] = ()) -> Snapshot: ...
     def holds(self) -> bool:
-        """Whether all of them have the same objects, in the same order.
+        """Return whether all of them hold the same objects, in the same order.
 
         Cost: some nanoseconds per object in exact lists, tuples and dicts.
         """
 
 class Handle:
-    """An output of a recorded node. A log makes its instances, of classes that are sealed."""
+    """An output of a recorded node. A log makes the instances, whose classes are sealed."""
 
     @property
     def ref(self) -> int:
-        """Identifies the node, the output and the row; a number that no node has if the recording is over."""
+        """Return a number for the node, the output and the row; it names no node once the recording is over."""
     @property
     def is_row(self) -> bool:
-        """Whether it is a row of a value of any number of rows."""
+        """Return whether it is a row of a value of any number of rows."""
     def rebind(self, other: Handle) -> None:
-        """Stand for another value of the same recording from now on."""
+        """Represent another value of the same recording from now on."""
 
 class RowsHandle(Handle):
     """An output of any number of rows, or rows of such outputs."""
@@ -304,10 +305,10 @@ class RowsHandle(Handle):
 
     @property
     def refs(self) -> Sequence[int]:
-        """Of the rows, in order."""
+        """Return the refs of the rows, in order."""
     @property
     def n_rows(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
 
 def array_key(x: Any) -> bytes | None:
     """Return bytes that identify the content, shape and type of a plain array of floats; None for anything else."""
@@ -323,7 +324,7 @@ class Cell:
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
 class BoundCell:
-    """A cell with the object that it is a method of."""
+    """A cell bound to the object that it is a method of."""
 
     cell: Any
     owner: Any
@@ -336,7 +337,7 @@ def seal_cells(kind: type[Cell]) -> None:
     """Prepare a class of cells, unless it has its own `__get__` or `__call__`: methods are called without binding."""
 
 class Request:
-    """A request for the numbers of values; an `await` yields it once, and returns what it is then sent.
+    """A request for the numbers of values; an `await` yields it once, and returns the answer that is sent in reply.
 
     A subclass defines `_await_slowly`, which awaits anything but values of the current recording.
     """
@@ -350,13 +351,13 @@ class Request:
 class AsyncProgram:
     """A program; the core resumes it while only its root branch runs.
 
-    A subclass defines `resumed(status, found)`, which is told when the branch does anything but request values.
+    A subclass defines `resumed(status, found)`, which is called when the branch does anything but request values.
     """
 
     steps: Any
-    """Resumes the root branch; None if Python advances the program."""
+    """A callable that resumes the root branch; None if Python advances the program."""
     draw: Any
-    """Returns the number of the next draw of random numbers."""
+    """A callable that returns the number of the next draw of random numbers."""
     reply: Any
     """The answer with which the root branch resumes."""
     asked: Any
@@ -370,19 +371,19 @@ class Log:
         owner: the stage of a thread while it records here.
 
     Attributes:
-        draw: gives the number of the next draw of random numbers; None to count the draws of each instance.
+        draw: returns the number of the next draw of random numbers; None to count the draws of each instance.
         source: the function that records an array as a node.
         functions: the recording function of each op, function made of ops, and (by `id`) parameter.
         treatment_of: returns how wrapping treats the class of an object: 0 to leave objects unchanged, 1 and 2 to make
             sources of parameters and of inputs, another number to ask Python for each object.
-        sources: the values of arrays, by content, and of parameters and inputs, by `id`, in the present instance.
+        sources: the values of arrays, by content, and of parameters and inputs, by `id`, in the current instance.
         n_calls: number of calls since the recording began, in all phases; at most 2**31 - 1.
         n_floats: number of float attributes logged.
-        n_bytes: memory that is kept for calls.
+        n_bytes: size of the memory kept for calls.
         is_watched: whether Python counts the recorded calls; if so, shortcuts call Python.
         is_wrapped: whether Python changes the results of functions; if so, shortcuts call Python.
         n_instances: number of instances begun.
-        begun: how many ints and floats were logged when the instance began.
+        begun: numbers of ints and floats logged when the instance began.
     """
 
     draw: Callable[[], int] | None
@@ -408,9 +409,9 @@ class Log:
     @property
     def begun(self) -> tuple[int, int]: ...
     def begin(self, counts: bool) -> None:
-        """Begin a recording: forget all calls; handles of earlier ones are stale. Count the uses of values if asked."""
+        """Begin a recording, which invalidates earlier handles; `counts` says whether to count the live handles."""
     def clear(self) -> None:
-        """Begin another phase: forget what was logged, but not the numbers of calls."""
+        """Begin another phase: forget the logged ints and floats, but not the numbers of calls."""
     def run(
         self,
         function: Callable[[Any], Any],
@@ -423,11 +424,11 @@ class Log:
         log_ptr: list[int],
         output_ptr: list[int],
     ) -> None:
-        """Call a function on each instance, from the one whose structure comes next; note what it logs and returns.
+        """Call a function on each instance, starting at the first one without a structure; append its logs and results.
 
         Args:
-            known: for classes of values that are returned: the slot, and the structure.
-            read: reads any other result: appends to `refs` and `slots`, and gives the structure.
+            known: for classes of returned values, the slot and the structure.
+            read: reads any other result: appends to `refs` and `slots`, and returns the structure.
         """
     def advance(
         self,
@@ -444,8 +445,8 @@ class Log:
     ) -> None:
         """Resume the programs at some places, in ascending order; store the structures of their requests in `asked`.
 
-        The structure is None for one value and n for a tuple of n; `go_on(place)` handles all else. Appends the refs
-        and slots of requested values, and the start of each place in the log and among them.
+        The structure is None for one value and n for a tuple of n; `go_on(place)` handles everything else. Appends the
+        refs and slots of requested values, and the start of each place in the log and among them.
         """
     def answer(
         self, programs: list[Any], asked: dict[int, Any], numbers: Iterable[Any], go_on: Callable[..., None]
@@ -461,17 +462,17 @@ class Log:
     def floats(self, start: int, stop: int) -> FloatArray:
         """Return the float attributes logged from one position to another."""
     def add_form(self, code: Sequence[int]) -> int:
-        """Add a form of calls, given by its code; return its number."""
+        """Add a form of calls with this code; return its number."""
     def add(self, form: int, ints: Sequence[int], floats: Sequence[float]) -> int:
         """Log a call of a form; return the ref of its first output."""
     def add_cell(self, cell: Cell, owner: object, function: Function) -> None:
-        """Record calls of a cell, as a method of an owner unless that is None, by a function from now on."""
+        """Let a function record the calls of a cell from now on; `owner` is None unless the cell is a method."""
     def forget_cells(self) -> None:
         """Forget the functions of all cells."""
     def form_of(self, ref: int) -> int:
         """Return the form of the call that made a value."""
     def value(self, kind: type[H], ref: int, is_row: bool) -> H:
-        """Make another handle of an output, or of a row of one."""
+        """Make another handle of an output, or of one of its rows."""
     def rows(self, kind: type[R], refs: Sequence[int]) -> R:
         """Make the value whose rows have these refs, in this order."""
     def stack(self, kind: type[R], values: list[Any]) -> R | None:
@@ -481,7 +482,7 @@ class Log:
     def decode(
         self, log_ptr: list[int], refs: list[int], slots: list[int], output_ptr: list[int], owner: IntArray | None
     ) -> tuple[IntArray, FloatArray, tuple[int, int, int, int] | None]:
-        """Make the words and floats of a graph of what was logged.
+        """Make the words and floats of a graph from the logged calls.
 
         Args:
             log_ptr, output_ptr: where the log, and the refs and slots of results, of each instance begin.
@@ -498,7 +499,7 @@ class Log:
     def renumber(self, of_node: IntArray) -> None:
         """Renumber the nodes of earlier phases; -1 for those that are forgotten.
 
-        The calls before the first one of which a node or a handle is left are forgotten too.
+        Also forget the first calls, up to the first one that still has a node or a handle.
         """
 
 class Form:
@@ -522,13 +523,13 @@ class Form:
     ) -> None: ...
     @property
     def number(self) -> int:
-        """Of the form in its log."""
+        """Return the number of the form in its log."""
 
 class Shortcut:
-    """An op, an operator or a public function made of ops, recorded without Python where the form is known.
+    """An op, an operator or a public function made of ops, recorded without Python if the form is known.
 
     Args:
-        function: takes all other calls.
+        function: handles all other calls.
         inner: the function or op that is recorded; None if it is the first argument.
         takes: 0 for a list of values, 1 for operands, 2 for operands in reverse, 3 for an op and its operands, 4 for
             any arguments.
@@ -546,11 +547,11 @@ class Forest:
     def from_nested(
         root: Any, children: str | tuple[str, ...] | Callable[[Any], Any], names: tuple[str, ...]
     ) -> Forest:
-        """Read nested objects, whose fields are keys of dicts or attributes. An object that is met twice is one node.
+        """Read nested objects, whose fields are keys of dicts or attributes. An object may occur in several places.
 
         Args:
             children: the field that lists children, fields with one child each, or a function.
-            names: of the fields to read.
+            names: the names of the fields to read.
 
         Raises:
             DataError: a node is its own descendant, or children are neither a list nor a tuple.
@@ -562,7 +563,8 @@ class Forest:
         Args:
             n: number of nodes.
             edges: the child and the parent of each edge, of shape (edges, 2).
-            names: of the fields; values: an array or list of n items for each, or None if no node has the field.
+            names: the names of the fields; values: an array or list of n items for each, or None if no node has the
+                field.
 
         Raises:
             DataError: an argument is malformed, or the edges form a cycle.
@@ -572,16 +574,16 @@ class Forest:
         """Read a sequence of n items as a chain, whose first node is the first item, or the last if `is_reverse`."""
     @staticmethod
     def edges_of(parents: Any) -> NDArray[np.int64]:
-        """Return the edges to the parents of nodes, which are -1 for roots; a DataError if these are no nodes."""
+        """Return the edges from nodes to their parents (-1 for roots); raise a DataError if a parent is not a node."""
     @staticmethod
     def count_nodes(edges: Any) -> int:
-        """Return one more than the greatest node that an edge joins; a DataError if the edges are malformed."""
+        """Return one more than the greatest node that an edge joins; raise a DataError if the edges are malformed."""
     def __len__(self) -> int: ...
     @property
     def roots(self) -> list[int]:
-        """The nodes that are children of none."""
+        """Return the nodes without parents."""
     def value(self, node: int, column: int) -> Any:
-        """Return a field of a node; a KeyError if the node lacks it."""
+        """Return a field of a node; raise a KeyError if the node lacks it."""
     def fold(
         self,
         node: Callee,
@@ -594,35 +596,35 @@ class Forest:
 
         Args:
             node: the function, the columns of the fields that it takes, and whether each is required.
-            leaf: a function for nodes without children, if there is another.
-            each: a second function, likewise, which is called right after the first with its result; True for none,
-                but a list of the results of the first.
+            leaf: a separate function for nodes without children, or None.
+            each: a second function, in the same form, which is called right after the first with its result; True for a
+                list of the results of the first function instead.
             where: the column that says for which nodes `each` is called; -1 for all.
-            is_spread: whether the results for the children are arguments of their own, not a list.
+            is_spread: whether the results for the children are separate arguments instead of a list.
 
         Returns:
             The result for the root, or the list of the results of `each`, in the order of the nodes.
 
         Raises:
-            DataError: a node lacks a required field, or there are several roots, or none, without `each`.
+            DataError: a node lacks a required field, or without `each` there is not exactly one root.
         """
     def scan(self, node: Callee, each: Callee | bool | None, where: int, initial: Any) -> Any:
-        """Fold a chain, whose function takes the result for the node before, or the initial one, not a list.
+        """Fold a chain; the function takes the result for the previous node, or the initial result, instead of a list.
 
         Returns:
-            As `fold`; the initial result for the last node of no nodes.
+            As `fold`; for an empty chain, the initial result takes the place of the last node's.
         """
 
 class Function:
     """Records the calls of a cell.
 
     Args:
-        log: of the recording.
-        name: of the cell.
-        names: of the arguments, empty for those that are given by position alone; defaults: of the last ones.
-        takes: how arguments are given: 1 by position or name, 2 any number, as a tuple and a dict; 0 as `bind` says.
-        bind: gives the arguments of a call, in order.
-        slow: takes the arguments of calls of no known form.
+        log: the log of the recording. name: the name of the cell. names: the names of the arguments, empty for
+            positional-only ones; defaults: the defaults of the last ones.
+        takes: how arguments are passed: 1 by position or name; 2 any number, as a tuple and a dict; 0 as `bind`
+            decides.
+        bind: returns the arguments of a call, in order.
+        slow: handles the arguments of calls without a known form.
         wraps: a byte for each argument: 0 if nothing in it becomes a source, 1 if an array does, 2 if arrays in tuples
             and lists do too; plus 4 if parameters do.
     """
@@ -648,17 +650,18 @@ class Function:
         """Record a call of one form; return None if the arguments do not match it."""
 
 class Layout:
-    """Where the parts of the calls of a form lie in the log; `autobatch.trace.tape` makes it.
+    """The positions of the parts of a form's calls in the log; `autobatch.trace.tape` makes it.
 
     Args:
-        form: its number.
-        n_lists: lists, and arrays of any number of rows, among the arguments.
+        form: the number of the form.
+        n_lists: number of lists, and arrays of any number of rows, among the arguments.
         code: the items that calls log as ints, each as its kind, group and size, with its parts: their number, and for
-            each part its leaves, with their number; the items of floats, likewise without parts; the outputs that are
-            floats, each as its name, number, group and the number of its shape; and the leaves that are, likewise.
-        shapes: of outputs and leaves.
-        parameters: that the cell reads.
-        count_rows: gives the number of rows of a group from the lengths of lists.
+            each part its leaves, with their number; the items of floats, in the same form without parts; the outputs
+            that are floats, each as its name, number, group and the number of its shape; and the leaves that are
+            floats, in the same form.
+        shapes: the shapes of outputs and leaves.
+        parameters: the parameters that the cell reads.
+        count_rows: returns the number of rows of a group, from the lengths of lists.
     """
 
     def __init__(
@@ -675,16 +678,16 @@ class Layout:
         """The number of the form."""
 
 class Rule:
-    """How to record a derivative of the calls of a form; `autobatch.trace.tape` makes it.
+    """A rule to record a derivative of the calls of a form; `autobatch.trace.tape` makes it.
 
     Args:
-        base: the layout of these calls; form: of the call that is recorded.
-        n_given: derivatives that it is given.
-        code: what is logged: items of ints, each with the columns of its rows, -1 for all; items of floats, likewise;
-            outputs that the first call keeps; derivatives that are given, by number; and the results: what each is the
-            derivative of, the number of the given derivative that it equals, or -1, and its variadic group.
+        base: the layout of these calls; form: the number of the form of the recorded call.
+        n_given: number of given derivatives.
+        code: the parts to log: items of ints, each with the columns of its rows (-1 for all); items of floats, in the
+            same form; outputs kept by the original call; given derivatives, by number. Then the results: the object
+            whose derivative each is, the number of the given derivative that it equals, or -1, and its variadic group.
         asks_each_time: whether `serves` depends on the lengths of lists.
-        serves: says whether the rule is right for a call with lists of these lengths.
+        serves: returns whether the rule is valid for a call with lists of these lengths.
         count_rows: see `Layout`.
     """
 
@@ -703,20 +706,20 @@ class Derivatives:
     """The derivatives that have been recorded, as refs."""
 
     def total(self, ref: int, shape: tuple[int, ...]) -> int | None:
-        """Return the derivative of a value; None if there is none."""
+        """Return the derivative of a value; None if it has no derivative."""
     def total_or_zeros(self, ref: int, shape: tuple[int, ...]) -> int:
         """Return the derivative of a value, or zeros."""
     def of_parameter(self, parameter: Any, shape: tuple[int, ...]) -> int | None:
-        """Return the derivative of a parameter; None if there is none."""
+        """Return the derivative of a parameter; None if it has no derivative."""
 
 class Tape:
     """The calls that a recording logs from now on, until the tape is closed.
 
     Args:
-        log: of the recording.
-        begun: the numbers of ints and floats after which the tape begins, if not after all that are logged.
+        log: the log of the recording.
+        begun: the numbers of ints and floats after which the tape begins; by default, all that are logged.
 
-    Raises (all methods): RuntimeError, the tape is closed, or not closed, or the recording is over.
+    Raises (all methods): RuntimeError if the tape is closed, or must be closed first, or the recording is over.
     """
 
     calls: list[tuple[int, int]]
@@ -726,32 +729,32 @@ class Tape:
 
     def __init__(self, log: Log, begun: tuple[int, int] | None = None) -> None: ...
     def save(self) -> None:
-        """Copy what was logged, which the recording is about to forget."""
+        """Copy the calls logged so far, before the recording forgets them."""
     def close(self) -> None:
-        """Find the calls on the tape; asks the owner of the log for `layout(form)`."""
+        """Close the tape and find its calls; ask the owner of the log for `layout(form)`."""
     def refs_of(self, call: int) -> dict[int, list[int]]:
-        """Return, for each leaf of the arguments of a call that is a value, or a list of them, the refs."""
+        """Return the refs of each leaf of a call's arguments that is a value or a list of values."""
     def gradients(
         self, values: list[int], terms: list[int], wanted: list[int], parameters: tuple[Any, ...]
     ) -> Derivatives:
-        """Record gradients; asks the owner of the log for `make_rule`, `sum_form` and `zeros`.
+        """Record gradients; ask the owner of the log for `make_rule`, `sum_form` and `zeros`.
 
         Args:
             values: refs; terms: the gradient of each, a ref.
-            wanted: values that have gradients, and with them all calls that depend on them.
-            parameters: that have gradients.
+            wanted: values whose gradients are wanted.
+            parameters: the parameters whose gradients are wanted.
         """
     def tangents(
         self, values: list[int], terms: list[int], parameters: tuple[Any, ...], along: tuple[Any, ...]
     ) -> Derivatives:
-        """Record tangents, likewise.
+        """Record tangents in the same way.
 
         Args:
             values, terms: see `gradients`.
-            parameters: that have tangents; along: these, values or parameters.
+            parameters: the parameters that have tangents; along: their tangents, values or parameters.
         """
 
-# native/policies/: see `autobatch.policies`; edges of a DAG must point forward, or a ValueError is raised.
+# native/policies/: see `autobatch.policies`; the edges of a DAG must point forward; otherwise a ValueError is raised.
 
 def plan_by_rule(dag: Dag, rule: CoreRule) -> Batches:
     """Schedule a DAG by a rule: batch_type, batch_ptr and order.
@@ -761,22 +764,22 @@ def plan_by_rule(dag: Dag, rule: CoreRule) -> Batches:
     """
 
 def plan_by_machine(dag: Dag, table: Table, machine: MachineRules, weights: Weights) -> tuple[Batches, int]:
-    """Schedule a DAG by a state machine; also count the batches that the rule of scores decided."""
+    """Schedule a DAG by a state machine; also count the batches that the scoring rule decided."""
 
 def plan_by_network(dag: Dag, weights: Network) -> Batches:
     """Schedule a DAG by a network."""
 
 def score_types(weights: Network, rows: NDArray[np.float32], overall: NDArray[np.float32]) -> FloatArray:
-    """Score types by their features; 0 for those without unrun nodes."""
+    """Score types by their features; 0 for types without unrun nodes."""
 
 def embed(dag: Dag, sequence: IntArray, is_late: bool) -> IntArray:
-    """Find the first position at which each node can run, K if there is none; or the last, -1 if there is none."""
+    """Find the first position at which each node can run, K if none; if `is_late`, the last one, -1 if none."""
 
 def compact_sequence(dag: Dag, sequence: IntArray) -> IntArray | None:
     """Drop positions until none can be dropped; None if the sequence does not run all nodes."""
 
 def batches_at(dag: Dag, sequence: IntArray, position: IntArray) -> Batches | int:
-    """Make the schedule of nodes at these positions, or return a node whose position is not of its type."""
+    """Make the schedule that runs each node at its position; or return a node whose position has another type."""
 
 def local_search(dag: Dag, sequence: IntArray, seed: int, n_steps: int, enough: float) -> IntArray:
     """Search for a cheaper sequence around one that finishes a DAG."""
@@ -785,7 +788,7 @@ def find_suffixes(dag: Dag, kept: NDArray[np.bool_], compares: bool) -> tuple[Su
     """Find the parts of `Suffixes`, and the suffix of each node."""
 
 def suffixes_to_dag(suffixes: Suffixes) -> tuple[tuple[IntArray, IntArray, IntArray, int], IntArray]:
-    """Make the DAG of the suffixes that can be reached, without costs; also find the node of each, or -1."""
+    """Make the DAG of the reachable suffixes, without costs; also find the node of each suffix, or -1."""
 
 def search_layers(
     suffixes: Suffixes, cost: FloatArray, limit: float, width: int, max_states: int
@@ -793,10 +796,10 @@ def search_layers(
     """Search for the cheapest sequence; see `autobatch.policies.search.exact`."""
 
 def visit_states(dag: Dag, sequence: IntArray, n_known: int, machine: MachineRules, width: int) -> NDArray[np.int16]:
-    """Run a sequence of types, and give the state before each: int16[K, width]."""
+    """Run a sequence of types; return the state before each: int16[K, width]."""
 
 def add_states(table: Table, states: NDArray[np.int16]) -> IntArray:
-    """Find the numbers of states; add those that are new, for which the table must have room."""
+    """Find the numbers of states; add new states, for which the table must have room."""
 
 def longest_chains(dag: Dag) -> IntArray:
     """Count, per type, the most nodes of that type on a path: int32[T]; ValueError if an edge points backward."""
@@ -819,7 +822,7 @@ class Course:
         """Return, of the last episode, the state before each batch, the type that ran, and the reward."""
 
 class Simulation:
-    """The state of a DAG, or of stacked ones, of which some nodes have run."""
+    """The state of a DAG, or of stacked DAGs, in which some nodes have run."""
 
     def __init__(self, dag: Dag, node_ptr: IntArray | None = None, is_measured: bool = True) -> None:
         """Copy a DAG; without `is_measured`, reward, bound, features and tables are not available."""
@@ -836,7 +839,7 @@ class Simulation:
     def batches(self) -> Batches:
         """Return the schedule so far: batch_type, batch_ptr and order."""
     def features(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return the features of the types, and of the whole; see `autobatch.policies.rules.network`."""
+        """Return the features of the types, and of the whole graph; see `autobatch.policies.rules.network`."""
     def tables(self) -> tuple[IntArray, ...]:
         """Return reader_ptr, reader, ahead, height, segment, blocked and frontier, flat."""
 
@@ -856,12 +859,12 @@ def plan_graphs(
     """Plan graphs: `merge_graphs`, `rewrite_words`, `plan_by_rule`, `place_values` and `make_tables` in turn.
 
     Returns:
-        The merged graph, None for a single one; its plan; whether the loss in `slot`, if that is not -1, depends on all
-        nodes; and the seconds that merging took.
+        The merged graph, or None for a single graph; its plan; whether the loss in `slot`, if that is not -1, depends
+        on all nodes; and the seconds that merging took.
 
     Raises:
         ValueError: also if an edge points backwards.
-        OverflowError: the merged or the rewritten graph has more words than int32 counts.
+        OverflowError: the merged or the rewritten graph has more words than an int32 can count.
     """
 
 class PlanJob:
@@ -899,18 +902,18 @@ def plan_round(
     sizes: CellSizes | None,
     n_threads: int,
 ) -> tuple[Choice, Moves | None, tuple[IntArray, FloatArray] | None, Planned | None]:
-    """Plan a round: `choose_nodes`, `move_rows`, `emit_graph`, and what `plan_graphs` does with the graph.
+    """Plan a round: `choose_nodes`, `move_rows` and `emit_graph`, then the steps of `plan_graphs` after merging.
 
     Args:
-        round: the arguments of `choose_nodes`; of `move_rows` the values of the last run, held, free, n_free and size;
-            and of `emit_graph` the types of sources, and the results if there are some.
+        round: the arguments of `choose_nodes`; the values of the last run, held, free, n_free and size for `move_rows`;
+            and the types of sources and the results, if any, for `emit_graph`.
 
     Returns:
-        The choice; the rows, None if there is nothing to run; the graph and its plan, None if there is nothing to run,
-        or if a source has no type yet.
+        The choice; the rows, or None if there is nothing to run; and the graph and its plan, or None if there is
+        nothing to run or a source has no type yet.
 
     Raises:
-        ValueError, OverflowError: as the functions named above.
+        ValueError, OverflowError: as for these functions.
     """
 
 def place_values(
@@ -937,7 +940,7 @@ def make_tables(plan: PlanArrays, sizes: CellSizes, n_threads: int) -> tuple[Any
     """
 
 def find_sums(plan: PlanArrays, dest: LongArray, width: LongArray, first: int) -> tuple[Any, ...]:
-    """Find the parts of `autobatch.backends.cuda.sums.Sums`; places of values of their own begin at `first`."""
+    """Find the parts of `autobatch.backends.cuda.sums.Sums`; the values' own places begin at `first`."""
 
 def list_device_steps(
     known: NDArray[Any],
@@ -971,15 +974,15 @@ def give_out(first: IntArray, size: LongArray, start: int) -> tuple[LongArray, i
 # native/module.cpp.
 
 def is_set(name: str) -> bool:
-    """Tell whether a variable of the environment is neither empty nor "0"; faster than `os.environ`."""
+    """Return whether an environment variable is neither empty nor "0"; faster than `os.environ`."""
 
-# native/blas/: see `autobatch.blas.packed`. Rows of strided arrays may lie apart; their last axis is contiguous.
+# native/blas/: see `autobatch.blas.packed`. Strided arrays have rows at any distance; their last axis is contiguous.
 
 def find_features() -> tuple[bool, bool, bool]:
-    """Tell whether the processor has AVX-512 (F, CD, BW, DQ and VL), AVX512_BF16, and AMX with bf16."""
+    """Return whether the processor has AVX-512 (F, CD, BW, DQ and VL), AVX512_BF16, and AMX with bf16."""
 
 def pack(matrix: NDArray[np.float32], panels: NDArray[np.uint32], is_bf16: bool) -> None:
-    """Pack a matrix (inner, n), of which either axis is contiguous, into `panel_words(inner, n, is_bf16)` words.
+    """Pack a matrix (inner, n) with a contiguous axis into `panel_words(inner, n, is_bf16)` words.
 
     Raises:
         ValueError: the processor lacks the instructions for our own products, or the shapes do not fit.
@@ -993,7 +996,7 @@ def multiply_packed(
     adds: bool,
     times: int,
 ) -> None:
-    """Multiply rows (copies, m, inner) by a packed matrix into `out` (m, n); each time takes the next copy, in turn.
+    """Multiply rows (copies, m, inner) by a packed matrix into `out` (m, n); each repetition uses the next copy.
 
     Raises:
         ValueError: see `pack`.
@@ -1018,7 +1021,7 @@ def repeat_product(
     """
 
 def sgemm_address() -> int:
-    """Return the address of our own product of float32 matrices, which is called as BLAS's routine is."""
+    """Return the address of our own product of float32 matrices, which has the interface of the BLAS routine."""
 
 def transpose(matrix: NDArray[Any], out: NDArray[Any]) -> None:
     """Write the transpose of a contiguous matrix of float32 or float64."""
@@ -1032,16 +1035,16 @@ def call_steps(addresses: NDArray[Any], calls: NDArray[Any], at: int, end: int) 
     """Make the calls at:end; return the first of a step that Python runs, or `end`. Nothing checks the addresses."""
 
 class Sweep:
-    """What the threads share that make the calls of a stage together; see `native/run/team.h`."""
+    """The state shared by the threads that make the calls of a stage; see `native/run/team.h`."""
 
     def open(self, first: int, last: int) -> int:
         """Open a sweep over some parts; return its number."""
     def close(self) -> None:
-        """Close the sweep: nobody makes a call of it any more."""
+        """Close the sweep, and wait until no thread makes a call of it."""
     def lead(self, addresses: NDArray[Any], calls: tuple[NDArray[Any], ...]) -> None:
-        """Make all calls of the open sweep that nobody else makes."""
+        """Make all calls of the open sweep that no other thread makes."""
     def join(self, number: int, addresses: NDArray[Any], calls: tuple[NDArray[Any], ...]) -> None:
-        """Make calls of the sweep of this number until there are none left, or it is closed."""
+        """Make calls of the sweep with this number until no calls are left or it is closed."""
 
 def sum_rows(
     n: int,
@@ -1056,9 +1059,9 @@ def sum_rows(
     """Add up rows by their ids, which are work[0, :n]; return the number of distinct ids.
 
     Args:
-        work: [4, at least n]; is overwritten.
+        work: [4, at least n] scratch memory; overwritten.
         values: flat, of float32 or float64; rows begin at `first`, `step` numbers apart, and have `width` numbers.
-        ids, sums: take the ids, in increasing order, and their sums, flat.
+        ids, sums: receive the ids, in increasing order, and their sums, flat.
     """
 
 def merge_rows(
@@ -1084,9 +1087,9 @@ def update_dense(
     """Change all rows of a parameter; see `native/run/optimizer.h`.
 
     Args:
-        rows: of `data`: their number, the numbers in each, and those from one row's beginning to the next.
-        data, grad: flat, from the first number on; the rows of `grad` begin `grad_step` numbers apart.
-        first, second: the state, flat, with contiguous rows.
+        rows: of `data`: the number of rows, the numbers in a row, and the distance between the starts of two rows.
+        data, grad: flat arrays that begin at the first number; the rows of `grad` begin `grad_step` numbers apart.
+        first, second: the state arrays, flat, with contiguous rows.
     """
 
 def update_rows(
@@ -1103,17 +1106,17 @@ def update_rows(
     """Change rows of a parameter whose gradient is `Rows`; see `update_dense`.
 
     Args:
-        ids, values: of the gradient's rows; ids increase, and values are flat.
-        touched: for each row, whether it ever had a gradient; is updated.
-        is_lazy: rows without a gradient stay as they are.
+        ids, values: the ids of the gradient's rows, which increase, and the rows, flat.
+        touched: whether each row ever had a gradient; updated by the call.
+        is_lazy: whether rows without a gradient are left unchanged.
     """
 
 def fingerprint(array: NDArray[Any]) -> int:
-    """Return a number that differs, with near certainty, between arrays of other numbers, compared by their bits.
+    """Return a hash that almost certainly differs between arrays with different bits.
 
     Args:
-        array: [any] float32 or float64. It takes about a nanosecond for 25 bytes.
+        array: [any] float32 or float64. Takes about a nanosecond per 25 bytes.
     """
 
 def changes_all(constants: NDArray[Any]) -> bool:
-    """Tell whether plain descent changes a number whose gradient is zero."""
+    """Return whether plain SGD changes a number whose gradient is zero."""

@@ -281,7 +281,7 @@ class Batched(Session):
 
         Args:
             instances: arguments of the function; those from an iterator are copied as in a call.
-            progress: show the progress, on standard error or in a notebook output.
+            progress: whether to show the progress, on standard error or in a notebook output.
             workers: number of processes that record; more than one pays off from some thousand instances on.
 
         Raises:
@@ -311,7 +311,7 @@ class Batched(Session):
 
         Args:
             instances: as for a call.
-            training: plan backward too.
+            training: whether to plan the backward pass too.
             has_aux: as for `value_and_grad`, with `training`.
 
         Raises:
@@ -348,10 +348,10 @@ class Batched(Session):
 
         Args:
             instances: as for a call; recorded graphs have no source lines.
-            training: run backward too; launches and copies are the totals of both.
+            training: whether to run the backward pass too; launches and copies are then the totals of both passes.
             has_aux: as for `value_and_grad`, with `training`.
             bound: "chain", or "pairs" for a better bound on the batches, which takes about a second.
-            memory: also report the layout of values and the copies, for the largest part.
+            memory: whether to report the layout of values and the copies, too, for the largest part.
 
         Raises:
             PolicyError: the bound is unknown.
@@ -390,7 +390,7 @@ class Batched(Session):
 
         Args:
             instances: run once, as for `explain`; None to profile the calls made while the profile is entered.
-            training: run backward too.
+            training: whether to run the backward pass too.
             has_aux: as for `value_and_grad`, with `training`.
             n_calls: number of most recent calls to keep.
 
@@ -447,10 +447,10 @@ class Batched(Session):
             minibatches: lists of instances, or of graphs from `record_all`; at least one. For an async function, the
                 learner uses the graph of each round, and that of all rounds together.
             encoding: encoding of the ready nodes as a state: "base", "max" or "sort".
-            seed: same seed, same policy.
+            seed: seed of the random choices; equal seeds give equal policies.
             held_out: mini-batches that select the best of the machines found during learning.
-            online: continue learning, from each mini-batch in which the machine meets an unknown state.
-            progress: show the progress, on standard error or in a notebook output.
+            online: whether to continue learning, from each mini-batch in which the machine meets an unknown state.
+            progress: whether to show the progress, on standard error or in a notebook output.
             options: critical, mask, rival, reward, direction, compact, episodes, ...: see `ab.policies.learn`, whose
                 defaults perform best. `**ab.policies.PUBLISHED` gives the settings published for ED-Batch.
 

@@ -166,7 +166,7 @@ class Provider(ABC):
         Args:
             a, b, out: (m, k), (k, n), (m, n), all float32 or all float64, views with strided rows, or their transposes;
             none is copied. `out` shares no memory with `a` and `b`.
-            accumulate: add to `out` instead of overwriting it.
+            accumulate: whether to add to `out` instead of overwriting it.
 
         Raises:
             ShapeError: shapes, dtypes or strides do not fit.

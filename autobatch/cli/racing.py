@@ -52,7 +52,7 @@ def race(
 
     Args:
         workload: the model and its data; mode train changes the model's parameters.
-        policies: names or policies.
+        policies: the policies, or their names.
         backend: name of the backend.
         mode: "infer" computes losses; "train" losses, gradients and a step of Adam.
         batch_size: instances per mini-batch.

@@ -85,7 +85,7 @@ def open_json(path: Path | None, append: bool | None = None, n_epochs: int = 0) 
     """Open the file for results before the work begins.
 
     Args:
-        path: None for no file.
+        path: the file, or None for no output.
         append: whether to append to an existing file or to overwrite it, line by line. None replaces it only after the
             work has succeeded.
         n_epochs: with `append`, the number of completed epochs; lines of later epochs, left by a run killed before its

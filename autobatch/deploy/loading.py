@@ -46,7 +46,7 @@ def check_name(name: Any, what: str, taken: Collection[str] = ()) -> None:
 
     Args:
         what: subject of the error message, such as "a cell".
-        taken: attribute names of modules.
+        taken: names that attributes of modules have already.
     """
     if not isinstance(name, str):
         raise CheckpointError(f"the name of {what} must be a str, got {show(name)}.")

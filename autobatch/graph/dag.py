@@ -32,7 +32,7 @@ class Dag(NamedTuple):
     Attributes:
         type_id: int32[N], the type of each node.
         edge_ptr: int32[N+1]; node n reads the nodes edge_src[edge_ptr[n]:edge_ptr[n+1]].
-        edge_src: int32[E].
+        edge_src: int32[E], the source node of each edge.
         n_types: T.
         costs: float64[T], the cost of a batch of each type, whatever its number of nodes; or None: 1 each.
 

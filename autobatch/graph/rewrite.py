@@ -130,7 +130,7 @@ def explain_sharing(graph: Graph, passes: Collection[str]) -> list[Shared]:
     """Report, for each type whose nodes were looked up, how many equal an earlier one, and whether they are shared.
 
     Args:
-        graph: before any pass.
+        graph: the graph, before any pass.
         passes: as for `rewrite`; without a pass that shares, nothing is looked up.
 
     Cost: about the cost of all passes.

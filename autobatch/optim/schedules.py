@@ -214,7 +214,7 @@ class PlateauRate(LearningRate):
 
     Args:
         optimizer: its current `lr` is multiplied.
-        factor: below 1.
+        factor: the factor, below 1.
         patience: number of consecutive steps without improvement that are tolerated; the next one lowers the rate.
         mode: "min" for a loss, "max" for an accuracy.
         threshold: minimum improvement over the best measure, as a fraction of it.

@@ -19,7 +19,7 @@ class SGD(Optimizer):
         model: the module to train.
         lr: learning rate.
         momentum: fraction of the velocity kept at each step; the gradient in it is not scaled by 1 - momentum.
-        nesterov: whether to use Nesterov momentum: step along the gradient plus momentum times the new velocity.
+        nesterov: whether to use Nesterov momentum: to step along the gradient plus momentum times the new velocity.
         weight_decay: factor of the parameter in the term added to its gradient.
         groups: parameters with a learning rate or weight decay of their own.
         lazy: whether a gradient given as `Rows` updates only its rows (values and velocities), by the dense rule;

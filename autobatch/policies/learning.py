@@ -61,7 +61,7 @@ def learn(
         held_out: mini-batches that select the best of the machines met during learning; by default `graphs`.
         rival: also learn the published machine, with this encoding and these settings, and keep the cheaper of the two
             plans.
-        progress: show the progress, on standard error or in a notebook output.
+        progress: whether to show the progress, on standard error or in a notebook output.
         each: runs the lessons, one for each table; the results do not depend on their order or process.
         options: `direction`, of planning: "forward", "backward" or "both" (default); `compact`: whether the policy
             deletes superfluous batches (default True); `seed`: an int of at least 0 (default 0), equal seeds give equal

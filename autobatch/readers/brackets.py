@@ -71,7 +71,7 @@ def parse_brackets(line: Line, make: Callable[[str | None, str, list[T]], T]) ->
     """Read one tree.
 
     Args:
-        line: contains only the tree.
+        line: the line, which must contain one tree and nothing else.
         make: makes a node from its label or None, its word or "", and its children.
 
     Raises:

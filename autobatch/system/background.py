@@ -34,7 +34,7 @@ class Job(Generic[T]):
     """A call for the background thread, and its result.
 
     Args:
-        run: called without arguments.
+        run: the work, which is called without arguments.
 
     Attributes:
         asked: time of creation on the monotonic clock, in seconds.

@@ -110,7 +110,7 @@ def _read_edges(name: str, pairs: Any, n: int | None) -> tuple[int, list[int], l
     """Return the number of nodes, and the source and the target of each edge.
 
     Args:
-        name: of the field.
+        name: the name of the field.
         n: number of nodes; None for as many as the edges need.
     """
     with naming("edges", name):

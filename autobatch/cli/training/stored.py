@@ -313,7 +313,7 @@ def read_exported(path: Path, model: Any, named: Collection[str] = ()) -> Stored
     """Describe a file that `autobatch export` wrote.
 
     Args:
-        model: loaded from the file.
+        model: the model, loaded from the file.
         named: models named on the command line; the file may import only these and the models of autobatch.
 
     Raises:

@@ -138,7 +138,7 @@ class Fsm(Directed):
         tables: the learned tables, for "forward", "backward" or both; without a table, all states of a direction are
             unknown.
         direction: "forward", "backward" or "both", see `Directed`.
-        compact: delete superfluous batches, see `Directed`.
+        compact: whether to delete superfluous batches, see `Directed`.
         about: how it was learned; saved with it.
         weights: the weights of the rule that decides in unknown states.
         rivals: other machines for the same types. All plan, so the kept schedule never costs more than that of

@@ -116,11 +116,11 @@ class Progress:
     """The result of a rollout without exploration.
 
     Attributes:
-        episodes: played so far.
+        episodes: the number of episodes played so far.
         batches: the mean over the measured mini-batches, which are the held-out ones if there are any; the mean cost of
             the batches, if types have costs.
         bound: the mean of their chain bounds, likewise.
-        states: met by the machine so far.
+        states: the number of states that the machine has met so far.
     """
 
     episodes: int
@@ -188,7 +188,7 @@ def learn_fsm(
         direction: the direction of planning; "both" learns a table for each direction.
         compact: see `Directed`.
         held_out: mini-batches that select the table whose batches cost the least; by default `dags`.
-        seed: determines the table.
+        seed: the seed of the random choices.
         on_progress: called after every rollout.
 
     Raises:

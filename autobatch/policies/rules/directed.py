@@ -37,7 +37,7 @@ class Directed(BasePolicy):
     Args:
         direction: "forward" plans from the inputs, "backward" from the outputs; "both" does both and keeps the cheaper
             plan (by default, the one with fewer batches), or the forward one if both cost the same.
-        compact: delete superfluous batches, before the two directions are compared.
+        compact: whether to delete superfluous batches, before the two directions are compared.
 
     Attributes:
         about: a description of how the policy was learned, of JSON values.

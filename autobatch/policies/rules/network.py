@@ -95,7 +95,7 @@ class Deep(Directed):
     Args:
         network: the weights; by default those that `experiments/learning/deep.py` learned on generated families.
         direction: "forward", "backward" or "both", see `Directed`.
-        compact: delete superfluous batches, see `Directed`.
+        compact: whether to delete superfluous batches, see `Directed`.
         about: how it was learned; saved with it.
     """
 

@@ -31,7 +31,7 @@ class Sufficient(Ruled):
 
     Args:
         direction: "forward", "backward" or "both", see `Directed`.
-        compact: delete superfluous batches.
+        compact: whether to delete superfluous batches.
 
     Cost: O(T * (N + E + K)) for K batches.
     Source: ED-Batch (arXiv:2302.03851), the sufficient condition for an optimal choice.
@@ -50,7 +50,7 @@ class Critical(Ruled):
 
     Args:
         direction: "forward", "backward" or "both", see `Directed`.
-        compact: delete superfluous batches.
+        compact: whether to delete superfluous batches.
     """
 
     rule: ClassVar[str] = "critical"
@@ -95,7 +95,7 @@ class Score(Ruled):
 
     Args:
         direction: "forward", "backward" or "both", see `Directed`.
-        compact: delete superfluous batches, see `Directed`.
+        compact: whether to delete superfluous batches, see `Directed`.
         weights: the weights of the terms; by default the learned ones.
     """
 
@@ -147,7 +147,7 @@ class Depth(Ruled):
 
     Args:
         direction: "forward", "backward" or "both", see `Directed`.
-        compact: delete superfluous batches.
+        compact: whether to delete superfluous batches.
 
     Cost: O(N + E + T).
     Source: TensorFlow Fold (Looks et al. 2017, arXiv:1702.02181).
@@ -167,7 +167,7 @@ class Agenda(Ruled):
 
     Args:
         direction: "forward", "backward" or "both", see `Directed`.
-        compact: delete superfluous batches.
+        compact: whether to delete superfluous batches.
 
     Cost: O(N + E + K * T) for K batches.
     Source: DyNet's agenda (Neubig, Goldberg, Dyer 2017, arXiv:1705.07860).
