@@ -126,7 +126,7 @@ def run_and_keep(
     copies: list[list[Any]] = []
     slots = range(len(step.cells.slot_shapes))
     for part, instances in step.divided():
-        run = runner.start(step, part, instances, draw, timer, copies=False)
+        run = runner.start(step, part, instances, draw, timer, to=None)
         step.counts.append(run.counts())
         store = run.store
         if len(step.parts) == 1:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from autobatch.arrays import LongArray
 from autobatch.backends.base import RowReader, Run, Timer
 from autobatch.backends.options import Options
-from autobatch.devices.store import HOST
+from autobatch.devices.store import HOST, Store
 from autobatch.engine.counts import Clock, LastCall, Step
 from autobatch.engine.results import (
     Differentiation,
@@ -275,13 +275,18 @@ class Session(Settings):
     # Running.
 
     def run(
-        self, step: Step, differentiation: Differentiation | None = None, draw: tuple[int, int] | None = None
+        self,
+        step: Step,
+        differentiation: Differentiation | None = None,
+        draw: tuple[int, int] | None = None,
+        to: Store | None = HOST,
     ) -> list[Run]:
         """Run the parts one after the other; return their runs, which are closed but whose outputs stay readable.
 
         Args:
             differentiation: differentiates each part; None for inference.
             draw: the seed and the number of the step, on which random numbers depend; None for those of the session.
+            to: see `forward`.
         """
         draw = draw or (self.options.seed, self.step)
         found, first = list[Run](), 0
@@ -291,7 +296,7 @@ class Session(Settings):
             run = self._begin(step, part, instances, draw, self._profile)
             try:
                 with run:
-                    self.forward(step, run)
+                    self.forward(step, run, to)
                     if differentiation is not None:
                         differentiation.add(self, step, part, instances, run)
                 step.counts.append(run.counts())
@@ -307,7 +312,7 @@ class Session(Settings):
         instances: slice,
         draw: tuple[int, int],
         timer: Timer | None = None,
-        copies: bool = True,
+        to: Store | None = HOST,
     ) -> Run:
         """Run a part forward; the caller closes the run.
 
@@ -315,12 +320,12 @@ class Session(Settings):
             instances: the positions of the part's instances; see `Step.divided`.
             draw: the seed and the number of the step.
             timer: called after every batch.
-            copies: whether to copy the outputs to the host.
+            to: see `forward`.
         """
         run = self._begin(step, part, instances, draw, timer)
         try:
             with run:
-                self.forward(step, run, copies)
+                self.forward(step, run, to)
         except BaseException:
             run.close()
             raise
@@ -332,13 +337,13 @@ class Session(Settings):
         run: Run = part.executable.begin(random, timer)
         return run
 
-    def forward(self, step: Step, run: Run, copies: bool = True) -> None:
+    def forward(self, step: Step, run: Run, to: Store | None = HOST) -> None:
         """Compute the values of a part, within the context of its run.
 
         Args:
-            copies: whether to copy the outputs to the host.
+            to: the memory to copy the outputs to, see `Run.forward`.
         """
-        run.forward(copies)
+        run.forward(to)
         step.clock.mark("forward")
 
     def backward(
