@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import update_wrapper
-from typing import Any, Self, overload
+from typing import Any, NamedTuple, Self, overload
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from autobatch.api import Batched
 from autobatch.api import batched as batched_arrays
 from autobatch.arguments import show
-from autobatch.backends.base import RowReader, Run
+from autobatch.backends.base import Backend, RowReader, Run
 from autobatch.backends.options import Options
+from autobatch.devices.store import HOST, Store
 from autobatch.engine.counts import Clock, Step
 from autobatch.engine.group import ENTERED
 from autobatch.engine.session import Call
@@ -34,6 +35,7 @@ from autobatch.torch.calls import Tape, Total
 from autobatch.torch.entering import TensorInputs
 from autobatch.torch.flow import Reaching
 from autobatch.torch.kinds import as_tensor, to_floats
+from autobatch.torch.memory import to_array
 from autobatch.torch.modules import TorchModule, as_torch
 from autobatch.torch.parameters import TensorParameter
 from autobatch.torch.passing import Passed, Passing, gradients_of, put_numbers
@@ -60,6 +62,7 @@ class TorchBatched(Batched):
 
     def __init__(self, *made: Any) -> None:
         super().__init__(*made)
+        self._chosen: Chosen | None = None
         self._tapes: WeakKeyDictionary[Run, Tape] = WeakKeyDictionary()
         self.reaching = Reaching()
         self.recorder.on_forget = self._drop_derivative
@@ -101,7 +104,7 @@ class TorchBatched(Batched):
                 call = Call(self, minibatch, clock, training=True, has_aux=None)
                 with run_lock(), call as step:
                     if not step.graph.keys.size:
-                        return torch.zeros(0)
+                        return torch.zeros(0, device=self.recorder.module.device)  # type: ignore[union-attr]
                     passing = Passing(self, step, minibatch)
                     self.step += 1
                     self._finish(call)
@@ -112,6 +115,11 @@ class TorchBatched(Batched):
             raise
 
     _stack_results = staticmethod(stack_tensors)
+
+    @property
+    def _result_store(self) -> Store:
+        """Return the memory in which a call returns its results, that of the parameters."""
+        return self.parameters.store
 
     def along(
         self, passing: Passing, gradients: Mapping[int, torch.Tensor], directions: Sequence[torch.Tensor | None]
@@ -242,7 +250,26 @@ class TorchBatched(Batched):
         if self._is_served:
             torch.set_grad_enabled(False)
             self._met(())
-        return super().options_now(training, has_aux)
+        now = super().options_now(training, has_aux)
+        return super().options_now(training, has_aux) if self._follow(now.store) else now
+
+    def _follow(self, store: Store) -> bool:
+        """Switch to the backend of the device that holds the parameters, and to its policy and rewrites.
+
+        Returns:
+            Whether the backend has changed; False if the backend was chosen by name, or assigned.
+        """
+        chosen = self._chosen
+        if chosen is None or self.backend is not chosen.backend or getattr(self.backend, "device", HOST) is store:
+            return False
+        made, own = batched_arrays(self.recorder.function, module=self.recorder.module, **chosen.given), self.options
+        self.backend = made.backend
+        if own.policy is chosen.options.policy:
+            own = own._replace(policy=made.options.policy)
+        if own.rewrites == chosen.options.rewrites:
+            own = own._replace(rewrites=made.options.rewrites)
+        self.options, self._chosen = own, Chosen(chosen.given, made.backend, made.options)
+        return True
 
     def results_of(self, structures: Sequence[Any], columns: list[Any]) -> list[Any]:
         """Return the function's result for each instance, with tensors; see `autobatch.api.Batched`."""
@@ -253,14 +280,14 @@ class TorchBatched(Batched):
         """Convert the rows of each slot to tensors of the dtype that they represent."""
         return list(map(as_tensor, columns, self.recorder.slots.dtypes))
 
-    def forward(self, step: Step, run: Run, copies: bool = True) -> None:
+    def forward(self, step: Step, run: Run, to: Store | None = HOST) -> None:
         """Compute the values of a part; see `Session`."""
         if not step.cells.training:
-            super().forward(step, run, copies)
+            super().forward(step, run, to)
             return
         tape = Tape()
         with tape.open():
-            super().forward(step, run, copies)
+            super().forward(step, run, to)
         self._tapes[run] = tape
 
     def backward(
@@ -290,7 +317,7 @@ class TorchBatched(Batched):
         for tensor, gradient in tape.gradients():
             name = names[id(tensor)]
             if totals is None:
-                found[name] += gradient.numpy()
+                found[name] += to_array(gradient)
             elif name in totals:
                 totals[name].add(gradient)
             else:
@@ -316,12 +343,35 @@ class TorchBatched(Batched):
             return getattr, (owner, name)
         return super().__reduce_ex__(protocol)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state of copies and pickles."""
+        return super().__getstate__() | {"chosen": self._chosen}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._chosen = state.get("chosen")
+
     @classmethod
-    def of(cls, made: Batched) -> Self:
-        """Convert a batched function to one that returns tensors."""
+    def of(cls, made: Batched, options: Mapping[str, Any]) -> Self:
+        """Convert a batched function, made with these options, to one that returns tensors."""
+        given = {name: options.get(name, "auto") for name in ("backend", "policy", "rewrites")}
         self = object.__new__(cls)
-        self.__setstate__(made.__getstate__())
+        chosen = Chosen(given, made.backend, made.options) if given["backend"] == "auto" else None
+        self.__setstate__(made.__getstate__() | {"chosen": chosen})
         return self
+
+
+class Chosen(NamedTuple):
+    """The choice of a backend for the device of the parameters.
+
+    Attributes:
+        given: the backend, "auto", and the policy and rewrites, as given by the user.
+        backend, options: the chosen ones.
+    """
+
+    given: dict[str, Any]
+    backend: Backend
+    options: Options
 
 
 def _refuse_sums(tape: Tape) -> None:
@@ -397,7 +447,7 @@ def batched(function: Any = None, *, module: torch.nn.Module | None = None, **op
             f"abt.batched(function, module=...) must be given a method of a torch module, or a function and the module "
             f"whose parameters it reads, got {show(function)} and {show(module)}."
         )
-    return TorchBatched.of(batched_arrays(function, module=TorchModule(owner), **options))
+    return TorchBatched.of(batched_arrays(function, module=TorchModule(owner), **options), options)
 
 
 def _refuse_transforms() -> None:

@@ -208,7 +208,7 @@ class Tracing:
         if found is not None:
             return found
         check_constant(x)
-        return x.detach().numpy()
+        return x.detach().cpu().numpy()
 
     def apply(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Apply one of our functions to the values of tensors; NotImplemented if it rejects arguments that torch takes.
@@ -384,7 +384,7 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
             made.zero_()
         if made.dtype is torch.bfloat16:  # NumPy has no such dtype
             raise NoCounterpart("it makes a constant of bfloat16.")
-        return self._tracing.leave(made.numpy(), made, is_own=True)
+        return self._tracing.leave(made.cpu().numpy(), made, is_own=True)
 
     def _ask_torch(self, op: Any, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Record an op without a counterpart as one that torch runs on batches.

@@ -1,0 +1,262 @@
+"""Test torch modules on the device of the cuda backend: a GPU, or the host device with tensors of the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, autograd, nn
+
+import autobatch.torch as abt
+from autobatch.devices.store import HOST
+from autobatch.errors import GraphError
+from autobatch.torch.memory import STORES, to_array
+from helpers.runs.tensors_on_device import TorchDevice
+from helpers.runs.ways import each
+
+
+class Chain(nn.Module):
+    """An LSTM over the rows of an instance, scaled by a function of a parameter alone, which runs compute ahead."""
+
+    def __init__(self, dim: int = 6) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.read = abt.cell(nn.Linear(3, dim))
+        self.step = abt.cell(nn.LSTMCell(dim, dim))
+        self.log_scale = nn.Parameter(torch.randn(dim))
+        self.idle = nn.Parameter(torch.ones(2))
+
+    @abt.cell
+    def out(self, h: Tensor) -> Tensor:
+        return (self.log_scale.exp() * h).sum()
+
+    def loss(self, rows: Tensor) -> Tensor:
+        state = (rows.new_zeros(self.log_scale.shape),) * 2
+        for row in rows:
+            state = self.step(self.read(row), state)
+        return self.out(state[0])
+
+
+def make(tensors: TorchDevice, dim: int = 6) -> tuple[Any, Any, list[Tensor]]:
+    """Return a model on the device, a copy of it that runs one instance at a time there, and instances."""
+    model = Chain(dim).double()
+    tensors.hold(model)
+    rows = [torch.randn(n, 3, dtype=torch.float64).to(tensors.place) for n in (2, 3, 1)]
+    return model, deepcopy(model), rows
+
+
+def assert_close(found: Any, expected: Any) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+
+
+def assert_same_gradients(model: nn.Module, alone: nn.Module) -> None:
+    for p, q in zip(model.parameters(), alone.parameters(), strict=True):
+        assert (p.grad is None) == (q.grad is None)
+        if p.grad is not None:
+            assert p.grad.device == p.device
+            assert_close(p.grad, q.grad)
+
+
+def counted(tensors: TorchDevice, run: Callable[[], object]) -> dict[str, int]:
+    """Return the growth of the device's counts."""
+    before = dict(vars(tensors.store.traffic))
+    run()
+    return {name: n - before[name] for name, n in vars(tensors.store.traffic).items()}
+
+
+def test_a_step_takes_three_launches_and_copies_no_parameter_and_no_gradient(tensors: TorchDevice) -> None:
+    """What it uploads does not grow with the parameters, and nothing comes back."""
+    uploaded = []
+    for dim in (6, 12):
+        model, alone, rows = make(tensors, dim)
+        loss = abt.batched(model.loss, module=model)
+        assert loss.backend.name == "cuda"
+        graphs = loss.record_all(rows)
+        optimizers = [torch.optim.Adam(m.parameters(), lr=0.01) for m in (model, alone)]
+
+        def step(loss: Any = loss, graphs: Any = graphs, optimizer: Any = optimizers[0]) -> None:
+            optimizer.zero_grad()
+            autograd.backward(loss(graphs).mean())
+            optimizer.step()
+
+        for _ in range(3):
+            counts = counted(tensors, step)
+            optimizers[1].zero_grad()
+            autograd.backward(torch.stack([alone.loss(x) for x in rows]).mean())
+            optimizers[1].step()
+            assert_same_gradients(model, alone)
+        assert (counts["launches"], counts["products"]) == (3, 0)
+        assert (counts["downloads"], counts["waits"]) == (0, 0)
+        uploaded.append(counts["uploaded_bytes"])
+        with torch.no_grad():
+            found = loss(graphs)
+            assert found.device == rows[0].device
+            assert counted(tensors, lambda loss=loss, graphs=graphs: loss(graphs))["downloads"] == 0  # type: ignore[misc]
+            assert_close(found, torch.stack([alone.loss(x) for x in rows]))
+    assert uploaded[1] - uploaded[0] == 8 * 6 * len(rows)  # the first states, which are data
+
+
+def test_gradients_are_made_on_the_device_and_results_are_copies(tensors: TorchDevice) -> None:
+    model, _, rows = make(tensors)
+    loss = abt.batched(model.loss, module=model)
+    losses = loss(rows)
+    kept = losses.detach().clone()
+    autograd.backward(losses.sum())
+    loss([x + 1 for x in rows])
+    assert torch.equal(losses, kept)
+    (parameter,) = (p for p in loss.parameters.all.values() if p.name == "log_scale")
+    assert parameter.store is tensors.store
+    assert tensors.store.address(parameter.array) == model.log_scale.data_ptr()
+
+
+def test_changes_that_torch_does_not_count_are_seen(tensors: TorchDevice) -> None:
+    model, alone, rows = make(tensors)
+    loss = abt.batched(model.loss, module=model)
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=0.1, fused=True) for m in (model, alone)]
+    for _ in range(3):
+        losses = loss(rows), torch.stack([alone.loss(x) for x in rows])
+        assert_close(*losses)
+        for optimizer, found in zip(optimizers, losses, strict=True):
+            optimizer.zero_grad()
+            found.sum().backward()
+            optimizer.step()
+    for m in (model, alone):
+        m.log_scale.data.copy_(torch.arange(6.0) / 10)
+    assert_close(loss(rows), torch.stack([alone.loss(x) for x in rows]))
+
+
+def test_a_module_moves_in_both_directions_after_recording(
+    tensors: TorchDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, alone, rows = make(tensors)
+    with monkeypatch.context() as patch:
+        patch.setitem(STORES, "cpu", lambda: HOST)
+        model.cpu()
+        loss = abt.batched(model.loss, module=model)
+        expected = torch.stack([alone.cpu().loss(x.cpu()) for x in rows])
+        graphs = loss.record_all([x.cpu() for x in rows])
+        assert_close(loss(graphs), expected)
+        assert loss.backend.name == "reference"
+        policy = loss.policy.name
+    for _ in range(2):
+        tensors.hold(model)
+        found = loss(graphs)
+        assert loss.backend.name == "cuda"
+        assert_close(found.cpu(), expected)
+        with monkeypatch.context() as patch:
+            patch.setitem(STORES, "cpu", lambda: HOST)
+            TorchDevice(tensors.store, torch.device("cpu")).hold(model)
+            with pytest.raises(GraphError, match="has changed since the mini-batch ran"):
+                autograd.backward(found.sum())
+            assert_close(loss(graphs), expected)
+            assert (loss.backend.name, loss.policy.name) == ("reference", policy)
+
+
+def test_a_chosen_policy_stays_where_a_module_moves(tensors: TorchDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _, rows = make(tensors)
+    with monkeypatch.context() as patch:
+        patch.setitem(STORES, "cpu", lambda: HOST)
+        model.cpu()
+        given, assigned = (abt.batched(model.loss, module=model, **options) for options in ({"policy": "depth"}, {}))
+        assigned.policy = given.policy
+        copied = deepcopy(assigned)
+    tensors.hold(model)
+    tensors.hold(copied.recorder.module.module)
+    for loss in (given, assigned, copied):
+        loss(rows)
+        assert (loss.backend.name, loss.policy.name) == ("cuda", "depth")
+
+
+def test_parameters_on_two_devices_are_refused_in_a_sentence(
+    tensors: TorchDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _, rows = make(tensors)
+    loss = abt.batched(model.loss, module=model)
+    loss(rows)
+    monkeypatch.setitem(STORES, "cpu", lambda: HOST)
+    model.idle.data = model.idle.data.cpu().clone()
+    with pytest.raises(GraphError, match=r"parameters of Chain are on different devices: .* on cuda and 'idle' on cpu"):
+        loss(rows)
+
+
+def test_halves_are_refused_in_a_sentence_that_names_the_parameter(tensors: TorchDevice) -> None:
+    for dtype in (torch.float16, torch.bfloat16):
+        model, _, rows = make(tensors)
+        with pytest.raises(GraphError, match=rf"'.*' must be float32 or float64, got {dtype}; call .float\(\) on the"):
+            abt.batched(model.to(dtype).loss, module=model)(rows)
+
+
+def test_instances_may_be_on_the_device_and_have_gradients(tensors: TorchDevice) -> None:
+    model, alone, rows = make(tensors)
+    loss = abt.batched(model.loss, module=model)
+    assert_close(loss(rows), loss([x.cpu() for x in rows]))
+    below = nn.Linear(3, 3).double().to(tensors.place)
+    other = deepcopy(below)
+    autograd.backward(loss([below(x) for x in rows]).sum())
+    autograd.backward(torch.stack([alone.loss(other(x)) for x in rows]).sum())
+    assert_same_gradients(below, other)
+    assert_same_gradients(model, alone)
+
+
+class Words(nn.Module):
+    """A table whose gradient is sparse, and a mask."""
+
+    keep: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = abt.cell(nn.Embedding(7, 4, sparse=True))
+        self.register_buffer("keep", torch.tensor([True, False, True, True]))
+
+    @abt.cell
+    def masked(self, x: Tensor) -> Tensor:
+        return torch.where(self.keep, x, 0.0).sum()
+
+    def loss(self, words: Tensor) -> Tensor:
+        return torch.stack([self.masked(self.table(word)) for word in words]).sum()
+
+
+def test_ids_and_masks_on_the_device_and_sparse_gradients(tensors: TorchDevice) -> None:
+    model = Words()
+    tensors.hold(model)
+    words = [torch.tensor(ids).to(tensors.place) for ids in ([1, 2, 1], [6], [0, 5])]
+    found = abt.batched(model.loss, module=model)(words)
+    expected = torch.stack([model.loss(x) for x in words])
+    assert_close(found, expected)
+    gradients = [autograd.grad(x.sum(), model.table.weight)[0] for x in (found, expected)]
+    assert all(g.is_sparse and g.device == model.table.weight.device for g in gradients)
+    assert_close(*(g.coalesce().to_dense() for g in gradients))
+
+
+def test_a_function_without_parameters_runs_where_its_data_are(tensors: TorchDevice) -> None:
+    module = nn.Module()
+    run = abt.batched(lambda x: torch.tanh(x).sum(), module=module)
+    rows = [torch.randn(n, 3).to(tensors.place) for n in (2, 2)]
+    found = run(rows)
+    assert (run.backend.name, found.device) == ("cuda", rows[0].device)
+    torch.testing.assert_close(found, torch.stack([torch.tanh(x).sum() for x in rows]))
+    assert run([]).shape == (0,)
+
+
+def test_a_tensor_elsewhere_is_refused(tensors: TorchDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _, rows = make(tensors)
+    with pytest.raises(GraphError, match="on the CPU or an NVIDIA GPU, got a tensor on meta"):
+        abt.batched(model.loss, module=model)([rows[0].to("meta")])
+    monkeypatch.setattr(tensors.store, "adopt", lambda tensor: None)  # as for a tensor on another GPU
+    with pytest.raises(GraphError, match="must be on the one that this process uses"):
+        to_array(rows[0])
+
+
+@each("create_graph", (False, True))
+def test_second_derivatives_are_computed_on_the_device(tensors: TorchDevice, create_graph: bool) -> None:
+    model, alone, rows = make(tensors)
+    loss, found = abt.batched(model.loss, module=model), []
+    for m, losses in ((model, loss(rows)), (alone, torch.stack([alone.loss(x) for x in rows]))):
+        weight = m.step.weight_hh
+        (g,) = autograd.grad(losses.sum(), weight, create_graph=create_graph, retain_graph=True)
+        found.append(autograd.grad(g.pow(2).sum(), weight)[0] if create_graph else g)
+    assert_close(*found)
