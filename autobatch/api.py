@@ -99,10 +99,7 @@ class Batched(Session):
 
     _stack_results = staticmethod(stack_results)
 
-    @property
-    def _result_store(self) -> Store:
-        """Return the memory in which a call returns its results."""
-        return HOST
+    _result_store: Store = HOST  # the memory in which a call returns its results
 
     def results_of(self, structures: Sequence[Any], columns: list[Any]) -> list[Any]:
         """Return the results of the function for each of some instances.

@@ -201,6 +201,8 @@ class Session(Settings):
 
     # Reading and planning.
 
+    _make_call: type[Call] = Call
+
     def _call(
         self,
         instances: Iterable[Any],
@@ -219,7 +221,7 @@ class Session(Settings):
         """
         clock = Clock(profiled=self._profile is not None)
         minibatch = self.recorder.read(instances, inputs, keys)
-        return Call(self, minibatch, clock, training, has_aux, measured, each, reports)
+        return self._make_call(self, minibatch, clock, training, has_aux, measured, each, reports)
 
     def refresh_parameters(self) -> ParameterState:
         """Look up the current parameters of the module, and return them."""

@@ -7,6 +7,7 @@ gradient of each parameter and of each tensor among the instances. Torch accumul
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from functools import update_wrapper
 from typing import Any, NamedTuple, Self, overload
 from weakref import WeakKeyDictionary
@@ -29,13 +30,14 @@ from autobatch.inspect.profiling import Profile
 from autobatch.inspect.report import Report
 from autobatch.keywords import refuse
 from autobatch.params.module import Module
+from autobatch.params.parameter import FLOAT32
 from autobatch.params.sparse_rows import Gradient
 from autobatch.system.locks import run_lock
 from autobatch.torch.calls import Tape, Total
 from autobatch.torch.entering import TensorInputs
 from autobatch.torch.flow import Reaching
 from autobatch.torch.kinds import as_tensor, to_floats
-from autobatch.torch.memory import to_array
+from autobatch.torch.memory import to_array, working_on
 from autobatch.torch.modules import TorchModule, as_torch
 from autobatch.torch.parameters import TensorParameter
 from autobatch.torch.passing import Passed, Passing, gradients_of, put_numbers
@@ -54,8 +56,28 @@ from autobatch.trace.record import list_instances
 from autobatch.tracebacks import hide_frames
 
 
+class DeviceCall(Call):
+    """A call in the context of work on the device of the parameters."""
+
+    _session: TorchBatched
+    _context: ExitStack
+
+    def __enter__(self) -> Step:
+        with ExitStack() as context:
+            context.enter_context(self._session.on_device())
+            step = super().__enter__()
+            self._context = context.pop_all()
+        return step
+
+    def __exit__(self, *error: Any) -> None:
+        with self._context:
+            super().__exit__(*error)
+
+
 class TorchBatched(Batched):
     """A function of one instance, run on mini-batches; made by `abt.batched`."""
+
+    _make_call = DeviceCall
 
     _is_served = False
     _derivative: TorchBatched | None = None
@@ -101,10 +123,10 @@ class TorchBatched(Batched):
             inputs = TensorInputs(self.recorder.calls)
             with inputs.recording_tensors():
                 minibatch = self.recorder.read(instances)._replace(inputs=inputs)
-                call = Call(self, minibatch, clock, training=True, has_aux=None)
+                call = DeviceCall(self, minibatch, clock, training=True, has_aux=None)
                 with run_lock(), call as step:
                     if not step.graph.keys.size:
-                        return torch.zeros(0, device=self.recorder.module.device)  # type: ignore[union-attr]
+                        return torch.zeros(0, device=self._device)
                     passing = Passing(self, step, minibatch)
                     self.step += 1
                     self._finish(call)
@@ -117,7 +139,7 @@ class TorchBatched(Batched):
     _stack_results = staticmethod(stack_tensors)
 
     @property
-    def _result_store(self) -> Store:
+    def _result_store(self) -> Store:  # type: ignore[override]
         """Return the memory in which a call returns its results, that of the parameters."""
         return self.parameters.store
 
@@ -181,7 +203,7 @@ class TorchBatched(Batched):
                 minibatch = self.recorder.read(instances)._replace(inputs=inputs)
         with run_lock():
             put_numbers(held)
-            call = Call(self, minibatch, Clock(), training=True, has_aux=None)
+            call = DeviceCall(self, minibatch, Clock(), training=True, has_aux=None)
             with call as step:
                 passing = Passing(self, step, minibatch, draw, held)
                 self._finish(call)
@@ -216,7 +238,7 @@ class TorchBatched(Batched):
 
     def prepare(self, instances: Iterable[Any], *options: Any, **named: Any) -> Step:
         """Plan a mini-batch without running it, see `autobatch.batched.Batched.prepare`."""
-        with TensorInputs(self.recorder.calls).recording_tensors():
+        with TensorInputs(self.recorder.calls).recording_tensors(), self.on_device():
             return super().prepare(instances, *options, **named)
 
     def merged(self, instances: Iterable[Any]) -> Graph:
@@ -251,7 +273,30 @@ class TorchBatched(Batched):
             torch.set_grad_enabled(False)
             self._met(())
         now = super().options_now(training, has_aux)
-        return super().options_now(training, has_aux) if self._follow(now.store) else now
+        if self._follow(now.store):
+            now = super().options_now(training, has_aux)
+        return now._replace(precision="bf16") if self._is_cast(now) else now
+
+    def _is_cast(self, now: Options) -> bool:
+        """Return whether `torch.autocast` asks for products of bfloat16 on the device."""
+        kind = self._device.type
+        is_on = now.store is not HOST and torch.is_autocast_enabled(kind)
+        is_float32 = now.precision == "float32" and now.dtype == FLOAT32
+        return is_on and is_float32 and torch.get_autocast_dtype(kind) is torch.bfloat16
+
+    @property
+    def _device(self) -> torch.device:
+        module = self.recorder.module
+        assert isinstance(module, TorchModule)
+        return module.device
+
+    def on_device(self) -> AbstractContextManager[None]:
+        """Return the context of work on the device."""
+        return working_on(self._device)
+
+    def _record_rounds(self, instances: list[Any]) -> Graph:
+        with self.on_device():
+            return super()._record_rounds(instances)
 
     def _follow(self, store: Store) -> bool:
         """Switch to the backend of the device that holds the parameters, and to its policy and rewrites.

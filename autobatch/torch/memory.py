@@ -6,6 +6,7 @@ On a GPU, arrays are CuPy's, and both libraries exchange memory by DLPack.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,15 @@ def store_at(device: torch.device) -> Store:
             f".cuda() on them."
         )
     return find()
+
+
+def working_on(device: torch.device) -> AbstractContextManager[None]:
+    """Return the context of work on a device: on a GPU, torch's current stream and allocator."""
+    if device.type != "cuda":
+        return nullcontext()
+    from autobatch.torch.current_stream import on_current_stream
+
+    return on_current_stream()
 
 
 def to_array(tensor: torch.Tensor) -> Any:

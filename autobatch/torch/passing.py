@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -60,6 +60,9 @@ class Runner(Protocol):
 
     def refresh_parameters(self) -> ParameterState:
         """Look up the parameters of the module."""
+
+    def on_device(self) -> AbstractContextManager[None]:
+        """Return the context of work on the device."""
 
     def start(self, step: Step, part: Part, instances: slice, draw: tuple[int, int], *, to: Store | None = HOST) -> Run:
         """Run a part forward, and copy its outputs to the memory `to`; None for no copies."""
@@ -162,7 +165,7 @@ class Passing:
             GraphError: a parameter has changed since the forward pass.
         """
         batched, step = self._batched, self._step
-        with run_lock(), self._as_it_ran():
+        with run_lock(), batched.on_device(), self._as_it_ran():
             found = {name: self._zeros(name, p) for name, p in batched.parameters.trainable.items()}
             totals: dict[str, Total] = {}
             read = InputGradients(self.inputs, batched.parameters.dtype)

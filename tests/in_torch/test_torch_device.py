@@ -260,3 +260,76 @@ def test_second_derivatives_are_computed_on_the_device(tensors: TorchDevice, cre
         (g,) = autograd.grad(losses.sum(), weight, create_graph=create_graph, retain_graph=True)
         found.append(autograd.grad(g.pow(2).sum(), weight)[0] if create_graph else g)
     assert_close(*found)
+
+
+class Mixed(nn.Module):
+    """Cells whose ops or bodies torch runs: by vmap, in one call, one by one, with draws, and with ints as results."""
+
+    def __init__(self, runs: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.drop = nn.Linear(4, 4), nn.Dropout(0.5)
+        self.read, self.pick = abt.cell(self._read, runs=runs), abt.cell(self._pick, runs=runs)
+
+    def _read(self, h: Tensor, x: Tensor) -> Tensor:
+        return torch.cumsum(self.drop(torch.tanh(self.linear(h + x))), 0)
+
+    def _pick(self, h: Tensor, n: Any) -> tuple[Tensor, Tensor]:
+        return torch.cumprod(h, 0)[:2] + n, torch.cumsum((h > 0).long(), 0)[-1]
+
+    def loss(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        h = rows.new_zeros(4)
+        for row in rows:
+            h = self.read(h, row)
+        scores, n_positive = self.pick(h, len(rows))
+        return scores.pow(2).sum(), n_positive
+
+
+@pytest.mark.parametrize("runs", ["auto", "torch"])
+def test_torch_runs_on_the_rows_in_the_memory_of_the_device(runs: str, tensors: TorchDevice) -> None:
+    """Without copies to the host by the device."""
+    model = Mixed(runs).double().eval()
+    tensors.hold(model)
+    alone = deepcopy(model)
+    rows = [torch.randn(n, 4, dtype=torch.float64).to(tensors.place) for n in (2, 3, 1)]
+    run = abt.batched(model.loss, module=model)
+    (losses, ints), expected = run(rows), [alone.loss(x) for x in rows]
+    assert_close(losses, torch.stack([x for x, _ in expected]))
+    assert ints.tolist() == [int(n) for _, n in expected]
+    counts = counted(tensors, lambda: autograd.backward(losses.sum()))
+    assert counts["downloads"] == 0
+    autograd.backward(torch.stack([x for x, _ in expected]).sum())
+    assert_same_gradients(model, alone)
+    with torch.no_grad():
+        assert counted(tensors, lambda: run(rows))["downloads"] == 0
+    model.train()
+    drawn = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        drawn.append(run(rows)[0])
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+
+
+def test_autocast_rounds_the_operands_of_products(tensors: TorchDevice) -> None:
+    """As precision="bf16" does; half precision leaves them as they are, and so does float64."""
+    model, _, rows = make(tensors)
+    model.float()
+    rows = [x.float() for x in rows]
+    plain, rounded = (abt.batched(model.loss, module=model, precision=p) for p in ("float32", "bf16"))
+    expected, exact = rounded(rows), plain(rows)
+    autograd.backward(expected.sum())
+    gradient, model.step.weight_hh.grad = model.step.weight_hh.grad, None
+    with torch.autocast(tensors.place.type, dtype=torch.bfloat16):
+        found = plain(rows)
+    autograd.backward(found.sum())
+    assert torch.equal(found, expected)
+    assert not torch.equal(found, exact)
+    assert torch.equal(model.step.weight_hh.grad, gradient)
+    with torch.autocast(tensors.place.type, dtype=torch.float16):
+        assert torch.equal(plain(rows), exact)
+    model.double()
+    rows = [x.double() for x in rows]
+    exact = plain(rows)
+    with torch.autocast(tensors.place.type, dtype=torch.bfloat16):
+        assert torch.equal(plain(rows), exact)
