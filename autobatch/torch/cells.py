@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, wraps
 from inspect import signature
+from itertools import chain
 from types import MethodType
 from typing import Any, ClassVar, TypeVar, overload
 
@@ -287,7 +288,7 @@ def _call(cell: Any, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
                 f"part of the module given to abt.batched, and record its instances in the thread that runs them."
             )
         return without_gradient(current.call_cell(cell, owner, args, kwargs))
-    args, kwargs = on_leaves(_to_tensor, (args, kwargs))
+    args, kwargs = on_leaves(lambda x: _to_tensor(x, owner, (args, kwargs)), (args, kwargs))
     return cell.eager(*args, **kwargs) if owner is None else cell.eager(owner, *args, **kwargs)
 
 
@@ -408,6 +409,12 @@ def _has_backward_hooks(module: nn.Module) -> bool:
     return any((*own, *(hooks for kind, hooks in GLOBAL_HOOKS.items() if kind.startswith("backward"))))
 
 
-def _to_tensor(x: Any) -> Any:
-    """Convert an int to the tensor that a traced body would get; return other objects unchanged."""
-    return torch.tensor(x) if type(x) is int else x
+def _to_tensor(x: Any, owner: Any, given: Any) -> Any:
+    """Convert an int to the tensor that a traced body would get, on the device of the tensors given with it, or else
+    of the owner's parameters; return other objects unchanged.
+    """
+    if type(x) is not int:
+        return x
+    parameters = owner.parameters() if isinstance(owner, nn.Module) else ()
+    other = next(chain(tensors_in(given), parameters), None)
+    return torch.tensor(x, device=None if other is None else other.device)

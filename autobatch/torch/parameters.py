@@ -235,5 +235,5 @@ def _(x: torch.Tensor) -> Hashable | None:
         return None
     kind = x.dtype, tuple(x.shape), x.requires_grad
     if type(x) is not torch.Tensor or x.layout is not torch.strided or x.device.type != "cpu":
-        return *kind, x._version
+        return *kind, x._version, x.__hash__  # bound methods are equal if their objects are the same; it keeps x alive
     return *kind, x.detach().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8).numpy().tobytes()

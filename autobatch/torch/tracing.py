@@ -155,7 +155,7 @@ class Tracing:
     def enter(self, x: Any) -> Any:
         """Return the tensor that represents an argument of the cell; return other objects unchanged."""
         if isinstance(x, Fixed):
-            return torch.tensor(x.numbers)
+            return torch.tensor(x.numbers, device=(CURRENT.module or CURRENT).device)
         if isinstance(x, TracedList):
             self.lists.append(x)
             return [map_leaves(self.enter, element) for element in x]
@@ -280,9 +280,9 @@ class Tracing:
 
     def like(self, x: Any) -> Any:
         """Return a tensor without numbers; return scalars that are constants, and other objects, unchanged."""
-        if not isinstance(x, torch.Tensor) or (not isinstance(x, Traced) and not x.dim()):
+        if not isinstance(x, torch.Tensor):
             return x
-        return _without_numbers(x)
+        return _without_numbers(x) if isinstance(x, Traced) or x.dim() else x.cpu()
 
 
 class _Functions(TorchFunctionMode):

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +19,8 @@ import autobatch.torch as abt
 from autobatch.devices.store import HOST
 from autobatch.errors import GraphError
 from autobatch.torch.memory import STORES, to_array
+from autobatch.trace.guards import content_of
+from checkout import ROOT
 from helpers.runs.tensors_on_device import TorchDevice
 from helpers.runs.ways import each
 
@@ -333,3 +340,56 @@ def test_autocast_rounds_the_operands_of_products(tensors: TorchDevice) -> None:
     exact = plain(rows)
     with torch.autocast(tensors.place.type, dtype=torch.bfloat16):
         assert torch.equal(plain(rows), exact)
+
+
+def test_results_are_checked_on_the_device(tensors: TorchDevice) -> None:
+    model, _, rows = make(tensors)
+    abt.check_batched(model.loss, rows, module=model)
+
+
+def test_an_int_given_to_a_cell_alone_is_on_the_device_of_the_module() -> None:
+    words: Any = abt.cell(nn.Embedding(5, 2).to("meta"))
+    add: Any = abt.cell(lambda x, n: x + n)
+    assert words(3).device.type == "meta"
+    assert add(torch.ones(2, device="meta"), 3).device.type == "meta"
+    assert abt.cell(nn.Tanh())(1) == torch.tanh(torch.tensor(1))
+
+
+def test_tensors_that_are_elsewhere_are_the_same_constant_only_if_unchanged() -> None:
+    """Comparing their numbers would wait for a GPU."""
+    x, other = (torch.zeros(2, device="meta") for _ in range(2))
+    content = content_of(x)
+    assert content_of(x) == content != content_of(other)
+    x.add_(1)
+    assert content_of(x) != content
+
+
+def test_recorded_values_are_on_the_device_of_the_module(tensors: TorchDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _, rows = make(tensors)
+    seen = list[Any]()
+
+    def loss(rows: Tensor) -> Tensor:
+        h = model.read(rows[0])
+        seen.append((h.device, h.is_cpu, h.is_cuda))
+        with pytest.raises(GraphError, match=r"moved to meta by torch.Tensor.to, .* the device of the module"):
+            h.to("meta")
+        return h.to(h.device).sum()  # type: ignore[no-any-return]
+
+    abt.batched(loss, module=model)(rows)
+    kind = tensors.place.type
+    assert seen[0] == (rows[0].device, kind == "cpu", kind == "cuda")
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_all_tests_of_this_folder_pass_on_the_device() -> None:
+    """Interpreted; the device of the tests cannot be pickled."""
+    left_out = "test_torch_batched.py::test_copies_and_pickles_of_a_batched_function_too"
+    folder = Path(__file__).parent
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "helpers.runs.torch_tests_on_device", str(folder)]
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests", ROOT / "tools", ROOT / "experiments")))
+    done = subprocess.run(
+        [sys.executable, *command, "--deselect", str(folder / left_out)],
+        env={**os.environ, "PYTHONPATH": path}, cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-5000:]
