@@ -24,7 +24,7 @@ from autobatch.ir.arguments import Key, is_structure, parts_of
 from autobatch.ops.operators import STAGE
 from autobatch.torch import aten
 from autobatch.torch.cells import Cut, cell_of_function
-from autobatch.torch.entering import CURRENT
+from autobatch.torch.entering import CURRENT, on_host
 from autobatch.torch.kinds import WITHIN, to_floats
 from autobatch.torch.memory import store_at
 from autobatch.torch.parameters import find_parameter
@@ -125,7 +125,7 @@ def _array_of(tensor: torch.Tensor) -> Any:
     if dtype is CURRENT.dtype and tensor.requires_grad:
         return _input_of(tensor)
     if not tensor.requires_grad:
-        tensor = tensor.cpu()  # data of nodes are on the host
+        tensor = on_host(tensor)
     if dtype is CURRENT.dtype:
         return tensor.numpy()
     if dtype is torch.int64:
@@ -158,5 +158,5 @@ def _input_of(tensor: torch.Tensor) -> Any:
                 f"a tensor of shape {tuple(tensor.shape)} requires a gradient, which a recorded graph would lose; give "
                 f"the instances themselves to the batched function, or tensor.detach()."
             )
-        return to_floats(tensor.detach(), CURRENT.dtype).cpu().numpy()
+        return to_floats(on_host(tensor.detach()), CURRENT.dtype).numpy()
     return CURRENT.inputs.enter_tensor(tensor)

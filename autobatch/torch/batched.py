@@ -72,6 +72,7 @@ class DeviceCall(Call):
     def __exit__(self, *error: Any) -> None:
         with self._context:
             super().__exit__(*error)
+        self._session.drop_copies()
 
 
 class TorchBatched(Batched):
@@ -222,7 +223,15 @@ class TorchBatched(Batched):
 
     def record_all(self, instances: Iterable[Any], progress: bool = False, workers: int = 1) -> list[Graph]:
         """Record each instance once, see `autobatch.batched.Batched.record_all`."""
-        return super().record_all(self._met(instances), progress, workers)
+        found = super().record_all(self._met(instances), progress, workers)
+        self.drop_copies()
+        return found
+
+    def drop_copies(self) -> None:
+        """Free the copies of the instances' tensors on the host."""
+        module = self.recorder.module
+        assert isinstance(module, TorchModule)
+        module.copies = None
 
     # Inspection methods take the same instances as a call, and compute no gradients.
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
+from autobatch.torch.host_copies import HostCopies
 from autobatch.torch.kinds import from_floats, shape_within, to_floats
 from autobatch.trace.inputs import FloatInput, Inputs
 
@@ -25,6 +26,10 @@ class Precision(Protocol):
     def device(self) -> torch.device:
         """Return the device."""
 
+    @property
+    def copies(self) -> HostCopies | None:
+        """Return the copies of the tensors in the instances of the call; None if the module is on the CPU."""
+
     def has_buffer(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor shares the memory of one of the module's buffers."""
 
@@ -37,6 +42,7 @@ class _Current(threading.local):
         module: the module.
         dtype, device: those of the module when the recording began; traces read those of the module itself.
         has_gradients: whether grad mode was on then.
+        copies: the copies of the instances' tensors; None if the module is on the CPU.
     """
 
     inputs: TensorInputs | None = None
@@ -44,6 +50,7 @@ class _Current(threading.local):
     dtype = torch.float32
     device = torch.device("cpu")
     has_gradients = False
+    copies: HostCopies | None = None
 
 
 CURRENT = _Current()
@@ -76,7 +83,7 @@ class TensorInputs(Inputs):
     def enter_tensor(self, tensor: torch.Tensor) -> FloatInput:
         """Return the input that represents a tensor, the same for the same tensor."""
         if id(tensor) not in self._leaves:
-            self._leaves[id(tensor)] = self._leaf(to_floats(tensor.detach(), CURRENT.dtype).cpu().numpy())
+            self._leaves[id(tensor)] = self._leaf(to_floats(on_host(tensor.detach()), CURRENT.dtype).numpy())
             self.tensors.append(tensor)
         return self._leaves[id(tensor)]
 
@@ -97,6 +104,11 @@ class TensorInputs(Inputs):
             found.append(from_floats(part, tensor.dtype) if is_own.any() or not is_own.size else None)
             first = end
         return found
+
+
+def on_host(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of an instance, without gradient, on the host."""
+    return x.cpu() if CURRENT.copies is None else CURRENT.copies.read(x)
 
 
 def switch_grad_mode(is_on: bool | None) -> bool:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from autobatch._native import Snapshot
-from autobatch.devices.store import Store
+from autobatch.devices.store import HOST, Store
 from autobatch.errors import GraphError
 from autobatch.keywords import checked
 from autobatch.params.module import Module, holders_in, modules_in
@@ -29,6 +29,7 @@ from autobatch.params.parameter import Parameter
 from autobatch.torch.adopting import to_arrays
 from autobatch.torch.cells import CALLED, BoundTorchCell
 from autobatch.torch.entering import switch_grad_mode
+from autobatch.torch.host_copies import HostCopies
 from autobatch.torch.memory import store_at, to_tensor
 from autobatch.torch.parameters import FLOATS, PARAMETERS, TensorParameter, make_parameter
 from autobatch.torch.patches import Found, Patch, Patches, patches_in
@@ -224,6 +225,7 @@ class TorchModule(Module):
         sparse: the names of parameters whose gradients are sparse tensors, as long as they are only read by rows.
         float_dtype: the dtype in which cells compute; traces of cells read it, so a change makes them anew.
         device: the device of the parameters, or else of the last data.
+        copies: the copies of the tensors in the instances of the current call; None on the CPU.
     """
 
     _adopt = staticmethod(to_arrays)
@@ -235,6 +237,7 @@ class TorchModule(Module):
         self.sparse: frozenset[str] = frozenset()
         self.float_dtype = torch.float32
         self.device = torch.device("cpu")
+        self.copies: HostCopies | None = None
         self._known = KnownTensors(module)
         self._walk = Walk([], [], {})
         self._dtypes: list[torch.dtype] = []
@@ -325,12 +328,16 @@ class TorchModule(Module):
         return any(buffer.untyped_storage()._cdata == memory for buffer in self.module.buffers())
 
     def meet(self, instances: Any) -> None:
-        """Set the dtype and the device of computations: those of the parameters, or else of the instances."""
+        """Set the dtype and the device of computations: those of the parameters, or else of the instances.
+
+        If they are on a device, the tensors in the instances are copied to the host together.
+        """
         if not self._tensors or self._known.look() is not self._walk:
             self.parameters()
         tensors = self._tensors or tensors_in(instances)
         self.float_dtype = next((x.dtype for x in tensors if x.dtype in FLOATS), self.float_dtype)
         self.device = tensors[0].device if tensors else self.device
+        self.copies = None if store_at(self.device) is HOST else HostCopies(instances)
 
     @property
     def _default_store(self) -> Store:

@@ -37,7 +37,7 @@ from autobatch.torch.asking import (
 )
 from autobatch.torch.cells import cell_of_function, returning_without_gradient, without_gradient
 from autobatch.torch.changing import OPERATORS, change, is_in_place, replace
-from autobatch.torch.entering import CURRENT, Precision
+from autobatch.torch.entering import CURRENT, Precision, on_host
 from autobatch.torch.flow import Flow
 from autobatch.torch.gradients import BACKWARD, GRAD, REQUIRES, as_variable, grad, refuse_backward
 from autobatch.torch.kinds import dtype_of_name
@@ -202,13 +202,14 @@ class OfParameters(TorchFunctionMode):
     def __enter__(self) -> Any:
         self._before = CURRENT.module, CURRENT.dtype, CURRENT.device, CURRENT.has_gradients, torch._C._InferenceMode
         CURRENT.module, CURRENT.dtype, CURRENT.device = self._module, self._module.float_dtype, self._module.device
+        self._copies, CURRENT.copies = CURRENT.copies, self._module.copies
         CURRENT.has_gradients = torch.is_grad_enabled()
         torch._C._InferenceMode = _inference_mode  # type: ignore[misc, assignment]
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
         CURRENT.module, CURRENT.dtype, CURRENT.device, CURRENT.has_gradients, mode = self._before
-        torch._C._InferenceMode = mode  # type: ignore[misc]
+        torch._C._InferenceMode, CURRENT.copies = mode, self._copies  # type: ignore[misc]
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         if isinstance(error[1], TypeError) and (told := _explain(str(error[1]))):
             refused = GraphError(told)
@@ -519,4 +520,4 @@ def _as_data(x: Any) -> Any:
         return type(x)(map(_as_data, x))
     if isinstance(x, Value) or not isinstance(x, torch.Tensor) or x.shape or x.is_floating_point():
         return to_arrays(x)
-    return x.cpu().numpy()
+    return on_host(x.detach()).numpy()

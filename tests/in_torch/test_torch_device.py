@@ -18,6 +18,7 @@ from torch import Tensor, autograd, nn
 import autobatch.torch as abt
 from autobatch.devices.store import HOST
 from autobatch.errors import GraphError
+from autobatch.torch.host_copies import HostCopies
 from autobatch.torch.memory import STORES, to_array
 from autobatch.trace.guards import content_of
 from checkout import ROOT
@@ -206,6 +207,56 @@ def test_instances_may_be_on_the_device_and_have_gradients(tensors: TorchDevice)
     autograd.backward(torch.stack([alone.loss(other(x)) for x in rows]).sum())
     assert_same_gradients(below, other)
     assert_same_gradients(model, alone)
+
+
+def test_tensors_of_instances_are_copied_together_and_their_views_are_found(
+    tensors: TorchDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows of instances that are slices of one tensor; what has changed since is read again."""
+    model, alone, _ = make(tensors)
+    whole = torch.randn(6, 3, dtype=torch.float64).to(tensors.place)
+    rows = [whole[:2], whole[2:5], whole[5:]]
+    copies, reads, read = list[HostCopies](), list[bool](), HostCopies.read
+
+    def noted(self: HostCopies, x: Tensor) -> Tensor:
+        copies.append(self)
+        reads.append(self._find(x) is not None)
+        return read(self, x)
+
+    monkeypatch.setattr(HostCopies, "read", noted)
+    expected = torch.stack([alone.loss(x) for x in rows])
+    loss = abt.batched(model.loss, module=model)
+    assert_close(loss(rows), expected)
+    assert reads.count(True) == len(whole)
+    assert len({*map(id, copies)}) == 1
+    assert loss.recorder.module.copies is None
+
+    def changing(rows: Tensor) -> Tensor:
+        found = model.read(rows[0])
+        rows.mul_(2)
+        return found.sum() + model.read(rows[0]).sum()  # type: ignore[no-any-return]
+
+    (first, *_) = rows
+    both = model.read(first[0]).sum() + model.read(2 * first[0]).sum()
+    assert_close(abt.batched(changing, module=model)([first])[0], both)
+
+
+def test_views_of_copied_tensors_are_theirs() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(STORES, "cpu", lambda: object())
+        x, y = torch.arange(24.0).reshape(4, 6), torch.arange(5)
+        copies = HostCopies([{"x": x}, [y, y, x.t(), torch.zeros(0)]])
+    for view in (x, x[1], x[1:3, ::2], x.t(), x[2, 3], x.expand(2, 4, 6), x.detach()[3:], y, y[4]):
+        assert copies._find(view) is not None
+        assert torch.equal(copies.read(view), view)
+        assert copies.read(view).data_ptr() != view.data_ptr()
+    with torch.inference_mode():
+        held = torch.ones(2)
+    for other in (x.clone(), x.view(torch.int32), x.new_zeros(0), held, torch.ones(2, dtype=torch.complex64).conj()):
+        assert torch.equal(copies.read(other), other)
+    x.mul_(2)
+    assert copies._find(x[1]) is None
+    assert torch.equal(copies.read(x[1]), x[1])
 
 
 class Words(nn.Module):
