@@ -37,6 +37,7 @@ from gpu.race import race
 from gpu.rounds import decode_on_both
 from gpu.simulator import time_simulators
 from gpu.tests import run_tests
+from gpu.torch_modules import check_torch
 from gpu.traffic import count_traffic
 from harness import find_data, run
 from records import Findings, Settings
@@ -61,6 +62,7 @@ SECTIONS = {
     "policies": Part(time_policies, 0.12),
     "simulator": Part(time_simulators, 0.05),
     "rounds": Part(decode_on_both, 0.05),
+    "torch": Part(check_torch, 0.1),
 }
 
 
@@ -74,7 +76,7 @@ class Config(Settings):
     """Time limit: nothing new starts after it, and the output lists what was left out."""
     section: str = ""
     """Run only this section: tests, correctness, training, traffic, launches, products, bandwidth, race, policies,
-    simulator, rounds.
+    simulator, rounds, torch.
     """
 
 

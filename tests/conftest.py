@@ -93,12 +93,13 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> D
 
 
 @pytest.fixture
-def tensors(device: Device, monkeypatch: pytest.MonkeyPatch) -> TorchDevice:
-    """Return a GPU for PyTorch, or the CPU in its place: tensors are then tensors of the device."""
+def tensors(device: Device) -> Iterator[TorchDevice]:
+    """Yield a GPU for PyTorch, or the CPU in its place: tensors are then tensors of the device."""
     pytest.importorskip("torch")
-    from helpers.runs.tensors_on_device import hold_tensors
+    from helpers.runs.tensors_on_device import holding_tensors
 
-    return hold_tensors(device, monkeypatch)
+    with holding_tensors(device) as found:
+        yield found
 
 
 @pytest.fixture(autouse=True, scope="module")

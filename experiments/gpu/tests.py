@@ -21,6 +21,7 @@ PATHS = (
     "tests/policies/test_device_simulator.py",
     "tests/backends/cuda",
     "tests/distributed",
+    "tests/in_torch",
 )
 """Folders and files with tests that need a GPU."""
 MOST_WORKERS = 8  # kernels compile on as many cores

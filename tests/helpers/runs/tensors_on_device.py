@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
+from unittest.mock import patch
 
-import pytest
 import torch
 from torch import nn
 
@@ -27,10 +29,11 @@ class TorchDevice(NamedTuple):
                 tensor.data = tensor.data.clone()
 
 
-def hold_tensors(device: Device, patch: pytest.MonkeyPatch) -> TorchDevice:
-    """Return the GPU for torch too; or, for the host device, make it hold all tensors on the CPU from now on."""
+@contextmanager
+def holding_tensors(device: Device) -> Iterator[TorchDevice]:
+    """Yield the GPU for torch too; or make the host device hold all tensors on the CPU within the context."""
     if not isinstance(device, HostDevice):
-        return TorchDevice(device, torch.device("cuda"))
-    patch.setattr(device, "holds_tensors", True)
-    patch.setitem(STORES, "cpu", lambda: device)
-    return TorchDevice(device, torch.device("cpu"))
+        yield TorchDevice(device, torch.device("cuda"))
+        return
+    with patch.object(device, "holds_tensors", True), patch.dict(STORES, cpu=lambda: device):
+        yield TorchDevice(device, torch.device("cpu"))

@@ -6,19 +6,22 @@ so that no kernel is compiled.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from autobatch.backends import CLASSES
 from autobatch.backends.reference import Reference
 from autobatch.devices.finding import find_device
-from helpers.runs.tensors_on_device import hold_tensors
+from helpers.runs.tensors_on_device import holding_tensors
 
 
 @pytest.fixture(autouse=True)
-def _on_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def _on_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("AUTOBATCH_CUDA", "host")
     device = find_device()
-    hold_tensors(device, monkeypatch)
     monkeypatch.setattr(Reference.__init__, "__defaults__", (False, device))
     monkeypatch.setitem(CLASSES, "cpu", CLASSES["reference"])
     monkeypatch.setattr("autobatch.backends.cuda.backend.Cuda", lambda device: Reference(store=device))
+    with holding_tensors(device):
+        yield
