@@ -71,6 +71,11 @@ class TensorParameter(Parameter):
         return tensor is not None and tensor.requires_grad
 
     @property
+    def stays_contiguous(self) -> bool:  # type: ignore[override]
+        """Return whether the tensor is on a device, where torch's fused optimizers change only contiguous tensors."""
+        return self._store is not HOST
+
+    @property
     def version(self) -> int:
         """Return a number that changes whenever the numbers or their place may have changed.
 
@@ -234,6 +239,8 @@ def _(x: torch.Tensor) -> Hashable | None:
     if type(x) is torch.nn.Parameter or id(x) in PARAMETERS or isinstance(x, Symbol):
         return None
     kind = x.dtype, tuple(x.shape), x.requires_grad
-    if type(x) is not torch.Tensor or x.layout is not torch.strided or x.device.type != "cpu":
+    if type(x) is torch.Tensor and x.device.type != "cpu":
         return *kind, x._version, x.__hash__  # bound methods are equal if their objects are the same; it keeps x alive
+    if type(x) is not torch.Tensor or x.layout is not torch.strided:
+        return *kind, x._version
     return *kind, x.detach().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -42,6 +42,7 @@ def test_training_on_a_device_is_that_of_one_instance_at_a_time(name: str, tenso
     model, instances = make(name)
     tensors.hold(model)
     check_training(model, instances, "auto")
+    assert all(p.is_contiguous() for p in model.parameters())  # which fused optimizers of GPUs need
 
 
 def check_training(model: Any, instances: list[Any], backend: str) -> None:
