@@ -27,7 +27,7 @@ from autobatch.ops.operators import STAGE, Operators
 from autobatch.params.parameter import Parameter
 from autobatch.torch.entering import CURRENT
 from autobatch.torch.opaque import Body, record_call
-from autobatch.torch.structures import on_leaves, on_tensors, tensors_in
+from autobatch.torch.structures import beside, on_leaves, on_tensors, tensors_in
 from autobatch.torch.tracing import NoCounterpart, Traced, Tracing, kind_of
 from autobatch.trace.cell import Cell
 from autobatch.trace.elements import NeedsLength
@@ -98,10 +98,14 @@ def _run_by_torch(function: Callable[..., Any], given: Any, tracing: Tracing, wh
         GraphError: torch cannot run it.
     """
     tracing.refuse_lists(RUN_BY_TORCH)
-    leaves, build = [x for x in tensors_in(given) if isinstance(x, Traced)], _builder(given)
+    found, build = tensors_in(given), _builder(given)
+    leaves = [x for x in found if isinstance(x, Traced)]
+    has_constants = len(leaves) < len(found)
 
     def call(*tensors: torch.Tensor) -> Any:
         args, kwargs = build(iter(tensors))
+        if has_constants:
+            args, kwargs = beside(tensors, (args, kwargs))
         return function(*args, **kwargs)
 
     kinds = [kind_of(x) for x in leaves]

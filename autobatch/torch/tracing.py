@@ -56,7 +56,7 @@ from autobatch.torch.kinds import dtype_of_name, holds_ints, is_float, name_of, 
 from autobatch.torch.opaque import Body, record_call
 from autobatch.torch.parameters import find_parameter
 from autobatch.torch.rows import Unknown, apply, apply_function, refuse, shape_in_torch
-from autobatch.torch.structures import on_leaves, on_tensors, tensors_in
+from autobatch.torch.structures import beside, on_leaves, on_tensors, tensors_in
 from autobatch.trace.elements import Element, NeedsLength, TracedList
 from autobatch.trace.hooks import unheard
 from autobatch.trace.ragged import Ragged
@@ -402,11 +402,13 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_single = [str(x.type) for x in op._schema.returns] == ["Tensor"]  # others return data for their gradients
         if is_of_list or not is_single:
             raise lack
+        has_constants = not all(map(self._tracing.varies, tensors))
         holes = on_leaves(lambda x: HOLE if isinstance(x, Traced) else x, (args, kwargs))
 
         def call(*given: torch.Tensor) -> Any:
             left = iter(given)
-            args, kwargs = on_leaves(lambda x: next(left) if x is HOLE else x, holes)
+            held = beside(given, holes) if has_constants else holes
+            args, kwargs = on_leaves(lambda x: next(left) if x is HOLE else x, held)
             return op(*args, **kwargs)
 
         why = f"has torch run its {name}, which has no counterpart here."

@@ -20,6 +20,7 @@ from autobatch.devices.store import HOST
 from autobatch.errors import GraphError
 from autobatch.torch.host_copies import HostCopies
 from autobatch.torch.memory import STORES, to_array
+from autobatch.torch.structures import beside
 from autobatch.trace.guards import content_of
 from checkout import ROOT
 from helpers.runs.tensors_on_device import TorchDevice
@@ -184,10 +185,12 @@ def test_parameters_on_two_devices_are_refused_in_a_sentence(
     model, _, rows = make(tensors)
     loss = abt.batched(model.loss, module=model)
     loss(rows)
-    monkeypatch.setitem(STORES, "cpu", lambda: HOST)
-    model.idle.data = model.idle.data.cpu().clone()
-    with pytest.raises(GraphError, match=r"parameters of Chain are on different devices: .* on cuda and 'idle' on cpu"):
-        loss(rows)
+    told = r"parameters of Chain are on different devices: .* on cuda and 'idle' on cpu"
+    with monkeypatch.context() as patch:
+        patch.setitem(STORES, "cpu", lambda: HOST)
+        model.idle.data = model.idle.data.cpu().clone()
+        with pytest.raises(GraphError, match=told):
+            loss(rows)
 
 
 def test_halves_are_refused_in_a_sentence_that_names_the_parameter(tensors: TorchDevice) -> None:
@@ -444,3 +447,25 @@ def test_all_tests_of_this_folder_pass_on_the_device() -> None:
         env={**os.environ, "PYTHONPATH": path}, cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-5000:]
+
+
+def test_constants_of_ops_that_torch_runs_move_to_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A traced body makes its constants on the CPU; without numbers, they stay where they are."""
+    moved, to = list[Any](), Tensor.to
+
+    def noted(x: Tensor, *where: Any) -> Tensor:
+        moved.append(where)
+        return to(x, *where)
+
+    places = torch.tensor([2, 0, 1])
+    cell: Any = abt.cell(lambda x: torch.scatter_reduce(x, 0, places, x, "amax"))
+    module = nn.ParameterList([torch.zeros(1)])
+    run, rows = abt.batched(lambda x: cell(x), module=module, backend="reference"), [torch.randn(3) for _ in range(2)]
+    with torch.no_grad():
+        run(rows)
+        monkeypatch.setattr(Tensor, "to", noted)
+        found = run(rows)
+    assert (rows[0].device,) in moved
+    assert_close(found, torch.stack([cell(x) for x in rows]))
+    assert beside([torch.zeros(2, device="meta")], {"x": places})["x"] is places
+    assert beside([], places) is places
