@@ -49,7 +49,8 @@ class HostCopies:
     def __init__(self, instances: Any) -> None:
         self._of_storage: dict[tuple[int, torch.dtype], list[Copied]] = defaultdict(list)
         kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = defaultdict(list)
-        for x in {id(x): x for x in tensors_in(instances)}.values():
+        found = [x for x in tensors_in(instances) if issubclass(type(x), torch.Tensor)]  # without recorded values
+        for x in {id(x): x for x in found}.values():
             if _is_plain(x) and x.is_contiguous() and x.numel() and store_at(x.device) is not HOST:
                 kinds[x.dtype, x.device].append(x.detach())
         for tensors in kinds.values():
@@ -57,8 +58,8 @@ class HostCopies:
             for x, copy in zip(tensors, torch.split(flat, [x.numel() for x in tensors]), strict=True):
                 first = int(x.storage_offset())
                 self._of_storage[_storage_of(x)].append(Copied(first, first + x.numel(), x, x._version, copy))
-        for found in self._of_storage.values():
-            found.sort(key=FIRST)
+        for copies in self._of_storage.values():
+            copies.sort(key=FIRST)
 
     def read(self, x: torch.Tensor) -> torch.Tensor:
         """Return a tensor on the host with the numbers of `x`, part of a copy if `x` is unchanged since it was made."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -11,10 +12,12 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, autograd, nn
 
+import autobatch as ab
 import autobatch.torch as abt
 from autobatch.devices.store import HOST
 from autobatch.errors import GraphError
@@ -244,6 +247,18 @@ def test_tensors_of_instances_are_copied_together_and_their_views_are_found(
     assert_close(abt.batched(changing, module=model)([first])[0], both)
 
 
+def test_instances_may_hold_values_of_an_earlier_call(tensors: TorchDevice) -> None:
+    model, _, rows = make(tensors)
+    items: list[dict[str, Any]] = [{"x": x[0]} for x in rows]
+
+    def keep(item: dict[str, Any]) -> Tensor:
+        item["h"] = model.read(item["x"])
+        return item["h"].sum()  # type: ignore[no-any-return]
+
+    run = abt.batched(keep, module=model)
+    assert_close(run(items), run(items))
+
+
 def test_views_of_copied_tensors_are_theirs() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(STORES, "cpu", lambda: object())
@@ -437,13 +452,15 @@ def test_recorded_values_are_on_the_device_of_the_module(tensors: TorchDevice, m
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 def test_all_tests_of_this_folder_pass_on_the_device() -> None:
-    """Interpreted; the device of the tests cannot be pickled."""
-    left_out = "test_torch_batched.py::test_copies_and_pickles_of_a_batched_function_too"
-    folder = Path(__file__).parent
+    """Cells are interpreted, so tests of the cuda backend are left out; and the device of the tests is not pickled."""
+    folder, left_out = Path(__file__).parent, "test_copies_and_pickles_of_a_batched_function_too"
     command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "helpers.runs.torch_tests_on_device", str(folder)]
     path = os.pathsep.join(map(str, (ROOT, ROOT / "tests", ROOT / "tools", ROOT / "experiments")))
     done = subprocess.run(
-        [sys.executable, *command, "--deselect", str(folder / left_out)],
+        [
+            *(sys.executable, *command, "--deselect", f"{folder}/test_torch_batched.py::{left_out}"),
+            *(f"--ignore={folder}/test_torch_{name}.py" for name in ("device", "stream")),
+        ],
         env={**os.environ, "PYTHONPATH": path}, cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-5000:]
@@ -469,3 +486,54 @@ def test_constants_of_ops_that_torch_runs_move_to_the_rows(monkeypatch: pytest.M
     assert_close(found, torch.stack([cell(x) for x in rows]))
     assert beside([torch.zeros(2, device="meta")], {"x": places})["x"] is places
     assert beside([], places) is places
+
+
+def test_parts_reports_copies_and_value_and_grad_are_computed_on_the_device(tensors: TorchDevice) -> None:
+    model, alone, rows = make(tensors)
+    loss = abt.batched(model.loss, module=model)
+    expected = torch.stack([alone.loss(x) for x in rows])
+    autograd.backward(expected.mean())
+    value, gradients = loss.value_and_grad(rows)
+    assert_close(float(value), float(expected.mean().detach()))
+    found = {name: tensors.store.get(g) for name, g in gradients.items()}
+    for name, p in alone.named_parameters():
+        assert_close(torch.from_numpy(found[name]), torch.zeros_like(p).cpu() if p.grad is None else p.grad.cpu())
+    assert loss.explain(rows, training=True).launches > 0
+    for twin in (deepcopy(loss), pickle.loads(pickle.dumps(loss))):
+        assert_close(twin(rows).detach(), expected.detach())
+        assert twin.backend.name == "cuda"
+    n_bytes = max(loss.prepare([x], training=True).parts[0].n_bytes for x in rows)
+    parts = abt.batched(model.loss, module=model, max_bytes=n_bytes)
+    found_in_parts = parts(rows)
+    assert parts.last.parts > 1
+    assert_close(found_in_parts.detach(), expected.detach())
+    autograd.backward(found_in_parts.mean())
+    assert_same_gradients(model, alone)
+
+
+def test_async_functions_await_values_of_the_device(tensors: TorchDevice) -> None:
+    model, _, rows = make(tensors)
+
+    async def count(x: Tensor) -> tuple[Tensor, int]:
+        h, n = model.read(x[0]), 1
+        while n < 4 and await ab.value(h.sum() < 1):
+            h, n = h + 1, n + 1
+        return h, n
+
+    run = abt.batched(count, module=model)
+    with torch.no_grad():
+        states, ns = run(rows)
+        expected = [ab.eager(count, x) for x in rows]
+    assert states.device == rows[0].device
+    assert_close(states, torch.stack([h for h, _ in expected]))
+    assert ns.tolist() == [n for _, n in expected]
+
+
+def test_modules_of_autobatch_on_a_device_become_torch_modules_there(tensors: TorchDevice) -> None:
+    own = ab.Linear(3, 2, rng=np.random.default_rng(0)).astype("float64").to(tensors.store)
+    module: Any = abt.as_torch(own)
+    assert module.weight.device.type == tensors.place.type
+    run, rows = abt.batched(own.__call__), [torch.randn(3, dtype=torch.float64).to(tensors.place) for _ in range(2)]
+    assert_close(run(rows), torch.stack([module.weight @ x + module.bias for x in rows]))
+    assert run.backend.name == "cuda"
+    assert own.weight.store is deepcopy(module).own.weight.store is tensors.store
