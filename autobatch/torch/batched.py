@@ -7,18 +7,16 @@ gradient of each parameter and of each tensor among the instances. Torch accumul
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
 from functools import update_wrapper
-from typing import Any, NamedTuple, Self, overload
+from typing import Any, Self, overload
 from weakref import WeakKeyDictionary
 
 import torch
 from numpy.typing import NDArray
 
-from autobatch.api import Batched
 from autobatch.api import batched as batched_arrays
 from autobatch.arguments import show
-from autobatch.backends.base import Backend, RowReader, Run
+from autobatch.backends.base import RowReader, Run
 from autobatch.backends.options import Options
 from autobatch.devices.store import HOST, Store
 from autobatch.engine.counts import Clock, Step
@@ -30,15 +28,15 @@ from autobatch.inspect.profiling import Profile
 from autobatch.inspect.report import Report
 from autobatch.keywords import refuse
 from autobatch.params.module import Module
-from autobatch.params.parameter import FLOAT32
 from autobatch.params.sparse_rows import Gradient
 from autobatch.system.locks import run_lock
 from autobatch.torch.calls import Tape, Total
 from autobatch.torch.entering import TensorInputs
 from autobatch.torch.flow import Reaching
 from autobatch.torch.kinds import as_tensor, to_floats
-from autobatch.torch.memory import to_array, working_on
+from autobatch.torch.memory import to_array
 from autobatch.torch.modules import TorchModule, as_torch
+from autobatch.torch.on_device import DeviceCall, OnDevice
 from autobatch.torch.parameters import TensorParameter
 from autobatch.torch.passing import Passed, Passing, gradients_of, put_numbers
 from autobatch.torch.results import stack_tensors, to_tensors
@@ -56,36 +54,14 @@ from autobatch.trace.record import list_instances
 from autobatch.tracebacks import hide_frames
 
 
-class DeviceCall(Call):
-    """A call in the context of work on the device of the parameters."""
-
-    _session: TorchBatched
-    _context: ExitStack
-
-    def __enter__(self) -> Step:
-        with ExitStack() as context:
-            context.enter_context(self._session.on_device())
-            step = super().__enter__()
-            self._context = context.pop_all()
-        return step
-
-    def __exit__(self, *error: Any) -> None:
-        with self._context:
-            super().__exit__(*error)
-        self._session.drop_copies()
-
-
-class TorchBatched(Batched):
+class TorchBatched(OnDevice):
     """A function of one instance, run on mini-batches; made by `abt.batched`."""
-
-    _make_call = DeviceCall
 
     _is_served = False
     _derivative: TorchBatched | None = None
 
     def __init__(self, *made: Any) -> None:
         super().__init__(*made)
-        self._chosen: Chosen | None = None
         self._tapes: WeakKeyDictionary[Run, Tape] = WeakKeyDictionary()
         self.reaching = Reaching()
         self.recorder.on_forget = self._drop_derivative
@@ -127,7 +103,7 @@ class TorchBatched(Batched):
                 call = DeviceCall(self, minibatch, clock, training=True, has_aux=None)
                 with run_lock(), call as step:
                     if not step.graph.keys.size:
-                        return torch.zeros(0, device=self._device)
+                        return torch.zeros(0, device=self.torch_module.device)
                     passing = Passing(self, step, minibatch)
                     self.step += 1
                     self._finish(call)
@@ -138,11 +114,6 @@ class TorchBatched(Batched):
             raise
 
     _stack_results = staticmethod(stack_tensors)
-
-    @property
-    def _result_store(self) -> Store:  # type: ignore[override]
-        """Return the memory in which a call returns its results, that of the parameters."""
-        return self.parameters.store
 
     def along(
         self, passing: Passing, gradients: Mapping[int, torch.Tensor], directions: Sequence[torch.Tensor | None]
@@ -227,12 +198,6 @@ class TorchBatched(Batched):
         self.drop_copies()
         return found
 
-    def drop_copies(self) -> None:
-        """Free the copies of the instances' tensors on the host."""
-        module = self.recorder.module
-        assert isinstance(module, TorchModule)
-        module.copies = None
-
     # Inspection methods take the same instances as a call, and compute no gradients.
 
     def explain(self, instances: Iterable[Any], *options: Any, **named: Any) -> Report:
@@ -265,9 +230,7 @@ class TorchBatched(Batched):
     def _met(self, instances: Iterable[Any]) -> list[Any]:
         """Return the instances as a list; a module without parameters computes in their dtype from now on."""
         listed = list_instances(instances)
-        module = self.recorder.module
-        assert isinstance(module, TorchModule)
-        module.meet(listed)
+        self.torch_module.meet(listed)
         return listed
 
     def of_programs(self, wrap: Callable[[Callable[[Any], Any]], Callable[[Any], Any]]) -> Self:
@@ -281,49 +244,7 @@ class TorchBatched(Batched):
         if self._is_served:
             torch.set_grad_enabled(False)
             self._met(())
-        now = super().options_now(training, has_aux)
-        if self._follow(now.store):
-            now = super().options_now(training, has_aux)
-        return now._replace(precision="bf16") if self._is_cast(now) else now
-
-    def _is_cast(self, now: Options) -> bool:
-        """Return whether `torch.autocast` asks for products of bfloat16 on the device."""
-        kind = self._device.type
-        is_on = now.store is not HOST and torch.is_autocast_enabled(kind)
-        is_float32 = now.precision == "float32" and now.dtype == FLOAT32
-        return is_on and is_float32 and torch.get_autocast_dtype(kind) is torch.bfloat16
-
-    @property
-    def _device(self) -> torch.device:
-        module = self.recorder.module
-        assert isinstance(module, TorchModule)
-        return module.device
-
-    def on_device(self) -> AbstractContextManager[None]:
-        """Return the context of work on the device."""
-        return working_on(self._device)
-
-    def _record_rounds(self, instances: list[Any]) -> Graph:
-        with self.on_device():
-            return super()._record_rounds(instances)
-
-    def _follow(self, store: Store) -> bool:
-        """Switch to the backend of the device that holds the parameters, and to its policy and rewrites.
-
-        Returns:
-            Whether the backend has changed; False if the backend was chosen by name, or assigned.
-        """
-        chosen = self._chosen
-        if chosen is None or self.backend is not chosen.backend or getattr(self.backend, "device", HOST) is store:
-            return False
-        made, own = batched_arrays(self.recorder.function, module=self.recorder.module, **chosen.given), self.options
-        self.backend = made.backend
-        if own.policy is chosen.options.policy:
-            own = own._replace(policy=made.options.policy)
-        if own.rewrites == chosen.options.rewrites:
-            own = own._replace(rewrites=made.options.rewrites)
-        self.options, self._chosen = own, Chosen(chosen.given, made.backend, made.options)
-        return True
+        return super().options_now(training, has_aux)
 
     def results_of(self, structures: Sequence[Any], columns: list[Any]) -> list[Any]:
         """Return the function's result for each instance, with tensors; see `autobatch.api.Batched`."""
@@ -396,36 +317,6 @@ class TorchBatched(Batched):
         if isinstance(getattr(type(owner), name, None), BatchedMethod):
             return getattr, (owner, name)
         return super().__reduce_ex__(protocol)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state of copies and pickles."""
-        return super().__getstate__() | {"chosen": self._chosen}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._chosen = state.get("chosen")
-
-    @classmethod
-    def of(cls, made: Batched, options: Mapping[str, Any]) -> Self:
-        """Convert a batched function, made with these options, to one that returns tensors."""
-        given = {name: options.get(name, "auto") for name in ("backend", "policy", "rewrites")}
-        self = object.__new__(cls)
-        chosen = Chosen(given, made.backend, made.options) if given["backend"] == "auto" else None
-        self.__setstate__(made.__getstate__() | {"chosen": chosen})
-        return self
-
-
-class Chosen(NamedTuple):
-    """The choice of a backend for the device of the parameters.
-
-    Attributes:
-        given: the backend, "auto", and the policy and rewrites, as given by the user.
-        backend, options: the chosen ones.
-    """
-
-    given: dict[str, Any]
-    backend: Backend
-    options: Options
 
 
 def _refuse_sums(tape: Tape) -> None:

@@ -453,12 +453,13 @@ def test_recorded_values_are_on_the_device_of_the_module(tensors: TorchDevice, m
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 def test_all_tests_of_this_folder_pass_on_the_device() -> None:
     """Cells are interpreted, so tests of the cuda backend are left out; and the device of the tests is not pickled."""
-    folder, left_out = Path(__file__).parent, "test_copies_and_pickles_of_a_batched_function_too"
-    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "helpers.runs.torch_tests_on_device", str(folder)]
+    folder = Path(__file__).parent.relative_to(ROOT).as_posix()
+    left_out = f"{folder}/test_torch_batched.py::test_copies_and_pickles_of_a_batched_function_too"
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "helpers.runs.torch_tests_on_device", folder]
     path = os.pathsep.join(map(str, (ROOT, ROOT / "tests", ROOT / "tools", ROOT / "experiments")))
     done = subprocess.run(
         [
-            *(sys.executable, *command, "--deselect", f"{folder}/test_torch_batched.py::{left_out}"),
+            *(sys.executable, *command, "--deselect", left_out),
             *(f"--ignore={folder}/test_torch_{name}.py" for name in ("device", "stream")),
         ],
         env={**os.environ, "PYTHONPATH": path}, cwd=ROOT, capture_output=True, text=True, check=False,

@@ -133,7 +133,7 @@ def test_all_launches_of_a_step_run_in_the_context(tensors: TorchDevice, monkeyp
     model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
     tensors.hold(model)
     run = abt.batched(abt.cell(model))
-    monkeypatch.setattr(type(run), "on_device", lambda self: noted(self._device))
+    monkeypatch.setattr(type(run), "on_device", lambda self: noted(self.torch_module.device))
     rows = [torch.ones(3), torch.zeros(3)]
     (g,) = autograd.grad(run(rows).sum(), [next(model.parameters())], create_graph=True)
     autograd.backward(g.pow(2).sum())
