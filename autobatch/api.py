@@ -19,7 +19,7 @@ from autobatch.arguments import is_int, show
 from autobatch.backends import make_backend
 from autobatch.backends.base import Backend
 from autobatch.backends.options import Options
-from autobatch.devices.store import HOST
+from autobatch.devices.store import HOST, Store
 from autobatch.engine.counts import Step
 from autobatch.engine.group import ENTERED
 from autobatch.engine.results import join_columns
@@ -86,8 +86,8 @@ class Batched(Session):
             call = self._call(instances, training=False)
             with run_lock(), call as step:
                 if not step.graph.keys.size:
-                    return np.zeros(0, self.parameters.dtype)
-                runs = self.run(step)
+                    return self._result_store.xp.zeros(0, self.parameters.dtype)
+                runs = self.run(step, to=self._result_store)
                 columns = join_columns([run.outputs for run in runs])
                 self._finish(call)
             may_fail = call.rounds is not None and self.options.on_error == "return"
@@ -98,6 +98,8 @@ class Batched(Session):
             raise
 
     _stack_results = staticmethod(stack_results)
+
+    _result_store: Store = HOST  # the memory in which a call returns its results
 
     def results_of(self, structures: Sequence[Any], columns: list[Any]) -> list[Any]:
         """Return the results of the function for each of some instances.

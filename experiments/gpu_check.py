@@ -36,6 +36,7 @@ from gpu.policies import time_policies
 from gpu.race import race
 from gpu.rounds import decode_on_both
 from gpu.tests import run_tests
+from gpu.torch_modules import check_torch
 from gpu.traffic import count_traffic
 from harness import find_data, run
 from records import Findings, Settings
@@ -59,6 +60,7 @@ SECTIONS = {
     "race": Part(race, 0.21),
     "policies": Part(time_policies, 0.12),
     "rounds": Part(decode_on_both, 0.05),
+    "torch": Part(check_torch, 0.1),
 }
 
 
@@ -72,7 +74,7 @@ class Config(Settings):
     """Time limit: nothing new starts after it, and the output lists what was left out."""
     section: str = ""
     """Run only this section: tests, correctness, training, traffic, launches, products, bandwidth, race, policies,
-    rounds.
+    rounds, torch.
     """
 
 

@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -23,6 +24,9 @@ from autobatch.errors import BackendError
 from checkout import ROOT
 from helpers.checkers.refusals import N_WORDS, Model
 from helpers.runs.commands import Command, make_command
+
+if TYPE_CHECKING:
+    from helpers.runs.tensors_on_device import TorchDevice
 
 
 def pytest_sessionstart() -> None:
@@ -86,6 +90,16 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> D
         return find_device()
     except BackendError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture
+def tensors(device: Device) -> Iterator[TorchDevice]:
+    """Yield a GPU for PyTorch, or the CPU in its place: tensors are then tensors of the device."""
+    pytest.importorskip("torch")
+    from helpers.runs.tensors_on_device import holding_tensors
+
+    with holding_tensors(device) as found:
+        yield found
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from autobatch.arrays import IntArray
 from autobatch.backends.options import Options
-from autobatch.devices.store import Store
+from autobatch.devices.store import HOST, Store
 from autobatch.ops.randomness import Randomness
 from autobatch.params.sparse_rows import Gradient
 from autobatch.plan.plan import Batch, CellSizes, Plan, PlannedTypes
@@ -98,8 +98,9 @@ class Run(Protocol):
     """A differentiable run of a plan. It computes within its context, which may be entered several times.
 
     Attributes:
-        outputs: the values that the user asked for, per slot `[rows, *shape]`: NumPy arrays that no later run changes.
-            An asynchronous backend waits for them on first access, which may be after the run.
+        outputs: the values that the user asked for, per slot `[rows, *shape]`: arrays that no later run changes, on the
+            host unless `forward` was given the device's memory. An asynchronous backend waits for those on the host on
+            first access, which may be after the run.
         store: the memory of the device, which holds the values.
     """
 
@@ -113,11 +114,12 @@ class Run(Protocol):
 
     def __exit__(self, *error: Any) -> None: ...
 
-    def forward(self, copies: bool = True) -> None:
+    def forward(self, to: Store | None = HOST) -> None:
         """Compute all values from the current parameters, once.
 
         Args:
-            copies: whether to copy the outputs to the host; if not, only `on_device` returns them.
+            to: the memory to copy the outputs to, that of the host or of the device; None for no copies, if only
+                `on_device` reads them.
         """
 
     def carry(self, moves: RowMoves) -> None:

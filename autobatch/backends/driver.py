@@ -218,15 +218,15 @@ class PlanRun(ABC, Generic[M]):
         """Copy rows before anything is computed; see `Run`."""
         moves.run(self.store)
 
-    def forward(self, copies: bool = True) -> None:
+    def forward(self, to: Store | None = HOST) -> None:
         """Compute all values; see `Run`."""
         if self.timer is None:
             self.launches += self._stages["forward"].run(0, len(self.plan.schedule.batch_type) + 2)
         else:
             self._sweep("forward", None)
-        if copies and self.store is HOST:
+        if to is self.store:
             self._outputs = self.values.outputs()
-        elif copies:
+        elif to is not None:
             self._read = self.values.begin_read(range(len(self.cells.slot_shapes)))
 
     def backward(self, seeds: Mapping[int, Any], into: Mapping[int, Gradient], reader: RowReader | None = None) -> None:
@@ -312,9 +312,7 @@ class PlanRun(ABC, Generic[M]):
         """Return the values that the user asked for; see `Run`."""
         if self._outputs is None:
             if self._read is None:
-                raise BackendError(
-                    "reading outputs: forward must run with copies=True; read them by on_device instead."
-                )
+                raise BackendError("reading outputs: forward was told to copy none; read them by on_device instead.")
             self._outputs = self._read()
         return self._outputs
 

@@ -180,7 +180,7 @@ class Values:
         return self.buffer[first : first + rows * self.cells.slot_widths[slot]].reshape(rows, *shape)
 
     def outputs(self) -> list[Any]:
-        """Copy the values of each slot; the buffer must be on the host."""
+        """Copy the values of each slot within the memory of the buffer."""
         plan, cells, buffer = self.plan, self.cells, self.buffer
         sizes = zip(plan.slot_base.tolist(), plan.slot_rows.tolist(), cells.slot_widths, cells.slot_shapes, strict=True)
         return [

@@ -54,7 +54,7 @@ class GpuDevice:
         self.most_shared_bytes: int = chosen.attributes["MaxSharedMemoryPerBlockOptin"]
         self.traffic = Traffic()
         self.out_of_memory: type[Exception] = cupy.cuda.memory.OutOfMemoryError
-        self._capability = int(chosen.compute_capability)
+        self._number, self._capability = int(chosen.id), int(chosen.compute_capability)
         self._blas, self._get_handle = cublas, device.get_cublas_handle  # each thread has a handle of its own
         self._scalars = {np.dtype(t): (np.zeros(1, t), np.ones(1, t)) for t in (np.float32, np.float64)}
         self._to_bf16 = cupy.RawKernel(TO_BF16, "to_bf16", OPTIONS)
@@ -104,7 +104,8 @@ class GpuDevice:
             return values
         tensor = values.detach() if hasattr(values, "detach") else values
         lies_on = getattr(tensor, "__dlpack_device__", None)
-        return self.xp.from_dlpack(tensor) if lies_on is not None and lies_on()[0] == ON_CUDA else None
+        is_here = lies_on is not None and tuple(lies_on()) == (ON_CUDA, self._number)
+        return self.xp.from_dlpack(tensor) if is_here else None
 
     def __deepcopy__(self, memo: object) -> GpuDevice:
         return self

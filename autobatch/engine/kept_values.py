@@ -185,7 +185,7 @@ def run_and_keep(
     copies: list[list[Any]] = []
     slots = range(len(step.cells.slot_shapes))
     for part, instances in step.divided():
-        run = runner.start(step, part, instances, draw, timer, copies=False, moves=kept.moves)
+        run = runner.start(step, part, instances, draw, timer, to=None, moves=kept.moves)
         if kept.moves is not None:
             kept.carried()
         step.counts.append(run.counts())

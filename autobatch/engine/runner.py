@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from autobatch.backends.base import RowMoves, RowReader, Run, Timer
+from autobatch.devices.store import HOST, Store
 from autobatch.engine.counts import Step
 from autobatch.params.gradients import Gradients
 from autobatch.params.known import ParameterState
@@ -31,7 +32,7 @@ class Runner(Protocol):
         instances: slice,
         draw: tuple[int, int],
         timer: Timer | None = None,
-        copies: bool = True,
+        to: Store | None = HOST,
         moves: RowMoves | None = None,
     ) -> Run:
         """Run a part forward; the caller closes the run."""

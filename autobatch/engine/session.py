@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from autobatch.arrays import LongArray
 from autobatch.backends.base import RowMoves, RowReader, Run, Timer
 from autobatch.backends.options import Options
-from autobatch.devices.store import HOST
+from autobatch.devices.store import HOST, Store
 from autobatch.engine.counts import Clock, LastCall, Step
 from autobatch.engine.results import (
     Differentiation,
@@ -202,6 +202,8 @@ class Session(Settings):
 
     # Reading and planning.
 
+    _make_call: type[Call] = Call
+
     def _call(
         self,
         instances: Iterable[Any],
@@ -220,7 +222,7 @@ class Session(Settings):
         """
         clock = Clock(profiled=self._profile is not None)
         minibatch = self.recorder.read(instances, inputs, keys)
-        return Call(self, minibatch, clock, training, has_aux, measured, each, reports)
+        return self._make_call(self, minibatch, clock, training, has_aux, measured, each, reports)
 
     def refresh_parameters(self) -> ParameterState:
         """Look up the current parameters of the module, and return them."""
@@ -279,13 +281,18 @@ class Session(Settings):
     # Running.
 
     def run(
-        self, step: Step, differentiation: Differentiation | None = None, draw: tuple[int, int] | None = None
+        self,
+        step: Step,
+        differentiation: Differentiation | None = None,
+        draw: tuple[int, int] | None = None,
+        to: Store | None = HOST,
     ) -> list[Run]:
         """Run the parts one after the other; return their runs, which are closed but whose outputs stay readable.
 
         Args:
             differentiation: differentiates each part; None for inference.
             draw: the seed and the number of the step, on which random numbers depend; None for those of the session.
+            to: see `forward`.
         """
         draw = draw or (self.options.seed, self.step)
         found, first = list[Run](), 0
@@ -295,7 +302,7 @@ class Session(Settings):
             run = self._begin(step, part, instances, draw, self._profile)
             try:
                 with run:
-                    self.forward(step, run)
+                    self.forward(step, run, to)
                     if differentiation is not None:
                         differentiation.add(self, step, part, instances, run)
                 step.counts.append(run.counts())
@@ -311,7 +318,7 @@ class Session(Settings):
         instances: slice,
         draw: tuple[int, int],
         timer: Timer | None = None,
-        copies: bool = True,
+        to: Store | None = HOST,
         moves: RowMoves | None = None,
     ) -> Run:
         """Run a part forward; the caller closes the run.
@@ -320,7 +327,7 @@ class Session(Settings):
             instances: the positions of the part's instances; see `Step.divided`.
             draw: the seed and the number of the step.
             timer: called after every batch.
-            copies: whether to copy the outputs to the host.
+            to: see `forward`.
             moves: rows to copy before anything is computed.
         """
         run = self._begin(step, part, instances, draw, timer)
@@ -328,7 +335,7 @@ class Session(Settings):
             if moves is not None:
                 run.carry(moves)
             with run:
-                self.forward(step, run, copies)
+                self.forward(step, run, to)
         except BaseException:
             run.close()
             raise
@@ -340,13 +347,13 @@ class Session(Settings):
         run: Run = part.executable.begin(random, timer)
         return run
 
-    def forward(self, step: Step, run: Run, copies: bool = True) -> None:
+    def forward(self, step: Step, run: Run, to: Store | None = HOST) -> None:
         """Compute the values of a part, within the context of its run.
 
         Args:
-            copies: whether to copy the outputs to the host.
+            to: the memory to copy the outputs to, see `Run.forward`.
         """
-        run.forward(copies)
+        run.forward(to)
         step.clock.mark("forward")
 
     def backward(

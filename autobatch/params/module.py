@@ -109,6 +109,11 @@ class Module:
         """Return the class to name in messages; a wrapper returns the class of the wrapped module."""
         return type(self)
 
+    @property
+    def _default_store(self) -> Store:
+        """Return the memory in which a module without parameters computes."""
+        return HOST
+
     def _owners(self) -> Sequence[Any]:
         """Return the modules whose methods may be cells: this one and its submodules, or the wrapped module."""
         return modules_in(self)
@@ -341,7 +346,7 @@ def shared_dtype(module: Module) -> np.dtype[Any] | None:
 
 
 def shared_store(module: Module) -> Store:
-    """Return the device memory that holds all parameters; `HOST` without parameters.
+    """Return the device memory that holds all parameters; without any, the module's default, `HOST`.
 
     Raises:
         GraphError: parameters are on different devices; the message names two.
@@ -351,10 +356,10 @@ def shared_store(module: Module) -> Store:
     for name, store in stores.items():
         if store is not stores[first]:
             raise GraphError(
-                f"the parameters of {type(module).__name__} are on different devices: {first!r} on "
+                f"the parameters of {module._kind.__name__} are on different devices: {first!r} on "
                 f"{stores[first].kind} and {name!r} on {store.kind}; call to() on the whole model."
             )
-    return stores[first] if stores else HOST
+    return stores[first] if stores else module._default_store
 
 
 def modules_in(module: Module) -> list[Module]:

@@ -24,8 +24,9 @@ from autobatch.ir.arguments import Key, is_structure, parts_of
 from autobatch.ops.operators import STAGE
 from autobatch.torch import aten
 from autobatch.torch.cells import Cut, cell_of_function
-from autobatch.torch.entering import CURRENT
+from autobatch.torch.entering import CURRENT, on_host
 from autobatch.torch.kinds import WITHIN, to_floats
+from autobatch.torch.memory import store_at
 from autobatch.torch.parameters import find_parameter
 from autobatch.trace.handles import Rows, Value
 
@@ -117,16 +118,16 @@ def _array_of(tensor: torch.Tensor) -> Any:
     parameter = find_parameter(tensor)
     if parameter is not None:
         return parameter
-    if tensor.device.type != "cpu":
-        raise GraphError(
-            f"tensors given to a cell must be on the CPU, got one of shape {tuple(tensor.shape)} on {tensor.device}; "
-            f"call .cpu() on it."
-        )
+    store_at(tensor.device)  # raises for devices that no backend reads
     if tensor.layout is not torch.strided:
         raise GraphError(f"tensors given to a cell must be dense, got layout {tensor.layout}; call .to_dense().")
     dtype = tensor.dtype
+    if dtype is CURRENT.dtype and tensor.requires_grad:
+        return _input_of(tensor)
+    if not tensor.requires_grad:
+        tensor = on_host(tensor)
     if dtype is CURRENT.dtype:
-        return _input_of(tensor) if tensor.requires_grad else tensor.numpy()
+        return tensor.numpy()
     if dtype is torch.int64:
         return tensor.numpy() if tensor.shape else int(tensor)
     return tensor.numpy() if dtype is torch.bool else _converted(tensor)
@@ -157,5 +158,5 @@ def _input_of(tensor: torch.Tensor) -> Any:
                 f"a tensor of shape {tuple(tensor.shape)} requires a gradient, which a recorded graph would lose; give "
                 f"the instances themselves to the batched function, or tensor.detach()."
             )
-        return to_floats(tensor.detach(), CURRENT.dtype).numpy()
+        return to_floats(on_host(tensor.detach()), CURRENT.dtype).numpy()
     return CURRENT.inputs.enter_tensor(tensor)

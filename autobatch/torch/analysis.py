@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autobatch.errors import GraphError
 from autobatch.torch.asking import check_numbers, respell
+from autobatch.torch.entering import CURRENT
 from autobatch.torch.parameters import TensorParameter, computed_parameters, find_parameter
 from autobatch.torch.per_row import Call, is_per_row
 from autobatch.torch.structures import on_tensors, tensors_in
@@ -39,11 +40,11 @@ class Kind(NamedTuple):
     has_gradient: bool
 
     def rows(self, n: tuple[int, ...], device: str = "meta") -> Tensor:
-        """Make a tensor of this kind with leading axes `n`, without numbers, or (device "cpu") with arbitrary ones."""
+        """Make a tensor of this kind with leading axes `n`, with arbitrary numbers or, on "meta", without."""
         with unheard(), torch.inference_mode(False), torch.enable_grad():
             x = torch.ones((*n, *self.shape), dtype=self.dtype, device=device)
-            if device == "cpu" and self.dtype.is_floating_point and len(self.shape) > 1:
-                x = x + torch.eye(*self.shape[-2:], dtype=self.dtype)  # make matrices invertible
+            if device != "meta" and self.dtype.is_floating_point and len(self.shape) > 1:
+                x = x + torch.eye(*self.shape[-2:], dtype=self.dtype, device=device)  # make matrices invertible
             return x.requires_grad_().clone() if self.has_gradient else x
 
 
@@ -167,7 +168,7 @@ class Analysis:
 
     def _run_once(self, function: Callable[..., Any], kinds: Sequence[Kind]) -> _Functions:
         """Run the function without numbers, or with arbitrary ones if an op of torch needs numbers."""
-        for device in ("meta", "cpu"):
+        for device in ("meta", CURRENT.device.type):
             rows = [kind.rows((), device) for kind in kinds]
             self._note_varying(rows)
             functions = _Functions(self, rows)
@@ -175,7 +176,7 @@ class Analysis:
                 with _entered(torch.enable_grad(), functions, _Ops(self)):
                     self.result = function(*rows)
             except NotImplementedError:
-                if device == "cpu":
+                if device != "meta":
                     raise
                 self._is_never_mapped = True
             else:
@@ -558,7 +559,8 @@ def link(made: Tensor, *tensors: Tensor) -> Tensor:
 @contextmanager
 def _entered(*modes: Any) -> Iterator[None]:
     """Run torch, within the context, in these modes and otherwise with its defaults."""
-    plain = torch.inference_mode(False), torch.autocast("cpu", enabled=False), torch.random.fork_rng(devices=())
+    uncast = torch.autocast(CURRENT.device.type, enabled=False)
+    plain = torch.inference_mode(False), uncast, torch.random.fork_rng(devices=())
     with ExitStack() as stack:
         with unheard():
             for mode in (*plain, *modes):

@@ -61,8 +61,10 @@ BEFORE_INPUT = ("condition", "n", "sorted_sequence")
 
 
 def probe(x: Any) -> Any:
-    """Make a tensor of the shape and dtype of a value; return anything else unchanged."""
-    return torch.empty(tuple(x.shape), dtype=x.dtype) if isinstance(x, Value) else x  # type: ignore[attr-defined]
+    """Make a tensor of the shape, dtype and device of a value; return anything else unchanged."""
+    if not isinstance(x, Value):
+        return x
+    return torch.empty(tuple(x.shape), dtype=x.dtype, device=x.device)  # type: ignore[attr-defined]
 
 
 def needs_no_node(name: str) -> bool:
@@ -90,10 +92,10 @@ def tell(function: Callable[..., Any], name: str, args: Sequence[Any], kwargs: M
         found = function(*given, **kwargs)
     if name in TELLING or isinstance(found, str):
         return found
-    if found.device.type != "cpu":
+    if found.device != given[0].device:
         raise GraphError(
-            f"a recorded value is moved to {found.device} by {named(name)}, but batched functions compute on the CPU; "
-            f"leave the module and the instances there."
+            f"a recorded value is moved to {found.device} by {named(name)}, but batched functions compute on the "
+            f"device of the module, {given[0].device}; move the module, or the result."
         )
     return args[0] if found is given[0] else NotImplemented
 
@@ -116,8 +118,10 @@ def construct(data: Any, dtype: torch.dtype | None = None, device: Any = None, *
         kind = parts[0].dtype
         for part in parts:
             kind = torch.promote_types(kind, part.dtype)
-        if any(part.is_meta for part in parts):  # a body is running without numbers
-            parts = [part.to("meta") for part in parts]
+        tensors = [part for part in parts if not isinstance(part, Value)]
+        elsewhere = next((x.device for x in tensors if x.device.type != "cpu"), None)  # a GPU, or "meta"
+        if elsewhere is not None:
+            parts = [part if isinstance(part, Value) else part.to(elsewhere) for part in parts]
         made: Any = torch.stack([part if part.dtype is kind else part.to(kind) for part in parts])
     else:
         made = data if isinstance(data, (Value, torch.Tensor)) else torch.tensor(data)

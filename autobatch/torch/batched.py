@@ -14,11 +14,11 @@ from weakref import WeakKeyDictionary
 import torch
 from numpy.typing import NDArray
 
-from autobatch.api import Batched
 from autobatch.api import batched as batched_arrays
 from autobatch.arguments import show
 from autobatch.backends.base import RowReader, Run
 from autobatch.backends.options import Options
+from autobatch.devices.store import HOST, Store
 from autobatch.engine.counts import Clock, Step
 from autobatch.engine.group import ENTERED
 from autobatch.engine.session import Call
@@ -34,7 +34,9 @@ from autobatch.torch.calls import Tape, Total
 from autobatch.torch.entering import TensorInputs
 from autobatch.torch.flow import Reaching
 from autobatch.torch.kinds import as_tensor, to_floats
+from autobatch.torch.memory import to_array
 from autobatch.torch.modules import TorchModule, as_torch
+from autobatch.torch.on_device import DeviceCall, OnDevice
 from autobatch.torch.parameters import TensorParameter
 from autobatch.torch.passing import Passed, Passing, gradients_of, put_numbers
 from autobatch.torch.results import stack_tensors, to_tensors
@@ -52,7 +54,7 @@ from autobatch.trace.record import list_instances
 from autobatch.tracebacks import hide_frames
 
 
-class TorchBatched(Batched):
+class TorchBatched(OnDevice):
     """A function of one instance, run on mini-batches; made by `abt.batched`."""
 
     _is_served = False
@@ -98,10 +100,10 @@ class TorchBatched(Batched):
             inputs = TensorInputs(self.recorder.calls)
             with inputs.recording_tensors():
                 minibatch = self.recorder.read(instances)._replace(inputs=inputs)
-                call = Call(self, minibatch, clock, training=True, has_aux=None)
+                call = DeviceCall(self, minibatch, clock, training=True, has_aux=None)
                 with run_lock(), call as step:
                     if not step.graph.keys.size:
-                        return torch.zeros(0)
+                        return torch.zeros(0, device=self.torch_module.device)
                     passing = Passing(self, step, minibatch)
                     self.step += 1
                     self._finish(call)
@@ -173,7 +175,7 @@ class TorchBatched(Batched):
                 minibatch = self.recorder.read(instances)._replace(inputs=inputs)
         with run_lock():
             put_numbers(held)
-            call = Call(self, minibatch, Clock(), training=True, has_aux=None)
+            call = DeviceCall(self, minibatch, Clock(), training=True, has_aux=None)
             with call as step:
                 passing = Passing(self, step, minibatch, draw, held)
                 self._finish(call)
@@ -192,7 +194,9 @@ class TorchBatched(Batched):
 
     def record_all(self, instances: Iterable[Any], progress: bool = False, workers: int = 1) -> list[Graph]:
         """Record each instance once, see `autobatch.batched.Batched.record_all`."""
-        return super().record_all(self._met(instances), progress, workers)
+        found = super().record_all(self._met(instances), progress, workers)
+        self.drop_copies()
+        return found
 
     # Inspection methods take the same instances as a call, and compute no gradients.
 
@@ -208,7 +212,7 @@ class TorchBatched(Batched):
 
     def prepare(self, instances: Iterable[Any], *options: Any, **named: Any) -> Step:
         """Plan a mini-batch without running it, see `autobatch.batched.Batched.prepare`."""
-        with TensorInputs(self.recorder.calls).recording_tensors():
+        with TensorInputs(self.recorder.calls).recording_tensors(), self.on_device():
             return super().prepare(instances, *options, **named)
 
     def merged(self, instances: Iterable[Any]) -> Graph:
@@ -226,9 +230,7 @@ class TorchBatched(Batched):
     def _met(self, instances: Iterable[Any]) -> list[Any]:
         """Return the instances as a list; a module without parameters computes in their dtype from now on."""
         listed = list_instances(instances)
-        module = self.recorder.module
-        assert isinstance(module, TorchModule)
-        module.meet(listed)
+        self.torch_module.meet(listed)
         return listed
 
     def of_programs(self, wrap: Callable[[Callable[[Any], Any]], Callable[[Any], Any]]) -> Self:
@@ -253,14 +255,14 @@ class TorchBatched(Batched):
         """Convert the rows of each slot to tensors of the dtype that they represent."""
         return list(map(as_tensor, columns, self.recorder.slots.dtypes))
 
-    def forward(self, step: Step, run: Run, copies: bool = True) -> None:
+    def forward(self, step: Step, run: Run, to: Store | None = HOST) -> None:
         """Compute the values of a part; see `Session`."""
         if not step.cells.training:
-            super().forward(step, run, copies)
+            super().forward(step, run, to)
             return
         tape = Tape()
         with tape.open():
-            super().forward(step, run, copies)
+            super().forward(step, run, to)
         self._tapes[run] = tape
 
     def backward(
@@ -290,7 +292,7 @@ class TorchBatched(Batched):
         for tensor, gradient in tape.gradients():
             name = names[id(tensor)]
             if totals is None:
-                found[name] += gradient.numpy()
+                found[name] += to_array(gradient)
             elif name in totals:
                 totals[name].add(gradient)
             else:
@@ -315,13 +317,6 @@ class TorchBatched(Batched):
         if isinstance(getattr(type(owner), name, None), BatchedMethod):
             return getattr, (owner, name)
         return super().__reduce_ex__(protocol)
-
-    @classmethod
-    def of(cls, made: Batched) -> Self:
-        """Convert a batched function to one that returns tensors."""
-        self = object.__new__(cls)
-        self.__setstate__(made.__getstate__())
-        return self
 
 
 def _refuse_sums(tape: Tape) -> None:
@@ -397,7 +392,7 @@ def batched(function: Any = None, *, module: torch.nn.Module | None = None, **op
             f"abt.batched(function, module=...) must be given a method of a torch module, or a function and the module "
             f"whose parameters it reads, got {show(function)} and {show(module)}."
         )
-    return TorchBatched.of(batched_arrays(function, module=TorchModule(owner), **options))
+    return TorchBatched.of(batched_arrays(function, module=TorchModule(owner), **options), options)
 
 
 def _refuse_transforms() -> None:

@@ -81,7 +81,7 @@ class Call:
         is_whole = len(rows) == n_rows and np.array_equal(rows, np.arange(n_rows))
         if not is_whole:
             given = gradient.new_zeros(n_rows, gradient.shape[1])
-            gradient = given.index_copy_(0, torch.from_numpy(rows), gradient)
+            gradient = given.index_copy_(0, torch.from_numpy(rows).to(gradient.device), gradient)
         outputs, seeds, first = [], [], 0
         for output in self.outputs:
             end = first + output[0].numel()
@@ -138,10 +138,10 @@ class Tape:
         finally:
             OPEN.tape = before
 
-    def add(self, function: Function, tensors: Sequence[torch.Tensor], tickets: Array) -> Sequence[torch.Tensor]:
+    def add(self, function: Function, tensors: Sequence[torch.Tensor], tickets: torch.Tensor) -> Sequence[torch.Tensor]:
         """Call a function and keep the call; return the outputs, and write the tickets of all rows."""
         call = Call(function, tensors, len(tickets))
-        tickets[:, 0], tickets[:, 1] = len(self._calls), np.arange(len(tickets))
+        tickets[:, 0], tickets[:, 1] = len(self._calls), torch.arange(len(tickets), device=tickets.device)
         self._calls.append(call)
         return call.outputs
 

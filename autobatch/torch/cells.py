@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, wraps
 from inspect import signature
+from itertools import chain
 from types import MethodType
 from typing import Any, ClassVar, TypeVar, overload
 
@@ -26,7 +27,7 @@ from autobatch.ops.operators import STAGE, Operators
 from autobatch.params.parameter import Parameter
 from autobatch.torch.entering import CURRENT
 from autobatch.torch.opaque import Body, record_call
-from autobatch.torch.structures import on_leaves, on_tensors, tensors_in
+from autobatch.torch.structures import beside, on_leaves, on_tensors, tensors_in
 from autobatch.torch.tracing import NoCounterpart, Traced, Tracing, kind_of
 from autobatch.trace.cell import Cell
 from autobatch.trace.elements import NeedsLength
@@ -97,10 +98,14 @@ def _run_by_torch(function: Callable[..., Any], given: Any, tracing: Tracing, wh
         GraphError: torch cannot run it.
     """
     tracing.refuse_lists(RUN_BY_TORCH)
-    leaves, build = [x for x in tensors_in(given) if isinstance(x, Traced)], _builder(given)
+    found, build = tensors_in(given), _builder(given)
+    leaves = [x for x in found if isinstance(x, Traced)]
+    has_constants = len(leaves) < len(found)
 
     def call(*tensors: torch.Tensor) -> Any:
         args, kwargs = build(iter(tensors))
+        if has_constants:
+            args, kwargs = beside(tensors, (args, kwargs))
         return function(*args, **kwargs)
 
     kinds = [kind_of(x) for x in leaves]
@@ -287,7 +292,7 @@ def _call(cell: Any, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
                 f"part of the module given to abt.batched, and record its instances in the thread that runs them."
             )
         return without_gradient(current.call_cell(cell, owner, args, kwargs))
-    args, kwargs = on_leaves(_to_tensor, (args, kwargs))
+    args, kwargs = on_leaves(lambda x: _to_tensor(x, owner, (args, kwargs)), (args, kwargs))
     return cell.eager(*args, **kwargs) if owner is None else cell.eager(owner, *args, **kwargs)
 
 
@@ -408,6 +413,12 @@ def _has_backward_hooks(module: nn.Module) -> bool:
     return any((*own, *(hooks for kind, hooks in GLOBAL_HOOKS.items() if kind.startswith("backward"))))
 
 
-def _to_tensor(x: Any) -> Any:
-    """Convert an int to the tensor that a traced body would get; return other objects unchanged."""
-    return torch.tensor(x) if type(x) is int else x
+def _to_tensor(x: Any, owner: Any, given: Any) -> Any:
+    """Convert an int to the tensor that a traced body would get, on the device of the tensors given with it, or else
+    of the owner's parameters; return other objects unchanged.
+    """
+    if type(x) is not int:
+        return x
+    parameters = owner.parameters() if isinstance(owner, nn.Module) else ()
+    other = next(chain(tensors_in(given), parameters), None)
+    return torch.tensor(x, device=None if other is None else other.device)

@@ -139,7 +139,7 @@ def _compare(what: str, wanted: Tensor, given: Tensor, tolerance: float | None) 
     if wanted.shape != given.shape or wanted.dtype != given.dtype:
         kinds = [f"{x.dtype} of shape {tuple(x.shape)}" for x in (given, wanted)]
         raise NumericError(f"{what}: batched it is {kinds[0]}, torch alone gives {kinds[1]}.")
-    x, y = (z.detach().to(torch.complex128 if z.is_complex() else torch.float64) for z in (wanted, given))
+    x, y = (z.detach().cpu().to(torch.complex128 if z.is_complex() else torch.float64) for z in (wanted, given))
     finite = x[x.isfinite()].abs()
     largest = max(1.0, float(finite.max())) if finite.numel() else 1.0
     kind = wanted.dtype.to_real() if wanted.is_complex() else wanted.dtype
@@ -153,7 +153,7 @@ def _total(results: Sequence[Any]) -> Tensor:
     """Sum all numbers that have gradients, each with a random weight."""
     draw, total = torch.Generator().manual_seed(0), torch.zeros((), dtype=torch.float64)
     for x in (x for one in results for x in leaves_of(one) if isinstance(x, Tensor) and is_float(x.dtype)):
-        weights = torch.rand(x.shape, generator=draw, dtype=torch.float64)
+        weights = torch.rand(x.shape, generator=draw, dtype=torch.float64).to(x.device)
         if x.requires_grad:  # weights are drawn for constants too, which may be batched beside results with gradients
             total = total + (torch.view_as_real(x).sum(-1) if x.is_complex() else x).mul(weights).sum()
     return total

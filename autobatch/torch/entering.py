@@ -8,19 +8,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 
+from autobatch.torch.host_copies import HostCopies
 from autobatch.torch.kinds import from_floats, shape_within, to_floats
 from autobatch.trace.inputs import FloatInput, Inputs
 
 
 class Precision(Protocol):
-    """The interface of a torch module that determines the dtype in which cells compute."""
+    """The interface of a torch module that determines the dtype and the device of computations."""
 
     @property
     def float_dtype(self) -> torch.dtype:
         """Return the dtype."""
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device."""
+
+    @property
+    def copies(self) -> HostCopies | None:
+        """Return the copies of the tensors in the instances of the call; None if the module is on the CPU."""
 
     def has_buffer(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor shares the memory of one of the module's buffers."""
@@ -32,14 +40,17 @@ class _Current(threading.local):
     Attributes:
         inputs: the input tensors that have gradients.
         module: the module.
-        dtype: the dtype of the module when the recording began; traces read that of the module itself.
+        dtype, device: those of the module when the recording began; traces read those of the module itself.
         has_gradients: whether grad mode was on then.
+        copies: the copies of the instances' tensors; None if the module is on the CPU.
     """
 
     inputs: TensorInputs | None = None
     module: Precision | None = None
     dtype = torch.float32
+    device = torch.device("cpu")
     has_gradients = False
+    copies: HostCopies | None = None
 
 
 CURRENT = _Current()
@@ -72,7 +83,7 @@ class TensorInputs(Inputs):
     def enter_tensor(self, tensor: torch.Tensor) -> FloatInput:
         """Return the input that represents a tensor, the same for the same tensor."""
         if id(tensor) not in self._leaves:
-            self._leaves[id(tensor)] = self._leaf(to_floats(tensor.detach(), CURRENT.dtype).numpy())
+            self._leaves[id(tensor)] = self._leaf(to_floats(on_host(tensor.detach()), CURRENT.dtype).numpy())
             self.tensors.append(tensor)
         return self._leaves[id(tensor)]
 
@@ -84,14 +95,20 @@ class TensorInputs(Inputs):
             is_reached: whether a result depends on each number.
         """
         shapes = [shape_within(tuple(tensor.shape), tensor.dtype) for tensor in self.tensors]
-        ends = np.cumsum([math.prod(shape) for shape in shapes])
-        parts, reached = (np.split(x, ends[:-1]) if self.tensors else [] for x in (gradients, is_reached))
-        return [
-            from_floats(torch.from_numpy(part).reshape(shape), tensor.dtype)
-            if is_own.any() or not is_own.size
-            else None
-            for part, is_own, shape, tensor in zip(parts, reached, shapes, self.tensors, strict=True)
-        ]
+        wholes = {device: torch.from_numpy(gradients).to(device) for device in {x.device for x in self.tensors}}
+        found, first = list[torch.Tensor | None](), 0
+        for tensor, shape in zip(self.tensors, shapes, strict=True):
+            end = first + math.prod(shape)
+            part = wholes[tensor.device][first:end].reshape(shape)
+            is_own = is_reached[first:end]
+            found.append(from_floats(part, tensor.dtype) if is_own.any() or not is_own.size else None)
+            first = end
+        return found
+
+
+def on_host(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of an instance, without gradient, on the host."""
+    return x.cpu() if CURRENT.copies is None else CURRENT.copies.read(x)
 
 
 def switch_grad_mode(is_on: bool | None) -> bool:

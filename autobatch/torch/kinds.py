@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from autobatch.errors import GraphError, NumericError
+from autobatch.torch.memory import to_tensor
 
 WITHIN = {
     torch.float32: (torch.float16, torch.bfloat16, torch.complex32, torch.complex64),
@@ -110,5 +111,5 @@ def copy_whole(x: torch.Tensor, place: torch.Tensor) -> None:
 
 def as_tensor(column: Any, name: str) -> torch.Tensor:
     """Convert the rows of a result to the tensor that they represent; `name` is its dtype, "" for the model's."""
-    x = column if isinstance(column, torch.Tensor) else torch.from_numpy(column)
+    x = column if isinstance(column, torch.Tensor) else to_tensor(column)
     return from_floats(x, dtype_of_name(name)) if name else x

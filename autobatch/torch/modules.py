@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from autobatch._native import Snapshot
+from autobatch.devices.store import HOST, Store
 from autobatch.errors import GraphError
 from autobatch.keywords import checked
 from autobatch.params.module import Module, holders_in, modules_in
@@ -28,6 +29,8 @@ from autobatch.params.parameter import Parameter
 from autobatch.torch.adopting import to_arrays
 from autobatch.torch.cells import CALLED, BoundTorchCell
 from autobatch.torch.entering import switch_grad_mode
+from autobatch.torch.host_copies import HostCopies
+from autobatch.torch.memory import store_at, to_tensor
 from autobatch.torch.parameters import FLOATS, PARAMETERS, TensorParameter, make_parameter
 from autobatch.torch.patches import Found, Patch, Patches, patches_in
 from autobatch.torch.structures import tensors_in
@@ -136,7 +139,7 @@ class OwnModule(nn.Module, Generic[M]):
         made: dict[int, TensorParameter] = {}
         self._places = list[tuple[tuple[int, str], TensorParameter]]()
         for name, parameter in model.parameters().items():
-            tensor = nn.Parameter(torch.from_numpy(parameter.data.copy()), parameter.trainable)
+            tensor = nn.Parameter(to_tensor(parameter.data.copy()), parameter.trainable)
             *path, last = name.split(".")
             holder: nn.Module = self
             for part in path:
@@ -169,8 +172,9 @@ class OwnModule(nn.Module, Generic[M]):
         """Copy the module of autobatch, with new plain parameters."""
         memo[id(self)] = None
         for parameter in self.own.parameters().values():
-            memo[id(parameter)] = Parameter(parameter.data, parameter.trainable).astype(parameter.dtype)
-            memo[id(parameter)].data = parameter.data
+            copy = memo[id(parameter)] = Parameter(parameter.data, parameter.trainable).to(parameter.store)
+            copy.astype(parameter.dtype)
+            copy.data = parameter.data
         return deepcopy(self.own, memo)
 
 
@@ -183,14 +187,14 @@ def as_torch(model: M) -> OwnModule[M]:
     so on apply to both, and copies have a copy of the model.
 
     Args:
-        model: a module with parameters on the CPU. Call this before batching functions of it, because its parameters
+        model: a module of autobatch. Call this before batching functions of it, because its parameters
             are replaced.
 
     Returns:
         The torch module; the same one for the same model.
 
     Raises:
-        GraphError: a parameter is in a tuple, or on a device.
+        GraphError: a parameter is in a tuple.
     """
     found = vars(model).get(HELD)
     return OwnModule(model) if found is None else found
@@ -220,6 +224,8 @@ class TorchModule(Module):
     Attributes:
         sparse: the names of parameters whose gradients are sparse tensors, as long as they are only read by rows.
         float_dtype: the dtype in which cells compute; traces of cells read it, so a change makes them anew.
+        device: the device of the parameters, or else of the last data.
+        copies: the copies of the tensors in the instances of the current call; None on the CPU.
     """
 
     _adopt = staticmethod(to_arrays)
@@ -230,6 +236,8 @@ class TorchModule(Module):
         self.module = module
         self.sparse: frozenset[str] = frozenset()
         self.float_dtype = torch.float32
+        self.device = torch.device("cpu")
+        self.copies: HostCopies | None = None
         self._known = KnownTensors(module)
         self._walk = Walk([], [], {})
         self._dtypes: list[torch.dtype] = []
@@ -320,11 +328,21 @@ class TorchModule(Module):
         return any(buffer.untyped_storage()._cdata == memory for buffer in self.module.buffers())
 
     def meet(self, instances: Any) -> None:
-        """Set the dtype of computations: that of the parameters, or else of float tensors among the instances."""
+        """Set the dtype and the device of computations: those of the parameters, or else of the instances.
+
+        If they are on a device, the tensors in the instances are copied to the host together.
+        """
         if not self._tensors or self._known.look() is not self._walk:
             self.parameters()
         tensors = self._tensors or tensors_in(instances)
         self.float_dtype = next((x.dtype for x in tensors if x.dtype in FLOATS), self.float_dtype)
+        self.device = tensors[0].device if tensors else self.device
+        self.copies = None if store_at(self.device) is HOST else HostCopies(instances)
+
+    @property
+    def _default_store(self) -> Store:
+        """Return the memory in which a module without parameters computes."""
+        return store_at(self.device)
 
     @property
     def _kind(self) -> type:

@@ -40,6 +40,7 @@ from autobatch.torch.kinds import (
     shape_within,
     to_floats,
 )
+from autobatch.torch.memory import to_host, to_tensor
 from autobatch.torch.structures import tensors_in
 
 NUMBERS = count()
@@ -150,12 +151,13 @@ class Body:
 
     def forward(self, arrays: Sequence[Any], out: Any) -> None:
         """Compute the outputs of all rows, as vectors followed by their tickets."""
-        tape, arrays = OPEN.tape, arrays[: len(self.shapes)]
+        tape, arrays, out = OPEN.tape, arrays[: len(self.shapes)], to_tensor(out)
         if tape is None:
             with torch.no_grad():
-                found = self.of_rows(self._enter_all(arrays, len(out)), len(out))
+                found = self.of_rows(self._enter_all(arrays, out), len(out))
         else:  # copy, because the backend may reuse the memory of the arguments
-            found = tape.add(self, self._enter_all(map(np.array, arrays), len(out)), out[:, self.size :])
+            copies = (x.copy() if hasattr(x, "copy") else x for x in arrays)
+            found = tape.add(self, self._enter_all(copies, out), out[:, self.size :])
         for y, place, shape in zip(found, _columns(out, self.outputs), self.outputs, strict=False):
             if y.shape[1:] != shape:
                 raise GraphError(
@@ -168,35 +170,39 @@ class Body:
             else:
                 copy_whole(flat, place)
 
-    def _enter_all(self, arrays: Iterable[Any], n_rows: int) -> list[Tensor]:
+    def _enter_all(self, arrays: Iterable[Any], out: Tensor) -> list[Tensor]:
         """Convert the arguments to tensors; ints and bools, which may be stored as floats, to their own dtypes."""
-        tensors = [_enter(array, n_rows) for array in arrays]
+        tensors = [_enter(array, len(out), out.device) for array in arrays]
         return [x if is_float(dtype) else x.to(dtype) for x, dtype in zip(tensors, self._dtypes, strict=True)]
 
     def backward(self, g: Any, tickets: Any, out: Any) -> None:
         """Compute the gradients of the arguments in `floats`, as vectors."""
-        _tape().inputs(self, _enter(g, len(out)), tickets, _columns(out, [self.shapes[k] for k in self.floats]))
+        out = to_tensor(out)
+        places = _columns(out, [self.shapes[k] for k in self.floats])
+        _tape().inputs(self, _enter(g, len(out), out.device), to_host(tickets), places)
 
     def note_weight(self, g: Any, tickets: Any, number: int) -> None:
         """Note the gradient of a parameter, summed over all rows, on the tape of the run."""
         if self.parameters[number].trainable:
             at = sum(p.trainable for p in self.parameters[:number])
-            _tape().weights(self, _enter(g, len(tickets)), tickets, at)
+            _tape().weights(self, _enter(g, len(tickets), self.weights[at].device), to_host(tickets), at)
 
 
-def _enter(array: Any, n_rows: int) -> Tensor:
+def _enter(array: Any, n_rows: int, device: torch.device) -> Tensor:
     """Convert an array (rows, *shape) to a tensor, sharing memory if possible; repeat a single row or number."""
-    array = np.atleast_1d(array)
-    if len(array) != n_rows or not array.flags.writeable:
-        array = np.array(np.broadcast_to(array, (n_rows, *array.shape[1:])))
-    x = torch.from_numpy(array)
-    return x if array.size else x.new_empty(x.shape)  # with torch's strides for empty tensors
+    if isinstance(array, (int, float, np.generic)) or type(array) is np.ndarray:
+        array = np.atleast_1d(array)
+        if not array.flags.writeable:
+            array = array.copy()
+    x = to_tensor(array).to(device)
+    if len(x) != n_rows:
+        x = x.expand(n_rows, *x.shape[1:]).clone()
+    return x if x.numel() else x.new_empty(x.shape)  # with torch's strides for empty tensors
 
 
-def _columns(out: Any, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+def _columns(whole: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
     """Split a matrix into the columns of consecutive parts of these shapes; the result shares its memory."""
     ends = accumulate(map(math.prod, shapes), initial=0)
-    whole = torch.from_numpy(out)
     return [whole[:, first:end] for first, end in pairwise(ends)]
 
 
@@ -207,8 +213,9 @@ def _tape() -> Tape:
 
 def _draw(xp: Any, *arrays: Any, out: Any, body: Body, site: int, random: Randomness) -> None:
     """Run a body that draws random numbers: seed torch's generator with a number of ours, and restore it afterwards."""
-    with torch.random.fork_rng(devices=()):
-        torch.manual_seed(int(random.uniform(np, arrays[-1], site, ())[0]))
+    device = to_tensor(out).device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else ()):
+        torch.manual_seed(int(random.uniform(xp, arrays[-1], site, ())[0]))
         body.forward(arrays, out)
 
 

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 
 from autobatch._native import fingerprint
-from autobatch.arrays import address_of
+from autobatch.devices.store import HOST, Store
 from autobatch.errors import GraphError
 from autobatch.ops.operators import Symbol
 from autobatch.params.parameter import FloatArray, Parameter
+from autobatch.torch.memory import store_at, to_array, to_tensor
 from autobatch.trace.guards import content_of
 from autobatch.trace.owning import copy_of
 
@@ -27,7 +28,7 @@ class TensorParameter(Parameter):
     and so do programs that read it. If a plan moves the numbers, the tensor moves with them.
 
     Args:
-        tensor: a float32 or float64 tensor on the CPU.
+        tensor: a float32 or float64 tensor on the CPU or a GPU.
         name: the name in the module's `state_dict`.
 
     Attributes:
@@ -36,7 +37,7 @@ class TensorParameter(Parameter):
         n_moved: the number of times that any parameter switched to another tensor or other memory.
 
     Raises:
-        GraphError: the tensor has another dtype, or is on a device.
+        GraphError: the tensor has another dtype, or is on another device.
     """
 
     n_assigned = 0
@@ -48,7 +49,7 @@ class TensorParameter(Parameter):
 
     def __init__(self, tensor: torch.Tensor, name: str) -> None:
         self.name, self._noted, self._fingerprint = name, -1, 0
-        self._take(_array_of(tensor, name))
+        self._take(_array_of(tensor, name), store_at(tensor.device))
         self._follow(tensor)
 
     @property
@@ -70,10 +71,18 @@ class TensorParameter(Parameter):
         return tensor is not None and tensor.requires_grad
 
     @property
+    def stays_contiguous(self) -> bool:  # type: ignore[override]
+        """Return whether the tensor is on a device, where torch's fused optimizers change only contiguous tensors."""
+        return self._store is not HOST
+
+    @property
     def version(self) -> int:
-        """Return a number that changes whenever the numbers or their place may have changed."""
+        """Return a number that changes whenever the numbers or their place may have changed.
+
+        On a device, each read returns a new number, because reading the numbers, as `checked_version` does, would wait.
+        """
         noted = self.tensor._version
-        if noted != self._noted:
+        if noted != self._noted or self._store is not HOST:
             self._noted = noted
             self.note_change()
         return self._version if self._lent is None else super().version
@@ -87,6 +96,8 @@ class TensorParameter(Parameter):
 
         Cost: one pass over the numbers.
         """
+        if self._store is not HOST:
+            return self.version
         flat = self._flat
         found = fingerprint(np.ascontiguousarray(self.array).reshape(-1) if flat is None else flat)
         if found != self._fingerprint:
@@ -140,18 +151,19 @@ class TensorParameter(Parameter):
 
     def _renew(self, tensor: torch.Tensor, array: FloatArray | None = None) -> None:
         """Switch to the numbers of a tensor."""
-        self._take(_array_of(tensor, self.name) if array is None else array)
+        self._take(_array_of(tensor, self.name) if array is None else array, store_at(tensor.device))
         self._lent, self.buffer = None, None
         self.note_change()
 
     def _keep(self, array: FloatArray) -> None:
         super()._keep(array)
-        self._take(array)
-        self.tensor.data = torch.from_numpy(array)
+        self._take(array, self._store)
+        self.tensor.data = to_tensor(array)
 
-    def _take(self, array: FloatArray) -> None:
-        """Set the array that holds the numbers of the tensor."""
-        self.array, self._address, self._dtype = array, address_of(array), TENSOR_TYPES[array.dtype]
+    def _take(self, array: FloatArray, store: Store) -> None:
+        """Set the array that holds the numbers of the tensor, and the memory of its device."""
+        self.array, self._store = array, store
+        self._address, self._dtype = store.address(array), TENSOR_TYPES[array.dtype]
         self._flat = array.reshape(-1) if array.flags.c_contiguous else None
         TensorParameter.n_moved += 1
 
@@ -198,14 +210,14 @@ def make_parameter(tensor: torch.Tensor, name: str) -> TensorParameter:
 
 def _array_of(tensor: torch.Tensor, name: str) -> FloatArray:
     """Return the numbers of a tensor as an array in the same memory; make the tensor contiguous first."""
-    if tensor.device.type != "cpu" or tensor.dtype not in FLOATS:
+    if tensor.dtype not in FLOATS:
         raise GraphError(
-            f"{name!r} must be float32 or float64 on the CPU for cells that autobatch runs, got {tensor.dtype} on "
-            f"{tensor.device}; call .to('cpu', torch.float32) on the module."
+            f"parameter {name!r} must be float32 or float64, got {tensor.dtype}; call .float() on the module, and set "
+            f"precision='bf16' for matrix products of bfloat16."
         )
     if not tensor.is_contiguous():
         tensor.data = tensor.data.contiguous()
-    array: FloatArray = tensor.detach().numpy()
+    array: FloatArray = to_array(tensor)
     return array
 
 
@@ -227,6 +239,8 @@ def _(x: torch.Tensor) -> Hashable | None:
     if type(x) is torch.nn.Parameter or id(x) in PARAMETERS or isinstance(x, Symbol):
         return None
     kind = x.dtype, tuple(x.shape), x.requires_grad
-    if type(x) is not torch.Tensor or x.layout is not torch.strided or x.device.type != "cpu":
+    if type(x) is torch.Tensor and x.device.type != "cpu":
+        return *kind, x._version, x.__hash__  # bound methods are equal if their objects are the same; it keeps x alive
+    if type(x) is not torch.Tensor or x.layout is not torch.strided:
         return *kind, x._version
     return *kind, x.detach().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8).numpy().tobytes()

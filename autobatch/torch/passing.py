@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from autobatch.backends.base import RowReader, Run
+from autobatch.devices.store import HOST, Store
 from autobatch.engine.counts import Step
 from autobatch.engine.results import InputGradients, join_columns
 from autobatch.errors import GraphError
@@ -30,6 +31,7 @@ from autobatch.system.locks import run_lock
 from autobatch.torch.calls import Total
 from autobatch.torch.entering import TensorInputs
 from autobatch.torch.flow import Reaching
+from autobatch.torch.memory import to_array, to_tensor
 from autobatch.torch.modules import TorchModule
 from autobatch.torch.opaque import reads_of
 from autobatch.torch.parameters import Tangent, TensorParameter
@@ -59,8 +61,11 @@ class Runner(Protocol):
     def refresh_parameters(self) -> ParameterState:
         """Look up the parameters of the module."""
 
-    def start(self, step: Step, part: Part, instances: slice, draw: tuple[int, int]) -> Run:
-        """Run a part forward."""
+    def on_device(self) -> AbstractContextManager[None]:
+        """Return the context of work on the device."""
+
+    def start(self, step: Step, part: Part, instances: slice, draw: tuple[int, int], *, to: Store | None = HOST) -> Run:
+        """Run a part forward, and copy its outputs to the memory `to`; None for no copies."""
 
     def backward(
         self,
@@ -135,7 +140,7 @@ class Passing:
         self._runs: list[tuple[Part, Run]] = []
         columns = []
         for part, instances in step.divided():
-            run = batched.start(step, part, instances, self.draw)
+            run = batched.start(step, part, instances, self.draw, to=batched.parameters.store)
             columns.append(run.outputs)
             step.counts.append(run.counts())
             if len(step.parts) > 1:
@@ -160,7 +165,7 @@ class Passing:
             GraphError: a parameter has changed since the forward pass.
         """
         batched, step = self._batched, self._step
-        with run_lock(), self._as_it_ran():
+        with run_lock(), batched.on_device(), self._as_it_ran():
             found = {name: self._zeros(name, p) for name, p in batched.parameters.trainable.items()}
             totals: dict[str, Total] = {}
             read = InputGradients(self.inputs, batched.parameters.dtype)
@@ -185,7 +190,7 @@ class Passing:
     def _run_again(self) -> Iterator[tuple[Part, Run]]:
         """Run the parts again, one at a time."""
         for part, instances in self._step.divided():
-            yield part, self._batched.start(self._step, part, instances, self.draw)
+            yield part, self._batched.start(self._step, part, instances, self.draw, to=None)
 
     @contextmanager
     def _as_it_ran(self) -> Iterator[None]:
@@ -257,8 +262,9 @@ class Passing:
 
     def _zeros(self, name: str, parameter: Parameter) -> Gradient:
         if name in self._sparse and id(parameter) in self._step.cells.row_parameters:
-            return Rows.zeros(parameter.shape, parameter.dtype)
-        return np.zeros(parameter.shape, parameter.dtype)
+            return Rows.zeros(parameter.shape, parameter.dtype, parameter.store)
+        zeros: Gradient = parameter.store.xp.zeros(parameter.shape, parameter.dtype)
+        return zeros
 
 
 class Bound:
@@ -294,7 +300,7 @@ class Passed(torch.autograd.Function):
         ctx.passing = passing
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(torch.empty(0))  # torch frees it with the graph, and then raises on access
-        return tuple(map(torch.from_numpy, passing.columns))
+        return tuple(map(to_tensor, passing.columns))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
@@ -346,7 +352,7 @@ def _to_arrays(gradients: Sequence[torch.Tensor | None], slots: Sequence[int] | 
     """Convert the gradients of outputs to arrays, by slot; slots are numbered from 0 by default."""
     pairs = enumerate(gradients) if slots is None else zip(slots, gradients, strict=True)
     try:
-        return {slot: np.ascontiguousarray(g.numpy()) for slot, g in pairs if g is not None}
+        return {slot: to_array(g.contiguous()) for slot, g in pairs if g is not None}
     except RuntimeError:
         _refuse_rows(gradients)
         raise
@@ -365,6 +371,7 @@ def _refuse_rows(gradients: Sequence[torch.Tensor | None]) -> None:
 
 def _to_gradient(gradient: Gradient) -> torch.Tensor:
     if not isinstance(gradient, Rows):
-        return torch.from_numpy(gradient)
-    ids, values = torch.from_numpy(gradient.ids.astype(np.int64)[None]), torch.from_numpy(gradient.values)
+        return to_tensor(gradient)
+    values = to_tensor(gradient.values)
+    ids = torch.from_numpy(gradient.ids.astype(np.int64)[None]).to(values.device)
     return torch.sparse_coo_tensor(ids, values, gradient.shape, check_invariants=False, is_coalesced=True)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from autobatch.ir.arguments import Static
+from autobatch.torch.memory import to_tensor
 from autobatch.trace.results import Slot, check_outlines, per_instance, stack_constants
 
 
@@ -33,8 +34,8 @@ def stack_tensors(structures: Sequence[Any], columns: Sequence[Any]) -> Any:
 
 def to_tensors(x: Any) -> Any:
     """Convert the arrays in a structure of results to tensors."""
-    if isinstance(x, np.ndarray):
-        return torch.from_numpy(x)
+    if hasattr(x, "__dlpack__") and not isinstance(x, Tensor):
+        return to_tensor(x)
     if isinstance(x, (list, tuple)):
         parts: Sequence[Any] = [to_tensors(part) for part in x]
         return type(x)(*parts) if hasattr(x, "_fields") else type(x)(parts)
@@ -72,6 +73,6 @@ def _is_number(structure: Any) -> bool:
 def _join(found: list[Any]) -> Any:
     """Stack tensors of one shape and dtype; convert numbers, such as the 0 of an empty sum, to their dtype."""
     like: Tensor = next(x for x in found if isinstance(x, Tensor))
-    tensors = [x if isinstance(x, Tensor) else torch.tensor(x, dtype=like.dtype) for x in found]
-    kinds = {(x.shape, x.dtype) for x in tensors}
+    tensors = [x if isinstance(x, Tensor) else like.new_tensor(x) for x in found]
+    kinds = {(x.shape, x.dtype, x.device) for x in tensors}
     return torch.stack(tensors) if len(kinds) == 1 else tensors

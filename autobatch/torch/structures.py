@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from types import MemberDescriptorType
 from typing import Any
@@ -57,6 +57,12 @@ def leaves_of(x: Any) -> Iterator[Any]:
 def tensors_in(x: Any) -> list[Tensor]:
     """Return the tensors in a structure, in order."""
     return [leaf for leaf in leaves_of(x) if isinstance(leaf, Tensor)]
+
+
+def beside(given: Sequence[Tensor], x: Any) -> Any:
+    """Move the tensors in `x` to the device of given ones, unless these are without numbers (on "meta")."""
+    device = given[0].device if given else None
+    return x if device is None or device.type == "meta" else on_tensors(lambda y: y.to(device), x)
 
 
 def filled(x: Any, tensors: Iterator[Any]) -> Any:

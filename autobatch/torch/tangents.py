@@ -23,6 +23,7 @@ from autobatch.ops.operators import STAGE
 from autobatch.params.parameter import Parameter
 from autobatch.torch.adopting import to_arrays
 from autobatch.torch.entering import CURRENT, TensorInputs
+from autobatch.torch.memory import to_host
 from autobatch.torch.modules import TorchModule
 from autobatch.torch.parameters import Tangent, TensorParameter
 from autobatch.trace.handles import Rows, Value
@@ -64,7 +65,7 @@ class TangentModule(TorchModule):
     def meet(self, instances: Any) -> None:
         """Use the dtype of the module."""
         self._moved.meet(instances)
-        self.float_dtype = self._moved.float_dtype
+        self.float_dtype, self.device = self._moved.float_dtype, self._moved.device
 
     def tangent(self, name: str, parameter: TensorParameter, has_gradient: bool) -> Tangent:
         """Return the tangent of a parameter, made once.
@@ -77,8 +78,9 @@ class TangentModule(TorchModule):
         name = f"{'varied ' if has_gradient else ''}tangent of {name}"
         with self._lock:
             known = self._tangents.get(name)
-            if known is None or known[0] is not parameter or known[1].dtype is not parameter.tensor.dtype:
-                tensor = torch.zeros(parameter.shape, dtype=parameter.tensor.dtype, requires_grad=has_gradient)
+            like = parameter.tensor
+            if known is None or known[0] is not parameter or _place_of(known[1]) != _place_of(like):
+                tensor = like.new_zeros(parameter.shape, requires_grad=has_gradient)
                 known = self._tangents[name] = parameter, tensor, Tangent(tensor, name)
                 self._all = {}, {}
         return known[2]
@@ -223,6 +225,8 @@ def check_values(own: SlotTable, along: SlotTable, before: Sequence[NDArray[Any]
     for (path, shape, dtype), x in zip(own.rows(), before, strict=False):
         place = numbers.get((VALUE + path.removeprefix(RESULT), shape, dtype))
         y = now[place] if place is not None else x[:0]
+        if len(x) == len(y) and not dtype:
+            x, y = to_host(x), to_host(y)
         if len(x) != len(y) or not (dtype or np.allclose(x, y, *_tolerances(x), equal_nan=True)):
             raise _has_changed()
 
@@ -231,6 +235,10 @@ def check_inputs(before: Sequence[torch.Tensor], now: Sequence[torch.Tensor]) ->
     """Raise a GraphError if a mini-batch, recorded again, passes other tensors that require gradients to cells."""
     if [(x.shape, x.dtype) for x in before] != [(x.shape, x.dtype) for x in now]:
         raise _has_changed()
+
+
+def _place_of(x: torch.Tensor) -> tuple[torch.dtype, torch.device]:
+    return x.dtype, x.device
 
 
 def _has_changed() -> GraphError:

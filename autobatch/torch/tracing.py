@@ -56,7 +56,7 @@ from autobatch.torch.kinds import dtype_of_name, holds_ints, is_float, name_of, 
 from autobatch.torch.opaque import Body, record_call
 from autobatch.torch.parameters import find_parameter
 from autobatch.torch.rows import Unknown, apply, apply_function, refuse, shape_in_torch
-from autobatch.torch.structures import on_leaves, on_tensors, tensors_in
+from autobatch.torch.structures import beside, on_leaves, on_tensors, tensors_in
 from autobatch.trace.elements import Element, NeedsLength, TracedList
 from autobatch.trace.hooks import unheard
 from autobatch.trace.ragged import Ragged
@@ -155,7 +155,7 @@ class Tracing:
     def enter(self, x: Any) -> Any:
         """Return the tensor that represents an argument of the cell; return other objects unchanged."""
         if isinstance(x, Fixed):
-            return torch.tensor(x.numbers)
+            return torch.tensor(x.numbers, device=(CURRENT.module or CURRENT).device)
         if isinstance(x, TracedList):
             self.lists.append(x)
             return [map_leaves(self.enter, element) for element in x]
@@ -208,7 +208,7 @@ class Tracing:
         if found is not None:
             return found
         check_constant(x)
-        return x.detach().numpy()
+        return x.detach().cpu().numpy()
 
     def apply(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Apply one of our functions to the values of tensors; NotImplemented if it rejects arguments that torch takes.
@@ -280,9 +280,9 @@ class Tracing:
 
     def like(self, x: Any) -> Any:
         """Return a tensor without numbers; return scalars that are constants, and other objects, unchanged."""
-        if not isinstance(x, torch.Tensor) or (not isinstance(x, Traced) and not x.dim()):
+        if not isinstance(x, torch.Tensor):
             return x
-        return _without_numbers(x)
+        return _without_numbers(x) if isinstance(x, Traced) or x.dim() else x.cpu()
 
 
 class _Functions(TorchFunctionMode):
@@ -384,7 +384,7 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
             made.zero_()
         if made.dtype is torch.bfloat16:  # NumPy has no such dtype
             raise NoCounterpart("it makes a constant of bfloat16.")
-        return self._tracing.leave(made.numpy(), made, is_own=True)
+        return self._tracing.leave(made.cpu().numpy(), made, is_own=True)
 
     def _ask_torch(self, op: Any, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Record an op without a counterpart as one that torch runs on batches.
@@ -402,11 +402,13 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_single = [str(x.type) for x in op._schema.returns] == ["Tensor"]  # others return data for their gradients
         if is_of_list or not is_single:
             raise lack
+        has_constants = not all(map(self._tracing.varies, tensors))
         holes = on_leaves(lambda x: HOLE if isinstance(x, Traced) else x, (args, kwargs))
 
         def call(*given: torch.Tensor) -> Any:
             left = iter(given)
-            args, kwargs = on_leaves(lambda x: next(left) if x is HOLE else x, holes)
+            held = beside(given, holes) if has_constants else holes
+            args, kwargs = on_leaves(lambda x: next(left) if x is HOLE else x, held)
             return op(*args, **kwargs)
 
         why = f"has torch run its {name}, which has no counterpart here."

@@ -37,7 +37,7 @@ from autobatch.torch.asking import (
 )
 from autobatch.torch.cells import cell_of_function, returning_without_gradient, without_gradient
 from autobatch.torch.changing import OPERATORS, change, is_in_place, replace
-from autobatch.torch.entering import CURRENT, Precision
+from autobatch.torch.entering import CURRENT, Precision, on_host
 from autobatch.torch.flow import Flow
 from autobatch.torch.gradients import BACKWARD, GRAD, REQUIRES, as_variable, grad, refuse_backward
 from autobatch.torch.kinds import dtype_of_name
@@ -200,14 +200,16 @@ class OfParameters(TorchFunctionMode):
         self._module = module
 
     def __enter__(self) -> Any:
-        self._before = CURRENT.module, CURRENT.dtype, CURRENT.has_gradients, torch._C._InferenceMode
-        CURRENT.module, CURRENT.dtype = self._module, self._module.float_dtype
+        self._before = CURRENT.module, CURRENT.dtype, CURRENT.device, CURRENT.has_gradients, torch._C._InferenceMode
+        CURRENT.module, CURRENT.dtype, CURRENT.device = self._module, self._module.float_dtype, self._module.device
+        self._copies, CURRENT.copies = CURRENT.copies, self._module.copies
         CURRENT.has_gradients = torch.is_grad_enabled()
         torch._C._InferenceMode = _inference_mode  # type: ignore[misc, assignment]
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
-        CURRENT.module, CURRENT.dtype, CURRENT.has_gradients, torch._C._InferenceMode = self._before  # type: ignore[misc]
+        CURRENT.module, CURRENT.dtype, CURRENT.device, CURRENT.has_gradients, mode = self._before
+        torch._C._InferenceMode, CURRENT.copies = mode, self._copies  # type: ignore[misc]
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         if isinstance(error[1], TypeError) and (told := _explain(str(error[1]))):
             refused = GraphError(told)
@@ -310,9 +312,8 @@ class TensorMethods:
 
     __slots__ = ()
     key: Key
-    device, layout, grad = torch.device("cpu"), torch.strided, None
-    is_cpu = True
-    is_cuda = is_sparse = is_sparse_csr = is_quantized = is_meta = is_mkldnn = is_nested = is_mps = is_xla = False
+    layout, grad = torch.strided, None
+    is_sparse = is_sparse_csr = is_quantized = is_meta = is_mkldnn = is_nested = is_mps = is_xla = False
     retains_grad = False
 
     def __init_subclass__(cls) -> None:
@@ -328,6 +329,21 @@ class TensorMethods:
     def __class__(self) -> Any:
         """Return the class of tensors, so that `isinstance(value, torch.Tensor)` holds; `type` gives the true one."""
         return torch.Tensor if asks_for_class(sys._getframe(1)) else type(self)
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device of the module."""
+        return CURRENT.device
+
+    @property
+    def is_cpu(self) -> bool:
+        """Return whether the module is on the CPU."""
+        return CURRENT.device.type == "cpu"
+
+    @property
+    def is_cuda(self) -> bool:
+        """Return whether the module is on a GPU."""
+        return CURRENT.device.type == "cuda"
 
     @property
     def dtype(self) -> torch.dtype:
@@ -504,4 +520,4 @@ def _as_data(x: Any) -> Any:
         return type(x)(map(_as_data, x))
     if isinstance(x, Value) or not isinstance(x, torch.Tensor) or x.shape or x.is_floating_point():
         return to_arrays(x)
-    return x.numpy()
+    return on_host(x.detach()).numpy()

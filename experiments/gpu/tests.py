@@ -20,6 +20,7 @@ PATHS = (
     "tests/optim/test_optim_on_device.py",
     "tests/backends/cuda",
     "tests/distributed",
+    "tests/in_torch",
 )
 """Folders and files with tests that need a GPU."""
 MOST_WORKERS = 8  # kernels compile on as many cores

@@ -234,6 +234,15 @@ def test_copies_to_the_host_are_read_when_they_are_done(gpu: GpuDevice) -> None:
     assert (gpu.traffic.downloads, gpu.traffic.waits) == (2, 1)
 
 
+def test_arrays_of_other_libraries_are_adopted_from_this_gpu_only(gpu: GpuDevice) -> None:
+    held = FakeArray(np.zeros(3))
+    gpu.xp.from_dlpack = lambda tensor: held
+    found = [gpu.adopt(SimpleNamespace(__dlpack_device__=lambda at=at: at)) for at in ((2, 0), (2, 1), (1, 0))]
+    assert found == [held, None, None]
+    assert gpu.adopt(held) is held
+    assert gpu.adopt([1.0]) is None
+
+
 def test_launches_and_limits(gpu: GpuDevice) -> None:
     kernels = gpu.load("void first() void second()", ["first", "second"], "cell 'leaf' (forward)")
     assert [kernel.max_dynamic_shared_size_bytes for kernel in kernels.values()] == [gpu.most_shared_bytes] * 2

@@ -116,6 +116,9 @@ class HostDevice:
     Args:
         seed: seed for the orders in which threads run, which differ between launches.
         most_bytes: maximum size of an array.
+
+    Attributes:
+        holds_tensors: whether tensors of PyTorch on the CPU stand in for tensors on a GPU.
     """
 
     kind = "cuda"
@@ -124,6 +127,7 @@ class HostDevice:
     n_processors = N_PROCESSORS
     most_shared_bytes = MOST_SHARED_BYTES
     out_of_memory: type[Exception] = MemoryError
+    holds_tensors = False
 
     def __init__(self, seed: int = 0, most_bytes: int | None = None) -> None:
         _find_compiler()
@@ -174,6 +178,8 @@ class HostDevice:
 
     def adopt(self, values: Any) -> Any | None:
         """See `Store`."""
+        if self.holds_tensors and hasattr(values, "detach"):
+            values = values.detach().numpy().view(HostArray)
         return values if isinstance(values, HostArray) else None
 
     def __deepcopy__(self, memo: object) -> HostDevice:

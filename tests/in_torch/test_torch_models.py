@@ -10,6 +10,7 @@ import torch
 
 import autobatch.torch as abt
 from helpers.models.torch_modules import CASES
+from helpers.runs.tensors_on_device import TorchDevice
 from helpers.runs.ways import each
 
 BOUND = 1e-10
@@ -32,7 +33,20 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
 @every_way
 @pytest.mark.parametrize("backend", ["reference", pytest.param("cpu", marks=pytest.mark.slow)])
 def test_training_is_that_of_one_instance_at_a_time(name: str, runs: str, backend: str) -> None:
-    model, instances = make(name, runs)
+    check_training(*make(name, runs), backend)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_training_on_a_device_is_that_of_one_instance_at_a_time(name: str, tensors: TorchDevice) -> None:
+    model, instances = make(name)
+    tensors.hold(model)
+    check_training(model, instances, "auto")
+    assert all(p.is_contiguous() for p in model.parameters())  # which fused optimizers of GPUs need
+
+
+def check_training(model: Any, instances: list[Any], backend: str) -> None:
+    """Train a model by three steps, batched and one instance at a time."""
     alone = deepcopy(model)
     loss = abt.batched(model.loss, backend=backend)
     steps = [torch.optim.AdamW(m.parameters(), lr=0.01, weight_decay=0.1) for m in (model, alone)]
@@ -42,7 +56,7 @@ def test_training_is_that_of_one_instance_at_a_time(name: str, runs: str, backen
         assert_close(losses, expected)
         for optimizer, values in zip(steps, (losses, expected), strict=True):
             optimizer.zero_grad()
-            (values * torch.arange(1.0, 1 + len(batch), dtype=values.dtype)).sum().backward()
+            (values * torch.arange(1.0, 1 + len(batch)).to(values)).sum().backward()
         for (what, p), q in zip(model.named_parameters(), alone.parameters(), strict=True):
             assert p.grad is not None, what
             assert_close(p.grad, q.grad)

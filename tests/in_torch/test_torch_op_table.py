@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from helpers.runs.tensors_on_device import TorchDevice
 from helpers.runs.ways import each
 from list_torch_ops import PAGE, VERSION
 from torch_ops.page import list_torch_ops
@@ -46,6 +47,11 @@ ODD = {
     ("tensor_split", 0): "places of the data",
 }
 
+ON_DEVICE = (
+    *("add", "where", "matmul", "softmax", "cat", "gather", "nn.functional.layer_norm"),  # ops of ours
+    *("cumsum", "sort", "linalg.inv", "nn.functional.conv1d", "nn.functional.dropout", "complex"),  # run by torch
+)
+
 
 def bad(outcomes: Sequence[Outcome]) -> list[str]:
     """Return the wrong and crashed outcomes."""
@@ -73,6 +79,16 @@ def test_odd_samples_give_what_torch_gives(op: str, sample: int) -> None:
     case = next(case for case in cases_of(op) if case.number == sample)
     for runs in ("auto", "torch"):
         outcome = judge(case, runs)
+        assert outcome.verdict == Verdict.RIGHT, str(outcome)
+
+
+@pytest.mark.slow
+@each("op", ON_DEVICE)
+def test_some_ops_on_a_device_give_what_torch_gives(op: str, tensors: TorchDevice) -> None:
+    if tensors.place.type != "cpu":
+        pytest.skip("the samples are on the CPU")
+    for case in [*cases_of(op)][:2]:
+        outcome = judge(case, "auto", backend="auto")
         assert outcome.verdict == Verdict.RIGHT, str(outcome)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import autobatch.torch as abt
 from autobatch._native import fingerprint
-from autobatch.backends.cpu.backend import Cpu
+from helpers.runs.tensors_on_device import TorchDevice
 from helpers.runs.ways import each
 
 X = [torch.randn(4, generator=torch.Generator().manual_seed(k)) for k in range(3)]
@@ -74,13 +74,24 @@ def test_changes_that_torch_does_not_count_take_effect(
 ) -> None:
     monkeypatch.setenv("AUTOBATCH_COMPILE_WAIT", "inf")  # interpreted cells read parameters in place
     model = Model()
-    twin = copy.deepcopy(model)
-    run = abt.batched(abt.cell(model) if in_cell else model, backend=Cpu())
+    check_changes(way, model, abt.batched(abt.cell(model) if in_cell else model, backend="cpu"))
+
+
+@each("way", [way for way in WAYS if way != "NumPy"])
+def test_such_changes_on_a_device_take_effect(way: str, tensors: TorchDevice) -> None:
+    model = Model()
+    tensors.hold(model)
+    check_changes(way, model, abt.batched(abt.cell(model), backend="auto"))
+
+
+def check_changes(way: str, model: Model, run: Any) -> None:
+    """Train a model by changes of its parameters, batched and one instance at a time."""
+    twin, place = copy.deepcopy(model), model.scale.device
     changes = [WAYS[way](one) for one in (model, twin)]
     for _ in range(4):
         model.zero_grad()
         twin.zero_grad()
-        loss, expected = run(X).sum(), torch.stack([twin(x) for x in X]).sum()
+        loss, expected = run(X).sum(), torch.stack([twin(x.to(place)) for x in X]).sum()
         torch.testing.assert_close(loss, expected)
         loss.backward()
         expected.backward()  # type: ignore[no-untyped-call]

@@ -13,14 +13,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import gpu_check
 from autobatch.cli.gpu import correctness, products
 from autobatch.cli.gpu.check import Check, Result
 from checkout import ROOT
-from gpu import bandwidth, policies
+from gpu import bandwidth, policies, torch_modules
 from gpu.tests import LINE
+from gpu.torch_idioms import IDIOMS
 from harness import read_words
+from helpers.runs.tensors_on_device import holding_tensors
 from host_device import HostDevice
 
 SCRIPT = Path(gpu_check.__file__)
@@ -88,6 +91,26 @@ def test_wrong_gradients_are_found(check: Check, monkeypatch: pytest.MonkeyPatch
             for policy, error in (("sufficient", "1"), ("critical", "inf"))
             for place in ("cpu", "cuda")
         ),
+    ]
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_all_idioms_of_torch_give_what_torch_gives(check: Check) -> None:
+    result = Result("idioms", ("part", "case", "way", "difference"))
+    with holding_tensors(check.device) as tensors:
+        for name in IDIOMS:
+            torch_modules.compare_idiom(result, tensors, name)
+    assert len(result.rows) == 10
+    assert not result.failures
+
+
+def test_tensors_that_differ_are_found() -> None:
+    result, x = Result("idioms", ("part", "case", "way", "difference")), torch.ones(3)
+    for y in (x + 0.25, x * torch.nan, x):
+        torch_modules.judge(result, "idiom", "AdamW", [(x, 2 * x - x), (y, x)], 0.1)
+    assert result.failures == [
+        f"idiom, AdamW: tensors differ by {apart} of the largest number" for apart in ("0.25", "nan")
     ]
 
 

@@ -8,6 +8,7 @@ are adjacent in one stacked parameter. A sum is joined if
 - no vector depends on attributes only: such a product can be computed once for all rows of a type, not batch by batch;
 - one order of all vectors makes the vectors of every sum adjacent, so that none is copied. A sum that fits no such
   order beside the more common sums stays; so do all sums if a concatenation of the cell itself would now be copied;
+- no matrix must stay contiguous, see `autobatch.params.parameter.Parameter`;
 - the sums that share vectors take fewer launches than before. Products by one vector count as one, since they will be
   stacked: W x + U h saves nothing where V x remains.
 """
@@ -29,6 +30,7 @@ from autobatch.ops.define import Op
 from autobatch.ops.elementwise import add
 from autobatch.ops.linear import affine, matmul
 from autobatch.ops.shaping import concat
+from autobatch.params.parameter import Parameter
 from autobatch.params.stacks import make_row
 from autobatch.system.unchecked import checking
 
@@ -183,10 +185,10 @@ class _Reading:
             product = self.products.get(leaf)
             if product is None or product.input not in self.by_ports or not self._can_lie_in_a_join(product.input):
                 continue
-            if self.uses[leaf] > 1 or self.uses[product.weight] > 1:
+            if self.uses[leaf] > 1 or self.uses[product.weight] > 1 or self._parameter(product).stays_contiguous:
                 continue
             known = {value for other in products for value in (other.weight, other.input)}
-            like = not products or self._trainable(product) == self._trainable(products[0])
+            like = not products or self._parameter(product).trainable == self._parameter(products[0]).trainable
             if like and self.program.vars[leaf].domain == var.domain and not known & {product.weight, product.input}:
                 products.append(product)
         joined = {product.value for product in products}
@@ -201,10 +203,10 @@ class _Reading:
     def is_of_port(self, value: int) -> bool:
         return isinstance(origin(self.program.vars, value).source, Port)
 
-    def _trainable(self, product: MatVec) -> bool:
+    def _parameter(self, product: MatVec) -> Parameter:
         source = self.program.vars[product.weight].source
         assert isinstance(source, Weight)
-        return source.parameter.trainable
+        return source.parameter
 
 
 def _in_one_order(reading: _Reading, sums: Sequence[Sum]) -> list[Sum]:

@@ -93,7 +93,7 @@ class Tagger(nn.Module):
         self.output = abt.cell(nn.Sequential(nn.LayerNorm(2 * dim), nn.Linear(2 * dim, n_tags)), runs=runs)
 
     def states(self, lstm: nn.Module, vectors: list[Tensor]) -> list[Tensor]:
-        zeros = torch.zeros(self.dim, dtype=self.left.bias_hh.dtype)
+        zeros = self.left.bias_hh.new_zeros(self.dim)
         states, state = [], (zeros, zeros)
         for vector in vectors:
             state = lstm(vector, state)
@@ -176,7 +176,7 @@ class Seq2Seq(nn.Module):
         self.write = abt.cell(Attend(n_target + 1, dim), runs=runs)
 
     def encode(self, source: list[int]) -> tuple[Tensor, list[Tensor]]:
-        h, memory = torch.zeros(self.dim, dtype=self.words.weight.dtype), []
+        h, memory = self.words.weight.new_zeros(self.dim), []
         for word in source:
             h = self.read(self.words(word), h)
             memory.append(h)
@@ -187,7 +187,7 @@ class Seq2Seq(nn.Module):
         losses = []
         for before, word in zip([self.end, *pair.target], [*pair.target, self.end], strict=True):
             h, logits = self.write(before, h, memory)
-            losses.append(functional.cross_entropy(logits, torch.tensor(word)))
+            losses.append(functional.cross_entropy(logits, torch.tensor(word, device=logits.device)))
         return torch.stack(losses).mean()
 
     async def translate(self, source: list[int]) -> list[int]:
