@@ -217,7 +217,7 @@ def test_rows_that_no_run_has_copied_are_copied_before_they_are_read() -> None:
         plan = planner.place(graph, make_schedule(graph, policies.get("agenda")), planned)
         run = backend.prepare(plan, planned, Options(policies.get("agenda"), dtype=model.dtype)).begin(Randomness())
         with run:
-            run.forward(copies=False)
+            run.forward(to=None)
         kept.add(Done(run, chosen.kept.values), device)
         first = kept.read(wanted, set())
         kept.settle()
