@@ -6,7 +6,8 @@ gradient of each parameter and of each tensor among the instances. Torch accumul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import update_wrapper
 from typing import Any, Self, overload
 from weakref import WeakKeyDictionary
@@ -198,30 +199,39 @@ class TorchBatched(OnDevice):
         self.drop_copies()
         return found
 
+    @contextmanager
+    def _recording(self) -> Iterator[None]:
+        """Record tensors with gradients as inputs; free the copies of the instances' tensors when the context ends."""
+        try:
+            with TensorInputs(self.recorder.calls).recording_tensors():
+                yield
+        finally:
+            self.drop_copies()
+
     # Inspection methods take the same instances as a call, and compute no gradients.
 
     def explain(self, instances: Iterable[Any], *options: Any, **named: Any) -> Report:
         """Run a mini-batch and report what happened, see `autobatch.batched.Batched.explain`."""
-        with TensorInputs(self.recorder.calls).recording_tensors():
+        with self._recording():
             return super().explain(instances, *options, **named)
 
     def profile(self, instances: Iterable[Any] | None = None, *options: Any, **named: Any) -> Profile:
         """Report where the time goes, see `autobatch.batched.Batched.profile`."""
-        with TensorInputs(self.recorder.calls).recording_tensors():
+        with self._recording():
             return super().profile(instances, *options, **named)
 
     def prepare(self, instances: Iterable[Any], *options: Any, **named: Any) -> Step:
         """Plan a mini-batch without running it, see `autobatch.batched.Batched.prepare`."""
-        with TensorInputs(self.recorder.calls).recording_tensors(), self.on_device():
+        with self._recording(), self.on_device():
             return super().prepare(instances, *options, **named)
 
     def merged(self, instances: Iterable[Any]) -> Graph:
         """Return the graph of a mini-batch as policies see it, see `autobatch.batched.Batched.merged`."""
-        with TensorInputs(self.recorder.calls).recording_tensors():
+        with self._recording():
             return super().merged(self._met(instances))
 
     def _scheduled(self, instances: Iterable[Any]) -> list[Graph]:
-        with TensorInputs(self.recorder.calls).recording_tensors():
+        with self._recording():
             return super()._scheduled(instances)
 
     def _call(self, instances: Iterable[Any], *options: Any, **named: Any) -> Call:

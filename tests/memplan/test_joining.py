@@ -260,3 +260,20 @@ def test_models_move_no_more_and_launch_less(case: Case) -> None:
     before, after = MODELS[case.name]
     assert (fewer < launches) == (after < before)
     assert less <= moved
+
+
+def test_a_matrix_that_must_stay_contiguous_is_in_no_row() -> None:
+    """The others are joined."""
+
+    def body(weights: Weights, x: Any, h: Any, c: Any) -> Any:
+        return weights["W"] @ x + weights["U"] @ h + weights["V"] @ c
+
+    program = trace(body, x=VECTOR, h=VECTOR, c=VECTOR)
+    assert n_products(join_products(program)) == 1
+    program.parameters[2].stays_contiguous = True
+    joined = join_products(program)
+    assert n_products(joined) == 2
+    assert program.parameters[2] in joined.parameters
+    for parameter in program.parameters:
+        parameter.stays_contiguous = True
+    assert join_products(program) is program
