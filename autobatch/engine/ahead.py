@@ -65,7 +65,7 @@ class PlanAhead(NamedTuple):
 
     Attributes:
         graphs: the mini-batch.
-        options, cells: the options and the planned types of the call that began it.
+        options, cells, slot: the options, the planned types and the slot of the loss of the call that began it.
         job: plans.
         planner: the thread that was asked to plan.
     """
@@ -73,19 +73,21 @@ class PlanAhead(NamedTuple):
     graphs: list[Graph]
     options: Options
     cells: PlannedTypes
+    slot: int
     job: PlanJob
     planner: _Planner
 
     @classmethod
-    def begin(cls, graphs: list[Graph], options: Options, cells: PlannedTypes, job: PlanJob) -> Self:
+    def begin(cls, graphs: list[Graph], options: Options, cells: PlannedTypes, slot: int, job: PlanJob) -> Self:
         """Begin to plan in the thread."""
         _planner.begin(job)
-        return cls(graphs, options, cells, job, _planner)
+        return cls(graphs, options, cells, slot, job, _planner)
 
-    def is_for(self, graphs: list[Graph], options: Options, cells: PlannedTypes) -> bool:
-        """Return whether this is the plan of these graphs with these options and types, begun in this process."""
+    def is_for(self, graphs: list[Graph], options: Options, cells: PlannedTypes, slot: int) -> bool:
+        """Return whether this is the plan of these graphs with these settings, begun in this process."""
         return (
             self.planner is _planner
+            and self.slot == slot
             and (self.cells is cells or self.cells.traces == cells.traces)
             and (self.options is options or (self.options.policy is options.policy and self.options == options))
             and self.graphs == graphs  # the same objects, because graphs are compared by identity

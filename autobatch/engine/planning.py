@@ -85,7 +85,9 @@ class Planning:
         slot = _loss_slot(graphs, options)
         if slot >= 0 and cells.singular:
             graphs, cells = self._stop(graphs, slot, options, cells, clock)
-        made = self._take(minibatch.instances, options, cells) if type(minibatch.instances) is QueuedBatch else None
+        made = None
+        if type(minibatch.instances) is QueuedBatch:
+            made = self._take(minibatch.instances, options, cells, slot)
         if made is None:
             made = self._place(graphs, options, cells, clock, slot)
         planned = self._fit(made, options, cells, clock, slot)
@@ -187,7 +189,7 @@ class Planning:
     def _key(self, minibatch: MiniBatch, options: Options, cells: PlannedTypes) -> Hashable | None:
         """Return the cache key of a mini-batch, all facts that its plan depends on; None if it is not cached."""
         graphs, types, policy = minibatch.instances, self._recorder.types, options.policy
-        if not (self.cache.size or type(graphs) is QueuedBatch) or not graphs or minibatch.graph is not None:
+        if not self.cache.size or not graphs or minibatch.graph is not None:
             return None
         if {*map(TYPES, graphs)} != {types}:
             return None
@@ -210,9 +212,9 @@ class Planning:
         """
         if not batch.following or usable_cores() <= options.threads or len(step.parts) != 1:
             return
-        cells = self.cells(options.purpose)
+        cells, slot = self.cells(options.purpose), step.loss_slot
         core = self._core_options(options, cells)
-        if core is None or self._recorder.types.outdated:
+        if core is None or self._recorder.types.outdated or (slot >= 0 and cells.singular):
             return
         (part,) = step.parts
         left = math.inf if options.max_bytes is None else options.max_bytes - part.n_bytes
@@ -223,9 +225,11 @@ class Planning:
             left -= per_word * sum([graph.words.size for graph in following]) if per_word else 0
             if left < 0:
                 return
-            self._plan_ahead(following, options, cells, core)
+            self._plan_ahead(following, options, cells, core, slot)
 
-    def _plan_ahead(self, batch: QueuedBatch, options: Options, cells: PlannedTypes, core: CoreOptions) -> None:
+    def _plan_ahead(
+        self, batch: QueuedBatch, options: Options, cells: PlannedTypes, core: CoreOptions, slot: int
+    ) -> None:
         """Begin to plan a mini-batch, unless that was done, its plan is cached, or it cannot be planned ahead."""
         from autobatch.engine.ahead import PlanAhead
 
@@ -233,20 +237,24 @@ class Planning:
             graphs = self._recorder.arrived(batch)
             place = self, options.purpose
             known: PlanAhead | None = batch.plans.get(place)
-            if known is not None and known.is_for(graphs, options, cells):
+            if known is not None and known.is_for(graphs, options, cells, slot):
                 return
-            key, slot = self._key(MiniBatch(graphs, None), options, cells), _loss_slot(graphs, options)
-            if key is None or key in self.cache or (slot >= 0 and cells.singular):
+            types = self._recorder.types
+            if {*map(TYPES, graphs)} != {types}:
                 return
-            job = _placement().PlanJob([*graphs], self._recorder.types, core, slot)
+            if self.cache.size and self._key(MiniBatch(graphs, None), options, cells) in self.cache:
+                return
+            job = _placement().PlanJob([*graphs], types, core, slot)
         except Exception:  # of its instances, or of cells that are traced again: the run raises it
             return
-        batch.plans[place] = PlanAhead.begin([*graphs], options, cells, job)
+        batch.plans[place] = PlanAhead.begin([*graphs], options, cells, slot, job)
 
-    def _take(self, batch: QueuedBatch, options: Options, cells: PlannedTypes) -> PlannedGraph | None:
+    def _take(self, batch: QueuedBatch, options: Options, cells: PlannedTypes, slot: int) -> PlannedGraph | None:
         """Return the plan that was begun ahead, after waiting for it; None if there is none for these options."""
         known: PlanAhead | None = batch.plans.pop((self, options.purpose), None)
-        return known.job.result() if known is not None and known.is_for(batch, options, cells) else None
+        if known is None or not known.is_for(batch, options, cells, slot):
+            return None
+        return known.job.result()
 
     def _fit(self, planned: PlannedGraph, options: Options, cells: PlannedTypes, clock: Clock, slot: int) -> Planned:
         """Prepare a plan to run; if the whole exceeds `max_bytes`, plan and prepare parts of it instead."""
