@@ -7,7 +7,7 @@ missing, and an entry that cannot be written is computed again by the next proce
 entries are used only if nobody but the current user or the administrator can have written them.
 
     AUTOBATCH_CACHE=path     keep entries in this folder
-    AUTOBATCH_CACHE=off      neither write nor read entries; so do 0 and the empty string
+    AUTOBATCH_CACHE=off      neither write nor read entries; 0 and the empty string do the same
 """
 
 from __future__ import annotations
@@ -68,7 +68,10 @@ def warn_of_others(folder: str) -> None:
 
 
 def make_own(folder: str | os.PathLike[str]) -> None:
-    """Create a folder and its parents if missing; the folder and its parent are readable but not writable by others."""
+    """Create a folder and its parents if missing.
+
+    The folder and its parent, if they are created, are readable but not writable by others.
+    """
     parent = os.path.dirname(os.path.abspath(folder))
     os.makedirs(os.path.dirname(parent), exist_ok=True)
     for path in (parent, folder):

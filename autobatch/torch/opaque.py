@@ -63,7 +63,7 @@ class Body:
     Attributes:
         model: the dtype of the model.
         analysis: the analysis of the function.
-        parameters: the parameters that it reads beside its arguments.
+        parameters: the parameters that it reads besides its arguments.
         shapes: the shapes of the arguments when stored as floats of the model.
         floats: the places of the arguments with gradients.
         constants: the places of arguments that no result depends on, or that torch has no gradient for.
@@ -125,7 +125,7 @@ class Body:
         return [p.tensor for p in self.parameters if p.trainable]
 
     def of_rows(self, tensors: Sequence[Tensor], n_rows: int) -> Sequence[Tensor]:
-        """Compute the outputs of all rows, as floats of the model; ints and bools stay."""
+        """Compute the outputs of all rows, as floats of the model; ints and bools keep their dtypes."""
         if self._way is Way.WHOLE:
             return self._of_row(*tensors)
         if self._way is Way.MAPPED:
@@ -150,7 +150,7 @@ class Body:
         return tuple(to_floats(y, self.model) for y in tensors_in(self._function(*given)))
 
     def forward(self, arrays: Sequence[Any], out: Any) -> None:
-        """Compute the outputs of all rows, as vectors followed by their tickets."""
+        """Compute the outputs of all rows: vectors, each followed by its ticket, a call on the tape and a row of it."""
         tape, arrays, out = OPEN.tape, arrays[: len(self.shapes)], to_tensor(out)
         if tape is None:
             with torch.no_grad():

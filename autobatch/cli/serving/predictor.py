@@ -1,4 +1,4 @@
-"""A trained model for predictions, with the reading of instances and the writing of results."""
+"""A trained model for predictions, with methods that read instances and write results."""
 
 from __future__ import annotations
 

@@ -169,7 +169,8 @@ def to_weights(ctx: click.Context, param: click.Parameter, value: str | None) ->
 
 
 def weigh_instances(workload: Workload, weights: Weights) -> NDArray[np.float64]:
-    """Return a weight for each training instance, float64 (N,); 1 for those without a label or with another one.
+    """Return a weight for each training instance, float64 (N,); 1 for those without a label, or whose label is not in
+    `weights`.
 
     The balanced weight of a class with n of N labels is N / (C n), for C classes with labels.
 

@@ -317,7 +317,8 @@ def read_exported(path: Path, model: Any, named: Collection[str] = ()) -> Stored
         named: models named on the command line; the file may import only these and the models of autobatch.
 
     Raises:
-        CheckpointError: the file was written by `ab.export`, without a model's name.
+        CheckpointError: the file was written by `ab.export`, without a model's name; or its model is neither part of
+            autobatch nor in `named`.
     """
     policy, parameters = model.options["policy"], model.state_dict()
     try:
