@@ -282,7 +282,7 @@ class Tracing:
         """Return a tensor without numbers; return scalars that are constants, and other objects, unchanged."""
         if not isinstance(x, torch.Tensor):
             return x
-        return _without_numbers(x) if isinstance(x, Traced) or x.dim() else x.cpu()
+        return _without_numbers(x) if isinstance(x, Traced) or x.dim() else x if x.is_meta else x.cpu()
 
 
 class _Functions(TorchFunctionMode):
