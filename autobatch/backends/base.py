@@ -37,7 +37,7 @@ class Counts(NamedTuple):
         launches: the number of kernel calls, including scatters, gathers and copies.
         copied_bytes: bytes moved by launches that compute nothing.
         allocations: the number of times that the buffer or scratch memory was allocated.
-        buffer_bytes: bytes of both, which are kept from run to run.
+        buffer_bytes: bytes of the buffer and the scratch memory, which are kept from run to run.
     """
 
     launches: int
@@ -50,8 +50,8 @@ class RowMoves(NamedTuple):
     """Rows to copy from the results of a finished run to tables.
 
     Attributes:
-        pairs: pairs of device arrays with rows of one shape, a column of results and a table; and the first and the end
-            of their rows in `found` and `rows`.
+        pairs: pairs of device arrays with rows of one shape, a column of results and a table; and the start and end of
+            their range in `found` and `rows`.
         found, rows: the rows of columns, and the rows of tables to which they are copied.
     """
 
@@ -80,7 +80,10 @@ class Timer(Protocol):
 
 
 class RowReader(Protocol):
-    """A reader of the rows that backward leaves, whose sums are the gradients of parameters; may change them."""
+    """A callback that reads, and may change, the rows that backward leaves.
+
+    Sums of these rows are the gradients of parameters.
+    """
 
     def __call__(self, interpreter: Interpreter, activity: Activity) -> bool:
         """Read or change the rows.
@@ -123,7 +126,7 @@ class Run(Protocol):
         """
 
     def carry(self, moves: RowMoves) -> None:
-        """Copy these rows before anything is computed, at the latest by `forward`; call this before the context."""
+        """Copy these rows before anything is computed, no later than in `forward`; call this before the context."""
 
     def on_device(self, slot: int) -> Any:
         """Return the values of a slot as an array of the device, valid until the run is differentiated or closed."""

@@ -26,7 +26,7 @@ from autobatch.plan.plan import Batch, Plan, PlannedCell, PlannedTypes
 
 Array: TypeAlias = Any  # an array of the device, or of NumPy
 Env: TypeAlias = dict[int, Any]
-RUNS = 8  # free memory that was too large for this many consecutive runs
+RUNS = 8  # memory that was too large for this many consecutive runs is freed
 SPARE, SMALL = 4, 2**20  # memory is too large above SPARE times the bytes that a run needs, plus SMALL bytes
 
 
@@ -67,7 +67,7 @@ class RowRange:
         self.block = plan.first_block(self.type_id)
 
     def of(self, domain: int) -> tuple[int, int]:
-        """Return the first and the end row in the block of a domain."""
+        """Return the start and end (exclusive) of these rows in the block of a domain."""
         if domain == NODE:
             return self.start, self.end
         ptr = self.plan.segments_of(self.type_id, domain)
@@ -180,7 +180,7 @@ class Values:
         return self.buffer[first : first + rows * self.cells.slot_widths[slot]].reshape(rows, *shape)
 
     def outputs(self) -> list[Any]:
-        """Copy the values of each slot within the memory of the buffer."""
+        """Copy the values of each slot to new arrays on the device of the buffer."""
         plan, cells, buffer = self.plan, self.cells, self.buffer
         sizes = zip(plan.slot_base.tolist(), plan.slot_rows.tolist(), cells.slot_widths, cells.slot_shapes, strict=True)
         return [

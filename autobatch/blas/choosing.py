@@ -32,7 +32,7 @@ from autobatch.system.processor import cpu_name, has_amx, has_avx512, has_bf16
 FORMAT = "autobatch matmul 7"
 MAX_SIZE = 1024
 BY_SIZE = "by size"  # the name of a chooser without a fixed provider
-# Our own product is used at this share of the highest speed, or if a library saves fewer ns.
+# Our own product is used if it reaches this share of the highest speed, or if a library would save fewer ns than this.
 LEAST_SHARE, LEAST_NS = 0.9, 100.0
 TIMING_S, TIMINGS = 1e-3, 5
 FRESH_BYTES = 1 << 22  # total bytes of the operands used in turn: more than the private cache of a core
@@ -138,7 +138,8 @@ def fastest(speeds: Mapping[str, float]) -> tuple[str, float]:
 def prefer_own(speeds: Mapping[str, float], n_operations: int) -> str:
     """Return the name of our own product unless another saves a tenth of its time, and more than `LEAST_NS`.
 
-    A run that calls a library limits its threads before and after, which takes five microseconds.
+    A run that calls a library must limit the threads of the library before and restore them after, which takes five
+    microseconds.
 
     Args:
         speeds: the measured GFLOP/s by name.
@@ -167,7 +168,7 @@ def measure(
     Returns:
         GFLOP/s by name, for the providers that multiply this dtype.
 
-    Cost: about 10 ms per provider, or eight products.
+    Cost: about 10 ms per provider, or the time of eight products if that is longer.
     """
     rng = np.random.default_rng(0)
     n_copies = max(1, FRESH_BYTES // (np.dtype(dtype).itemsize * k * (m + n if a_flipped else m)))
@@ -203,7 +204,7 @@ def measure_bf16(m: int, n: int, k: int, a_flipped: bool = False) -> float:
     Args:
         m, n, k, a_flipped: see `measure`; if `a` is not flipped, the other operand is packed beforehand, untimed.
 
-    Cost: about 10 ms, or eight products.
+    Cost: about 10 ms, or the time of eight products if that is longer.
     """
     rng = np.random.default_rng(0)
     a, b = rng.random((k, m) if a_flipped else (m, k), np.float32), rng.random((k, n), np.float32)

@@ -1,4 +1,4 @@
-"""autobatch's own product of matrices, for a matrix that is packed once and multiplied by many rows.
+"""autobatch's own matrix product, for a matrix that is packed once and multiplied by many rows.
 
 In every call, libraries pack a matrix into the order in which they read it. For a few rows that takes longer than the
 multiplication. Callers of this product pack a matrix that all rows of a type share once per run. Other matrices are

@@ -7,7 +7,7 @@ A product is described without copies: flags, sizes, addresses, leading dimensio
 
 An operand is a view whose last axis is contiguous and whose rows have a fixed stride, or the transpose of such a view.
 BLAS routines are column-major, so a row-major product out = a @ b is passed as out' = b' @ a'. If `out` is a transpose,
-the transposed product is described. So each of the three may be of either kind.
+the transposed product is described. So each of `a`, `b` and `out` may be such a view or a transpose of one.
 """
 
 from __future__ import annotations
@@ -136,6 +136,7 @@ def _step_of(array: Matrix, flipped_first: bool = False) -> tuple[bool, int] | N
         (n_rows, n_columns), (row, column), size = rows.shape, rows.strides, array.itemsize
         rows_fit = n_rows <= 1 or (row >= n_columns * size and row % size == 0)
         if n_rows * n_columns == 0 or (rows_fit and (n_columns == 1 or column == size)):
+            # The stride of a single row, or of an empty matrix, is arbitrary: BLAS requires at least the width.
             return flipped, row // size if n_rows > 1 and n_columns else max(1, n_columns)
     return None
 

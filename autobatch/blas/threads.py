@@ -1,4 +1,4 @@
-"""Limits on the threads of matrix products inside `with` blocks, at most the usable cores.
+"""Limits on the threads of matrix products inside `with` blocks; never more than the usable cores.
 
 A BLAS library has one number of threads for the whole process. So if several blocks are open, nested or in several
 Python threads, the smallest of their numbers is in force, and no thread inside a block gets more than its share of the
@@ -45,8 +45,8 @@ def limit_threads(n_threads: int = 1) -> Limit:
     Args:
         n_threads: at least 1. The number of cores, enclosing blocks and the libraries' own settings are upper bounds.
 
-    Yields:
-        The number in force; it falls when other Python threads open blocks.
+    Returns:
+        A context manager that yields the number in force, which falls when other Python threads open blocks.
 
     Raises:
         BackendError: `n_threads` is less than 1.

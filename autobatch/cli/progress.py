@@ -1,7 +1,8 @@
 """Progress of long work: a bar on a terminal, plain lines at intervals elsewhere.
 
 Compilation is shown too. On a terminal it is shown next to the bar, or in a temporary line without a bar; elsewhere, a
-plain line appears if it takes longer than a few seconds.
+plain line appears for each compilation that begins after compilations have taken a few seconds in total, at most one
+every 10 seconds of compiling.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def locations_of(vars: Sequence[Var], layout: Layout, forward: bool) -> dict[int
 
 
 MAYBE_IN_MEMORY = {"matmul", "affine", "lookup", "argmax", "cross_entropy", "pick"}
-"""Ops with a rule that may still become products or be interpreted, which only the rule decides."""
+"""Ops with a rule that may still turn them into products, or leave them to be interpreted; only the rule decides."""
 
 
 class _Stage(Lowering):

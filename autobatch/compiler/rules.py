@@ -1,4 +1,7 @@
-"""Define lowering rules, which express ops as loops and products. A rule returns None, or the reason why it cannot."""
+"""Define lowering rules, which express ops as loops and products.
+
+A rule returns None, or the reason why it does not apply.
+"""
 
 from __future__ import annotations
 
@@ -356,7 +359,7 @@ def _is_int(low: Lowering, index: int) -> bool:
 
 
 def _element(view: View, number: int) -> int:
-    """Return the number within its value of element `number` of a view."""
+    """Return the position of element `number` of a view within the value that is viewed."""
     offset = view.offset
     for size, stride in zip(view.shape[::-1], view.strides[::-1], strict=True):
         number, at = divmod(number, size)

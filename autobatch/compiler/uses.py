@@ -26,7 +26,7 @@ class Uses:
     """The uses of the values of a stage, as positions in a sequence of statements.
 
     Attributes:
-        made: the values that are targets of statements, in order, and these statements.
+        made: for each value that statements target, the positions of these statements.
     """
 
     def __init__(self, lowered: Lowered, statements: Sequence[Statement]) -> None:

@@ -1,4 +1,4 @@
-"""Save a mini-batch to one file without its source code, and load it, for bug reports.
+"""Save a mini-batch to one file, without the model's source code, and load it again; for bug reports.
 
 A case is a zip of two files. `case.json` holds the programs of all cells, descriptions of their arguments, the shapes
 of parameters and results, the settings of planning and running, and versions. `numbers.safetensors` holds the graph of
@@ -333,7 +333,9 @@ def _check(case: Case) -> None:
         raise DataError("the size of its graph does not match its header")
     graph = Graph(words, case.floats, table, (None,) * int(words[0]), case.keys)
     if case.keys.shape != (graph.n_instances,) or not graph.n_instances:
-        raise DataError(f"keys must have one element per instance, got shape {case.keys.shape} for {graph.n_instances}")
+        raise DataError(
+            f"keys must have one element per instance, got shape {case.keys.shape} for {graph.n_instances} instances"
+        )
     check_graph(graph)
     check_ranges(graph)
     split_graph(graph)
@@ -349,7 +351,10 @@ def _check_results(case: Case, graph: Graph) -> None:
 
 
 def _structures(words: IntArray, slots: Sequence[Slot], setting: Setting) -> tuple[Any, ...]:
-    """Make the result structure of each instance: a list, after the loss in training."""
+    """Make the result structure of each instance.
+
+    This is a list; in training, it is the loss alone or, with `has_aux`, the loss and a list of the rest.
+    """
     parts = sections(words)
     bounds = parts.output_ptr.tolist()
     return tuple(

@@ -1,9 +1,9 @@
-"""Cells as JSON: keys of arguments as text for comparison, and programs that can be decoded; and policies.
+"""Encode cells and policies as JSON. Keys of arguments become text, for comparison only; programs can be decoded.
 
 Keys are only compared, so modules, enums and dataclasses are written as names. Programs refer to ops and parameters by
 name, and to arrays by names in the safetensors part of the file.
 
-A learned policy is the text of its file, others are names.
+A learned policy is stored as the text of its file, any other policy by its name.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Encoder:
         return self.value(x)
 
     def structure(self, x: Any) -> Any:
-        """Encode the structure of a cell's result, over output numbers."""
+        """Encode the structure of a cell's result, whose leaves are output numbers."""
         if isinstance(x, int):
             return x
         if isinstance(x, Static):
@@ -238,7 +238,7 @@ class Decoder:
         return Key(kind, self._class(kind, *detail), children)
 
     def _class(self, kind: str, name: str, *names: str) -> type:
-        """Return a class of results, one per name."""
+        """Return the dataclass or named tuple for results called `name`; the same class for the same name."""
         for one in (name, *names):
             if not isinstance(one, str) or not one.isidentifier() or one.startswith("__"):
                 raise CheckpointError(f"names of classes and fields must be identifiers, got {one!r}.")
@@ -266,7 +266,7 @@ class Decoder:
                     raise CheckpointError(f"op {name!r} of a cell is unknown; define it with ab.ops.define_op first.")
                 op: Op = OPS[name]
                 return Instruction(op, tuple(args), {option: self.value(value) for option, value in static.items()})
-        raise ValueError(f"a value is {kind!r}")
+        raise ValueError(f"unknown kind of value {kind!r}")
 
     def value(self, x: Any) -> Any:
         """Decode an option of an op, or a constant."""
@@ -292,11 +292,11 @@ class Decoder:
                 return self._arrays[content[0]][()]
             case "ellipsis":
                 return Ellipsis
-        raise ValueError(f"a constant is {kind!r}")
+        raise ValueError(f"unknown kind of constant {kind!r}")
 
 
 def describe_policy(policy: Policy, doing: str) -> dict[str, str]:
-    """Return the `text` of a learned policy, or the `name` of another; `doing` starts error messages."""
+    """Return the `text` of a learned policy, or the `name` of any other; `doing` starts error messages."""
     if isinstance(policy, Directed) and policy.rule in KINDS:
         return {"text": to_text(policy, doing)}
     return {"name": policy.name}

@@ -46,7 +46,7 @@ def check_name(name: Any, what: str, taken: Collection[str] = ()) -> None:
 
     Args:
         what: subject of the error message, such as "a cell".
-        taken: names that attributes of modules have already.
+        taken: names that attributes of modules already have.
     """
     if not isinstance(name, str):
         raise CheckpointError(f"the name of {what} must be a str, got {show(name)}.")
@@ -179,13 +179,14 @@ def load(path: str | os.PathLike[str]) -> Any:
     Returns:
         A module in evaluation mode, with the parameters, submodules and cells of the exported one under their names:
         `model.merge(left, right)`, `model.blocks[0].step(x)`. Cells that were plain functions are its attributes as
-        well, and recursions as values over exported cells: `model.visit(tree)`. `model.options` holds the policy and
-        the precision, for `ab.batched(function, module=model, **model.options)`, and `model.about` the `about` of
-        `export`.
+        well, as is each `fold`, `scan` or `fold_edges` of exported cells: `model.visit(tree)`. `model.options` holds
+        the policy and the precision, for `ab.batched(function, module=model, **model.options)`, and `model.about` the
+        `about` of `export`.
 
     Raises:
         CheckpointError: the file is missing, damaged, of another format or of a later version, or needs an op that is
             unknown here.
+        GraphError, PolicyError: the file holds an invalid program or policy.
     """
     arrays, metadata = read_arrays(path, "ab.export", FORMAT, VERSION)
     doing = f"cannot load {os.fspath(path)!r}"
@@ -258,7 +259,7 @@ def _cell(content: Mapping[str, Any], decoder: Decoder, names: Mapping[int, str]
 
 
 def _recursion(content: Mapping[str, Any], cells: Mapping[str, LoadedCell]) -> Recursion:
-    """Make a recursion as a value, whose functions are cells of the module."""
+    """Make a `fold`, `scan` or `fold_edges` whose functions are cells of the module."""
     given = {name: x for name, x in content.items() if name not in ("kind", "module", "name")}
     others = {"reverse", "rounds"} | ({"children"} if isinstance(given.get("children"), list) else set())
     if not all(isinstance(x, str) for name, x in given.items() if name not in others):
@@ -281,7 +282,7 @@ def _variant(name: str, content: Mapping[str, Any], decoder: Decoder) -> Variant
     if not all(map(is_int, (*content["walked"], *(n for one in lengths for n in one)))):
         raise CheckpointError(f"the lengths of lists of cell {name!r} must be ints, got {show(lengths)}.")
     if min(content["walked"], default=0) < 0:
-        raise CheckpointError(f"the groups of lists of cell {name!r} must be 0 or more, got {show(content['walked'])}.")
+        raise CheckpointError(f"the list groups of cell {name!r} must not be negative, got {show(content['walked'])}.")
     return Variant(program, structure, Lengths(tuple(content["walked"]), set(lengths)), frozenset(content["kinds"]))
 
 

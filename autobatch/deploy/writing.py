@@ -133,7 +133,7 @@ def _called_cells(calls: Calls, names: dict[int, str]) -> dict[tuple[str, str], 
 
 
 def _recursions(module: Module, cells: Collection[tuple[str, str]]) -> list[dict[str, Any]]:
-    """Describe the recursions of all modules that a file can hold."""
+    """Describe those recursions, of all modules, that a file can hold."""
     names, found = [name for name, _ in module._named_parts()], []
     for path, part in module._named_parts():
         for name in dir(type(part)) if isinstance(part, Module) else ():
@@ -158,7 +158,8 @@ def _is_data(recursion: Recursion, path: str, cells: Collection[tuple[str, str]]
 def _exported_recursion(
     function: Any, module: Module, names: dict[int, str], cells: Collection[tuple[str, str]]
 ) -> list[str] | None:
-    """Return the path of the module and the name of the exported function if it is a recursion as a value.
+    """Return the path of the module and the name of the exported function if it is a bound `fold`, `scan` or
+    `fold_edges`.
 
     Raises:
         GraphError: the file cannot hold it.

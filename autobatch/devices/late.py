@@ -20,7 +20,7 @@ class Late(NDArrayOperatorsMixin):
     Arithmetic and comparisons read it and return plain numbers. Copies and pickles are the scalar itself.
 
     Args:
-        read: waits for the scalar and returns it. Called at the first use; after an error, at the next use again.
+        read: waits for the scalar and returns it. Called at the first use and, after an error, again at the next.
 
     >>> import numpy as np
     >>> loss = Late(lambda: np.float32(0.5))

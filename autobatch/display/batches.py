@@ -1,4 +1,4 @@
-"""Draw a schedule: a lane per type, with a column per batch whose height is its number of nodes.
+"""Draw a schedule: a lane per type, with a column per batch whose height grows with its number of nodes.
 
 In a small schedule each node is a box with its number. In a long one, a column stands for several batches and has the
 height of the largest.
@@ -21,7 +21,7 @@ WIDTH, MOST_COLUMNS = 720, 360  # total width of the columns of a large schedule
 WIDEST, LOWEST = 24, 1.5  # largest width and smallest height of a column, in pixels
 LANE, GAP = 30, 6  # height of a lane of a large schedule, and distance between lanes, in pixels
 STEPS = (1, 2, 5)  # between numbered batches, times powers of ten
-NUMBERS_APART = 40  # smallest distance of numbers, in pixels
+NUMBERS_APART = 40  # smallest distance between numbers, in pixels
 MIDDLE, FAINT = 'text-anchor="middle"', 'opacity="0.7"'
 
 
@@ -52,7 +52,7 @@ class _Columns(NamedTuple):
         return -(-self.n_batches // self.per_column)
 
     def x(self, column: float) -> float:
-        """Return the pixels from the left to a column."""
+        """Return the x coordinate of a column, in pixels."""
         return self.left + column * self.width
 
 
@@ -82,7 +82,7 @@ def draw_batches(batch_type: Ints, batch_ptr: Ints, order: Ints, names: Sequence
 
 
 def _make_lanes(batch_type: Ints, sizes: Ints, names: Sequence[str] | None, is_small: bool) -> dict[int, _Lane]:
-    """Place the lanes of the types that occur one below the other."""
+    """Place the lanes, one below the other, of the types that occur."""
     lanes, base = {}, 0.0
     for type_id in np.unique(batch_type).tolist():
         most = int(sizes[batch_type == type_id].max())

@@ -1,6 +1,6 @@
 """Write lines, tables and pictures as HTML for notebooks, without scripts or style sheets.
 
-Text is escaped, and inherits the colour of the page, so that it is readable on light and dark backgrounds.
+Text is escaped, and inherits the color of the page, so that it is readable on light and dark backgrounds.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class Drawing:
 
     @property
     def _x(self) -> float:
-        """Return the pixels from the left to the dots."""
+        """Return the x coordinate of the dots, in pixels."""
         return BULGE * _reach(max((abs(a - b) for a, b in self.moves), default=0)) + 10
 
     def _rows(self) -> list[tuple[str, str, str]]:
@@ -71,7 +71,7 @@ class Drawing:
         return [(_cut(self.heading), *HEADINGS), *cells]
 
     def _columns(self) -> list[float]:
-        """Return the pixels to the start of the descriptions and types, and to the ends of the numbers of visits."""
+        """Return the x coordinates where descriptions and types start, and where numbers of visits end, in pixels."""
         first, second, third = (LETTER * max(map(len, column)) for column in zip(*self._rows(), strict=True))
         x = self._x + GAP
         return [x, x + first + GAP, x + first + second + third + 2 * GAP]
@@ -175,7 +175,7 @@ def _reach(rows: int) -> float:
 
 
 def _y(place: int) -> float:
-    """Return the pixels from the top to the middle of a state's row; the heading is in row -1."""
+    """Return the y coordinate of the middle of a state's row, in pixels; the heading is in row -1."""
     return ROW * (place + 1.5) + 2
 
 

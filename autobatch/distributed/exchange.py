@@ -31,7 +31,8 @@ LARGE_BYTES = 4 << 20  # arrays of this size or more are sent on their own, with
 ERROR, COUNT, VALUE, LATE = range(4)  # kinds of messages
 HEAD, ROUNDED = 3, 64  # ints of a message before the numbers of rows, and the multiple that these are padded to
 MOST_SHOWN = 60  # characters of two differing facts in a message; digests are longer and not shown
-IS_ARRAY, IS_ANY = -1, -2  # in place of the number of rows: dense, and not known to a process without instances
+# Sent instead of a number of rows: the gradient is dense; this process has no instances and cannot know.
+IS_ARRAY, IS_ANY = -1, -2
 
 
 class Kept:
@@ -118,7 +119,7 @@ class Exchange:
         Args:
             gradients: returns the gradients; takes the names of those that are `Rows` in all other processes that have
                 instances.
-            is_empty: whether this process has no instance.
+            is_empty: whether this process has no instances.
 
         Returns:
             A function that returns the total value, and the gradients.
@@ -203,7 +204,7 @@ class Exchange:
             total, finite = store.put(np.array([own])), store.put(np.ones(1, own.dtype))
         both = store.xp.concatenate([total, finite])
         self._wire.add_up(both, store)
-        assert isinstance(grads, Gradients), "losses are late where no gradients were given"
+        assert isinstance(grads, Gradients), "late losses need gradients that autobatch allocated, not out="
         grads.finite = both[1:] == self._wire.size
         read = store.copy_out(both)
 

@@ -1,6 +1,6 @@
 """Groups of processes for data-parallel training.
 
-The processes are started by `torchrun`, Ray Train or `autobatch train --data-parallel`, each with its own script:
+`torchrun`, Ray Train or `autobatch train --data-parallel` starts the processes, which all run the same code:
 
     with ab.distributed.group():
         for share in ab.distributed.shares(graphs, 256, rng):
@@ -157,8 +157,8 @@ class Joined:
         """Compute the loss and the gradients of a mini-batch; called by `loss.value_and_grad` in a group.
 
         Args:
-            instances: this process's share from `autobatch.distributed.shares`; or a list, possibly empty, where the
-                mini-batch is the concatenation of all processes' lists.
+            instances: this process's share from `autobatch.distributed.shares`; or a list, possibly empty; the
+                mini-batch is then the concatenation of all processes' lists.
             request: as for one process; weights are those of this process's instances.
 
         Returns:

@@ -62,7 +62,7 @@ def shares(
         bucket_by: as in `ab.minibatches`.
 
     Raises:
-        DataError: there is not one cost per instance; or as for `ab.minibatches`.
+        DataError: there is not one cost per instance, or a cost is negative or not finite; or as for `ab.minibatches`.
 
     >>> import autobatch as ab
     >>> [share.size for share in ab.distributed.shares(range(10), 4)]

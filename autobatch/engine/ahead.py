@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class _Planner:
-    """The thread that plans, one mini-batch after the other; it starts with the first."""
+    """The planning thread, which plans one mini-batch after another; the first job starts it."""
 
     def __init__(self) -> None:
         self._jobs: SimpleQueue[weakref.ref[PlanJob]] = SimpleQueue()
@@ -32,7 +32,7 @@ class _Planner:
         self._lock = threading.Lock()
 
     def begin(self, job: PlanJob) -> None:
-        """Plan as soon as possible, unless the job is dropped before."""
+        """Plan as soon as possible, unless the job is dropped before then."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="autobatch planning", daemon=True)
@@ -66,7 +66,7 @@ class PlanAhead(NamedTuple):
     Attributes:
         graphs: the mini-batch.
         options, cells, slot: the options, the planned types and the slot of the loss of the call that began it.
-        job: plans.
+        job: the job that makes the plan.
         planner: the thread that was asked to plan.
     """
 

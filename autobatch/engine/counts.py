@@ -85,7 +85,7 @@ class LastCall:
         figures: the figures of each part, in order; there are several parts if the whole would exceed `max_bytes`.
         counts: the work of each part.
         ms: milliseconds per stage.
-        plan_hit: whether the plan came from the cache; None without a lookup. Recorded graphs are looked up.
+        plan_hit: whether the plan came from the cache; None if it was not looked up; only recorded graphs are.
         plan_hit_rate: the share of all lookups so far that found a plan.
         per_round: the counts of each round of async programs.
         n_sources: the number of nodes that only read values of earlier rounds; `nodes` does not count them.

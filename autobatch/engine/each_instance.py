@@ -239,7 +239,7 @@ def _check_norms(norms: NDArray[np.float64], first: int) -> None:
 
 
 def refuse_shared(graph: Graph) -> None:
-    """Raise a GraphError if an instance uses a node of another, because the node's gradient is then of both."""
+    """Raise a GraphError if an instance uses a node of another, because the node's gradient then belongs to both."""
     node = crossing_node(graph.words)
     if node >= 0:
         raise GraphError(

@@ -98,7 +98,8 @@ def merge_graphs(graphs: Sequence[Graph], types: Types | None = None) -> Graph:
 
 
 def merged_graph(graphs: list[Graph], merged: tuple[Any, ...] | None, types: Types | None) -> Graph:
-    """Make a graph of the arrays that the core has merged, None for a single graph; see `merge_graphs`."""
+    """Make a graph from the arrays that the core has merged (None for a single graph); see `merge_graphs`."""
+    # A single graph has no new arrays, one table of types, and its own `in_range`.
     words, floats, structures, keys, are_alike, in_range = merged or (None,) * 4 + (True, graphs[0].in_range)
     if types is None or not are_alike or any(graph.types is not types for graph in graphs[:1]):
         types = _common_types(graphs, types)

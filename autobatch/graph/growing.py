@@ -47,7 +47,7 @@ MADE_BY, WORD, IN_USE, READERS, RUN, SLOT, ROW, KEPT, MARK, NUMBER, N_OF_VALUES 
 - IN_USE: 1 while the program may use it; READERS: the number of edges of pending nodes, and of results, that read it.
 - RUN, SLOT, ROW: the run that computed it, and the row of a slot of its results; NOWHERE if it is not kept.
 - KEPT: its row in the table of kept values of its shape, or NOWHERE.
-- MARK: the last round that wanted it, or minus the last one that it was a source of.
+- MARK: the last round that wanted it, or minus the last round for which it was a source.
 - NUMBER: the number of its node in the graph of a round, or -1 minus the number of its source.
 """
 
@@ -56,8 +56,8 @@ class Nodes(NamedTuple):
     """The nodes of a growing graph; arrays have spare room at their ends.
 
     Attributes:
-        table: [7, N+1] with the rows TYPE_ID, STATE, and OWNER, the instance, or NOWHERE for dropped nodes; and
-            EDGE_PTR, ATTR_PTR, FLOAT_PTR and OUTPUT_PTR, where the edges, attributes and outputs of a node begin.
+        table: [7, N+1] with the rows TYPE_ID, STATE, OWNER (the instance, or NOWHERE for dropped nodes), and EDGE_PTR,
+            ATTR_PTR, FLOAT_PTR and OUTPUT_PTR, where the edges, attributes and outputs of a node begin.
         first_value: [outputs+1] the number of an output's value, or of that of its first row.
         edges: [3, E] SOURCE, OUTPUT_WORD and PORT, as in graphs, of nodes of any phase.
         attr, floats: the attributes, in node order.
@@ -168,7 +168,8 @@ class GrowingGraph:
         return self.nodes.table[OWNER, : self.n_nodes]
 
     def append(self, phase: Graph, rows: IntArray) -> IntArray:
-        """Add the nodes of a phase, whose edges may come from nodes of earlier phases; return its returned values.
+        """Add the nodes of a phase, whose edges may come from nodes of earlier phases; return the values that it
+        returns.
 
         Args:
             phase: numbers its own nodes from 0, and those of earlier phases backwards from -1.
@@ -206,7 +207,7 @@ class GrowingGraph:
         self.values = _with_room(self.values, self.n_values + values)
 
     def use(self, kept: IntArray, gone: IntArray = NONE) -> None:
-        """Note that the program may use the outputs of the nodes `kept`, and no longer those of the nodes `gone`."""
+        """Record that the program may use the outputs of the nodes `kept`, and no longer those of the nodes `gone`."""
         set_in_use(self.nodes, self.values, kept, gone)
 
     def choose(self, request: Request, types: Any) -> Chosen:
@@ -256,7 +257,8 @@ class GrowingGraph:
     def drop(self, places: Collection[int]) -> None:
         """Drop the pending nodes of the instances at some places, whose programs no longer use any value.
 
-        All nodes of these instances lose their owner, so that decoding refuses their values in later programs there.
+        All nodes of these instances lose their owner, so that decoding refuses their values in later programs of these
+        instances.
         """
         dropped = self.nodes_of(places)
         self.owner[dropped] = NOWHERE

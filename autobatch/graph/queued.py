@@ -11,8 +11,8 @@ class QueuedBatch(list[Any]):
 
     Attributes:
         following: the next mini-batches, in order; changes when the iterator goes on.
-        plans: the plans that were begun ahead of the run, by planning and purpose, see `autobatch.engine.ahead`; and,
-            by recorder, graphs from other processes and their conversions to this one.
+        plans: the plans begun ahead of the run (see `autobatch.engine.ahead`), by the planning object and the purpose;
+            and, by recorder, graphs from other processes with their conversions to this process.
     """
 
     __slots__ = ("following", "plans")

@@ -1,6 +1,6 @@
 """Drawings of schedules: SVG in notebooks, and files drawn with Matplotlib.
 
-A drawing has a lane per type, with a bar per batch whose height is its number of rows.
+A drawing has a lane per type, with a bar per batch whose height grows with its number of rows.
 """
 
 from __future__ import annotations

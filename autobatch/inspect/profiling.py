@@ -2,8 +2,8 @@
 
 While a profile is active, the clock of each call records the spans of its stages, and the backend reports the end of
 each batch (`autobatch.backends.base.Timer`), at the cost of a clock reading and a list entry. Without a profile, each
-costs only an `if`. Traces have Chrome's format for Perfetto (ui.perfetto.dev): calls contain stages, and stages
-batches.
+of these points costs only an `if`. Traces have Chrome's format for Perfetto (ui.perfetto.dev): calls contain stages,
+and stages batches.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class Report:
         compacted: batches that would be left after deleting superfluous ones.
         lower_bound: lower bound on the batches of any schedule.
         bound_kind: method of the bound: "chain", or "pairs" for the tighter one.
-        launches, copied_bytes: counts by the backend.
+        launches, copied_bytes: as counted by the backend.
         planned_bytes: planned bytes of the values of the largest part.
         buffer_bytes: bytes that the backend allocated for values.
         parts: number of parts that the mini-batch ran in.
@@ -272,7 +272,7 @@ def make_report(
 
 
 def join_schedules(schedules: Sequence[Schedule]) -> Schedule:
-    """Concatenate schedules of graphs to a schedule of the merged graph."""
+    """Concatenate schedules of graphs into a schedule of the merged graph."""
     order, ptr, n_nodes = [], [np.zeros(1, np.int32)], 0
     for schedule in schedules:
         order.append(schedule.order + n_nodes)

@@ -161,7 +161,7 @@ class Key:
             array of any length, its row the only child), "tuple", "list", "dict" or "dataclass".
         detail: shape of a value or data; a static object; the class of a container, or its keys, which are static.
         children: the keys of the parts of a container.
-        below: exclusive upper bound of a value that is ints; 0 for other values.
+        below: exclusive upper bound of a value that holds ints; 0 for other values.
         dtype: the dtype that numbers stand for: of a value, see `autobatch.ir.program.dtype_of`; of ints, "bool" or "".
     """
 

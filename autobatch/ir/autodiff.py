@@ -96,6 +96,8 @@ def _divide(derivative: Derivative) -> Derivative:
     scattered = (value for _, scatters in derivative.tables for scatter in scatters for value in scatter)
     for gradient in (*(g for _, g in derivative.parameters), *scattered):
         stages.need_for_weights(gradient)
+    # What the weight stage saves of backward's own values, backward must compute. The loop adds to `saved`, hence the
+    # copy.
     new = (i for i in stages.saved.copy() if i >= stages.n_forward)
     for gradient in (*new, *(g for g in derivative.ports if g is not None)):
         stages.need_for_backward(gradient)

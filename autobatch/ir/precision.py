@@ -1,12 +1,12 @@
 """Products of rounded numbers: the operands that `precision="bf16"` rounds, and how.
 
 bf16 is the first half of a float32. Every product of rows with a matrix that all rows share has both operands rounded,
-to nearest and ties to even. These products are nearly all the arithmetic of a model: forward, the rows and the matrix
-are rounded; for the gradient of the rows, the gradient and the matrix; for the gradient of the matrix, which is also
-one product, both factors. Sums, states, gradients, parameters and all other ops keep the module's float32. So do
-products of parameters alone, and products of rows with matrices of their own, which do not suit a matrix unit.
+to nearest, ties to even. These products are nearly all the arithmetic of a model: forward, the rows and the matrix are
+rounded; for the gradient of the rows, the gradient and the matrix; for the gradient of the matrix, which is also one
+product, both factors. Sums, states, gradients, parameters and all other ops keep the module's float32. So do products
+of parameters alone, and products of rows with matrices of their own, which do not suit a matrix unit.
 
-Numbers below 2**-126 in magnitude may count as zero, as in processors that multiply bf16.
+Numbers below 2**-126 in magnitude may count as zero, as on processors that multiply bf16.
 
 With `precision="tf32"` the libraries of a GPU may use its matrix units, which read the first 19 bits of each float32.
 Other backends do not support it.

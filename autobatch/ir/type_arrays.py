@@ -13,7 +13,7 @@ from autobatch.arrays import IntArray
 class TypeArrays(NamedTuple):
     """Properties of T types, as int32 arrays."""
 
-    int_width: IntArray  # [T] int attributes per node, beside data of any length
+    int_width: IntArray  # [T] int attributes per node, not counting data of any length
     float_width: IntArray  # [T] float attributes per node
     data_ptr: IntArray  # [T+1] data of any length that type t takes: data_ptr[t]:data_ptr[t+1]
     data_group: IntArray  # [data] the variadic group, of the type, whose edges are the elements
@@ -27,7 +27,7 @@ class TypeArrays(NamedTuple):
     group_ptr: IntArray  # [T+1] variadic groups of type t: group_ptr[t]:group_ptr[t+1]
     part_ptr: IntArray  # [T+1] slices that derived groups of type t are joined from: part_ptr[t]:part_ptr[t+1]
     part_group: IntArray  # [parts] the derived group, which comes after those that it is derived from
-    part_times: IntArray  # [parts] a group that each row of the slice is paired with every row of; or -1
+    part_times: IntArray  # [parts] the group whose rows are all paired with each row of the slice; or -1
     part_of: IntArray  # [parts] the group that it is a slice of, or -1 for a number of rows
     part_cut: NDArray[np.int64]  # [parts, 4] that number of rows; start, stop and step of the slice
     sum_type: IntArray  # [T] the variadic sum that computes the same (for such a sum its own id), or -1

@@ -82,7 +82,7 @@ class LatticeReader(ab.Module):
 
 
 class LatticeLSTMNER(ab.Module):
-    """Tables of characters and words, two readers of the lattice, an output layer and a random field.
+    """Tables of characters and words, two readers of the lattice, an output layer and a CRF.
 
     Args:
         n_characters: character ids are 0 to n_characters - 1.

@@ -91,8 +91,9 @@ def plan_ahead(batches: Iterable[Sequence[T]], n: int = 2) -> Iterator[list[T]]:
     is, if the process may use no more cores than the function has threads; for policies and planners that are written
     in Python, such as learned ones; for `threads="auto"`; and for instances that are not recorded.
 
-    An error of an instance is raised by the call that runs its mini-batch. With `max_bytes`, plans wait only as long as
-    they and the memory of the run take less than that, by estimate.
+    An error of an instance is raised by the call that runs its mini-batch. With `max_bytes`, a mini-batch is planned
+    ahead only if the waiting plans and the memory of the run are estimated to take less than that together, and the run
+    is not split into parts.
 
     Args:
         batches: mini-batches, sequences of graphs from `record_all`; fetched `n` ahead.

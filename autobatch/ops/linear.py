@@ -60,7 +60,7 @@ def _matmul_row_sum(xp: Any, x: Array, y: Array, out: Array) -> None:
 
 
 def factors(x: Array, y: Array) -> tuple[Array, Array]:
-    """Return the factors of sums of products over rows: arrays (S, n, m) and (S, n, k); a sum is left.T @ right.
+    """Return the factors of S sums of products over rows: arrays (S, n, m) and (S, n, k); each sum is left.T @ right.
 
     Args:
         x, y: rows of vectors, (S, rows, m) and (S, rows, k), or of matrices, (S, rows, m, i) and (S, rows, i, k), whose
@@ -89,7 +89,7 @@ matmul = define_op(
 
 def _dot_shape(x: Shape, y: Shape) -> Shape:
     if len(x) != 1 or x != y:
-        raise ShapeError(f"operands of dot must be vectors of one length, got shapes {x} and {y}.")
+        raise ShapeError(f"operands of dot must be vectors of the same length, got shapes {x} and {y}.")
     return ()
 
 

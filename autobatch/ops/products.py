@@ -43,7 +43,7 @@ def matmul(x: Value, y: Value) -> Value:
 
 @composite
 def _stacked(x: Any, y: Any) -> Any:
-    """Multiply stacks of matrices; by one product of matrices if only one argument is a stack."""
+    """Multiply stacks of matrices; by a single matrix product if only one argument is a stack."""
     left, right = known_shape(x, "matmul of stacks"), known_shape(y, "matmul of stacks")
     if not left or not right or left[-1] != right[-2:][0]:
         raise ShapeError(f"the summed axes of matmul must have equal sizes, got shapes {left} and {right}.")
@@ -81,7 +81,7 @@ def einsum(subscripts: str, x: Value, y: Value | None = None) -> Value:
     """Sum products of one or two values in Einstein notation: `einsum("ij,jk->ik", x, y)` is `x @ y`.
 
     Args:
-        subscripts: a letter per axis of each value, then `->` and the letters of the result. Letters missing in the
+        subscripts: a letter per axis of each value, then `->` and the letters of the result. Letters missing from the
             result are summed over. A letter must not occur twice in one value, or in the result.
         x, y: one or two values.
 
@@ -138,7 +138,7 @@ def _parse(subscripts: str, shapes: Sequence[Shape]) -> tuple[list[str], str, di
     for letter, size in zip(letters, (size for shape in shapes for size in shape), strict=True):
         if sizes.setdefault(letter, size) != size:
             raise ShapeError(
-                f"axes {letter!r} of einsum {subscripts!r} must have one size, got {sizes[letter]} and {size}."
+                f"axes {letter!r} of einsum {subscripts!r} must have the same size, got {sizes[letter]} and {size}."
             )
     return given, out, sizes
 

@@ -119,6 +119,8 @@ def reshape(x: Value, shape: int | Sequence[int]) -> Value:
         sizes = (shape,) if isinstance(shape, int) else to_plain(tuple(shape))
         is_known = all(isinstance(s, int) for s in (*shape_of(x), *sizes))  # sizes may be known only at run time
         if is_known and -1 in sizes:
+            # The product of the other sizes, because -1 flips the sign; 1 if one of them is 0. A second -1 makes it
+            # negative.
             known = -math.prod(sizes) or 1
             sizes = tuple(math.prod(shape_of(x)) // known if s == -1 else s for s in sizes)
         return _reshape_op(x, shape=sizes)
@@ -252,7 +254,7 @@ def concat(parts: Sequence[Value], axis: int = -1) -> Value:
 
 @composite
 def stack(parts: Sequence[Value], axis: int = 0) -> Value:
-    """Join values of one shape along a new axis.
+    """Join values of the same shape along a new axis.
 
     Inside a cell, a list argument of any length becomes a value with a row per element, of one type for all lengths.
 

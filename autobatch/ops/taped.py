@@ -255,7 +255,7 @@ class EagerTape:
 
 
 def value_on(tape: EagerTape | None, x: Any) -> Any:
-    """Return the value of an array, parameter or symbol on a tape or its outer tapes; without a tape (None), plain."""
+    """Return the value of an array, parameter or symbol on a tape or its outer tapes; its numbers if `tape` is None."""
     if isinstance(x, Concrete):
         with stage(tape):
             return x.read()

@@ -2,8 +2,8 @@
 
 The kernels in `kernels.cuh` process entries, one per parameter. A step is one launch for all parameters, bit-identical
 to `native/run/optimizer.cpp`. Its entries are kept between steps; only the constants and the rows of sparse gradients
-change. The kernel updates all rows where the host skips rows that never had a gradient, because the rule does not
-change these.
+change. Where the host skips rows that never had a gradient, the kernel updates all rows; the rule does not change those
+rows, so the result is the same.
 
 In clipping, one launch measures all gradients, and another scales them. Squares are summed in float64 in a fixed order.
 """

@@ -102,7 +102,7 @@ def _flat(lines: Lines) -> FloatArray:
 
 
 def _touched_rows(change: Change, n_rows: int, width: int) -> NDArray[np.bool_]:
-    """Return whether each row ever had a gradient, bool (n_rows,); rows of zero state count as rows without."""
+    """Return whether each row ever had a gradient, bool (n_rows,); rows with zero state count as never."""
     touched = np.zeros(n_rows, bool)
     for array in change.state:
         if array is not None:

@@ -160,7 +160,10 @@ class Stack(Parameter):
 
     @property
     def shape(self) -> Shape:
-        """Return the shape: all rows, then the other axes of the parts, or the columns of a row of several parts."""
+        """Return the shape.
+
+        It is the number of rows, then the other axes of the parts or, if parts lie side by side, the number of columns.
+        """
         return self._shape
 
     @property

@@ -79,8 +79,8 @@ class CellSizes(NamedTuple):
         saved: [blocks] elements per row of residuals.
         scratch: [stages, blocks] elements per row of the scratch memory of tiles.
         fields: [T] fields of a tile.
-        own, kept: [T] elements of scratch memory per tile, whatever its rows; and of persistent scratch per row of
-            nodes.
+        own, kept: [T] elements of scratch memory per tile, whatever its number of rows; and elements of persistent
+            scratch memory per row of nodes.
         most_rows: [T] the largest number of rows of a tile.
         steps: [stages, T, 3] numbers of steps that run once before all batches, per batch, and once after them; for the
             weight stage the compiled steps, 0, and the steps that Python runs.
@@ -241,6 +241,7 @@ class Plan:
 
     def _block_line(self, base: int, name: str, block: int, rows: int) -> list[str]:
         width = int(self.tables.block_width[block])
+        # The first block of each type holds the rows of its nodes.
         each = "node" if block in self.tables.block_ptr else "edge"
         return [f"{base:8}  inputs of {name}: {rows} x {width}, a row per {each}"] if rows and width else []
 
@@ -368,7 +369,8 @@ class PlannedTypes:
     def arrays(self) -> TypeArrays:
         """Return the properties of these types alone.
 
-        Meanwhile other threads may add types to the table of the graph, or retrace some.
+        The table of the graph is not used for this, because other threads may add types to it, or retrace some, at any
+        time.
         """
         return make_arrays([cell.type for cell in self.cells])
 

@@ -39,7 +39,7 @@ class Stopping:
             n_slots: the number of slots of results.
             slot: the slot of the loss.
 
-        Cost: that of `Marks.mark`; nothing if no node has such outputs.
+        Cost: that of `Marks.mark`; only a pass over the types of the nodes if no node has such outputs.
         """
         present = np.flatnonzero(np.bincount(graph.type_id))
         singular_types = np.intersect1d(present, singular_types, assume_unique=True).tolist()

@@ -63,14 +63,15 @@ def learn(
             plans.
         progress: whether to show the progress, on standard error or in a notebook output.
         each: runs the lessons, one for each table; the results do not depend on their order or process.
-        options: `direction`, of planning: "forward", "backward" or "both" (default); `compact`: whether the policy
+        options: `direction`, in which to plan: "forward", "backward" or "both" (default); `compact`: whether the policy
             deletes superfluous batches (default True); `seed`: an int of at least 0 (default 0), equal seeds give equal
             policies; `on_progress`: a function that gets each `Progress`, in place of `progress`. Also the attributes
             of `Machine`, by default encoding="sort", critical=True and mask=True; and those of `QLearning`, by default
             reward="critical" and optimism=False.
 
     Raises:
-        PolicyError: an option does not exist or is out of range, or no graph is given.
+        PolicyError: an option does not exist or is out of range, no graph is given, a graph has no nodes, or the graphs
+            differ in their types.
 
     >>> from autobatch.graph.sketch import to_graph
     >>> dag = Dag.from_edges([0, 0, 1, 2, 1], [(0, 2), (1, 3), (3, 4)])

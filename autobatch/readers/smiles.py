@@ -30,8 +30,8 @@ def read_smiles(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
         the number, if the line has one.
 
     Raises:
-        DataError: RDKit is not installed; the file cannot be read, or holds no molecule; a line is not SMILES or not a
-            valid molecule, or is followed by anything but a number.
+        DataError: RDKit is not installed; the file cannot be read, or holds no molecule; a line does not begin with
+            SMILES of a valid molecule, or anything but a number follows the molecule.
     """
     chemistry, base = import_parser("rdkit.Chem", "SMILES"), import_parser("rdkit.rdBase", "SMILES")
     with base.BlockLogs():

@@ -205,7 +205,7 @@ def check_vocabularies(vocabularies: Mapping[str, Vocabulary]) -> None:
             raise refusal(f"the vocabulary of {name!r}", "a Vocabulary", vocabulary)
 
 
-LEAST_ALIKE = 0.75  # of misspelled names
+LEAST_ALIKE = 0.75  # similarity from which a name counts as a misspelling of another
 
 
 @checked()

@@ -246,7 +246,8 @@ def min_batches(graph: Graph) -> int:
 
 @checked()
 def min_cost(graph: Graph) -> float:
-    """Bound the cost of every schedule of `graph` from below: `min_batches`, with the batches of each type at its cost.
+    """Return a lower bound on the cost of any schedule of `graph`: `min_batches`, with batches weighted by the costs of
+    their types.
 
     Raises:
         GraphError: an edge points backwards; the message names it.

@@ -42,7 +42,7 @@ class Refusal(Exception):
 
 
 def refusal_of(error: BaseException) -> Refusal:
-    """Convert an error of an instance to a refusal, without lines of code.
+    """Convert an error of an instance to a refusal, without the source line that the error quotes.
 
     Errors from outside autobatch are logged instead of shown.
     """
@@ -157,7 +157,7 @@ class Answers:
             await _all_done(futures)
         finally:
             is_over = True
-            for future in [*futures]:  # the client has disconnected
+            for future in [*futures]:  # no effect unless this was cancelled, as when the client has disconnected
                 future.cancel()
         asked = [Asked(*both, began) for both in zip(instances, results, strict=True)]
         return await self._in_threads(self._write_one, asked)

@@ -23,7 +23,7 @@ from typing import Any
 
 SEVERAL = "AUTOBATCH_WORKERS"
 """Environment variable: a folder shared by workers."""
-EVERY = 0.5  # seconds between two checks whether figures are wanted
+EVERY = 0.5  # seconds between two checks of whether figures are wanted
 FRESH = 3.0  # seconds for which figures, or a request for them, are valid
 
 
@@ -69,7 +69,7 @@ class Workers:
 
     @contextmanager
     def _noting(self, doing: str) -> Iterator[None]:
-        """Note that the folder cannot be written, for the live page; requests are still served."""
+        """Record, for the live page, that the folder cannot be written to; requests are still served."""
         self._faults.pop(doing, None)
         try:
             yield

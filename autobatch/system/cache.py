@@ -7,7 +7,7 @@ missing, and an entry that cannot be written is computed again by the next proce
 entries are used only if nobody but the current user or the administrator can have written them.
 
     AUTOBATCH_CACHE=path     keep entries in this folder
-    AUTOBATCH_CACHE=off      neither write nor read entries; so do 0 and the empty string
+    AUTOBATCH_CACHE=off      neither write nor read entries; 0 and the empty string do the same
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def read_own(path: str | os.PathLike[str]) -> bytes:
     It is opened before the check, so that it cannot be swapped in between.
 
     Raises:
-        FileNotFoundError: it does not exist or, with a warning, others can write it.
+        FileNotFoundError: it does not exist or, with a warning, others can write to it.
         OSError: it cannot be read.
     """
     with open_regular(path) as file:
         if is_own(os.fstat(file.fileno())):
             return file.read()
     warn_of_others(os.path.dirname(os.path.abspath(path)))
-    raise FileNotFoundError(errno.ENOENT, "other users can write it", os.fspath(path))
+    raise FileNotFoundError(errno.ENOENT, "other users can write to it", os.fspath(path))
 
 
 def warn_of_others(folder: str) -> None:
@@ -61,14 +61,17 @@ def warn_of_others(folder: str) -> None:
     if not _TOLD:
         _TOLD.append(folder)
         warnings.warn(
-            f"ignoring the cache {folder!r}: it belongs to another user, or other users can write it. Set "
+            f"ignoring the cache {folder!r}: it belongs to another user, or other users can write to it. Set "
             f"AUTOBATCH_CACHE to a folder of your own, or remove their write permission with chmod -R go-w.",
             stacklevel=3,
         )
 
 
 def make_own(folder: str | os.PathLike[str]) -> None:
-    """Create a folder and its parents if missing; the folder and its parent are readable but not writable by others."""
+    """Create a folder and its parents if missing.
+
+    The folder and its parent, if they are created, are readable but not writable by others.
+    """
     parent = os.path.dirname(os.path.abspath(folder))
     os.makedirs(os.path.dirname(parent), exist_ok=True)
     for path in (parent, folder):

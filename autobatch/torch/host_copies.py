@@ -1,4 +1,4 @@
-"""Copies, on the host, of the tensors in a mini-batch of instances that are on a device.
+"""Host copies of those tensors in the instances of a mini-batch that are on a device.
 
 Nodes of a graph keep their data on the host. Reading one tensor after the other would wait for the device each time, so
 all tensors in tuples, lists, dicts and dataclasses are copied together, one copy per dtype, and their rows and other

@@ -45,8 +45,8 @@ from autobatch.torch.structures import tensors_in
 
 NUMBERS = count()
 ONCE = (
-    "its derivative is needed inside the program, as for second derivatives, but torch runs it, or an op of it "
-    "(see explain), and differentiates that only once, after the run; write it with ops that have counterparts here."
+    "its derivative is needed inside the program, as for second derivatives, but torch runs it, or one of its ops "
+    "(see explain), and differentiates only once, after the run; write it with ops that autobatch supports."
 )
 
 
@@ -63,7 +63,7 @@ class Body:
     Attributes:
         model: the dtype of the model.
         analysis: the analysis of the function.
-        parameters: the parameters that it reads beside its arguments.
+        parameters: the parameters that it reads besides its arguments.
         shapes: the shapes of the arguments when stored as floats of the model.
         floats: the places of the arguments with gradients.
         constants: the places of arguments that no result depends on, or that torch has no gradient for.
@@ -125,7 +125,7 @@ class Body:
         return [p.tensor for p in self.parameters if p.trainable]
 
     def of_rows(self, tensors: Sequence[Tensor], n_rows: int) -> Sequence[Tensor]:
-        """Compute the outputs of all rows, as floats of the model; ints and bools stay."""
+        """Compute the outputs of all rows, as floats of the model; ints and bools keep their dtypes."""
         if self._way is Way.WHOLE:
             return self._of_row(*tensors)
         if self._way is Way.MAPPED:
@@ -150,7 +150,7 @@ class Body:
         return tuple(to_floats(y, self.model) for y in tensors_in(self._function(*given)))
 
     def forward(self, arrays: Sequence[Any], out: Any) -> None:
-        """Compute the outputs of all rows, as vectors followed by their tickets."""
+        """Compute the outputs of all rows: vectors, each followed by its ticket, a call on the tape and a row of it."""
         tape, arrays, out = OPEN.tape, arrays[: len(self.shapes)], to_tensor(out)
         if tape is None:
             with torch.no_grad():
@@ -161,8 +161,8 @@ class Body:
         for y, place, shape in zip(found, _columns(out, self.outputs), self.outputs, strict=False):
             if y.shape[1:] != shape:
                 raise GraphError(
-                    f"the result of {self.name} must have shape {shape}, as without numbers, got {tuple(y.shape[1:])}; "
-                    f"compute it outside cells."
+                    f"the result of {self.name} must have shape {shape}, as in the analysis before the run, "
+                    f"got {tuple(y.shape[1:])}; compute it outside cells."
                 )
             flat = y.detach().reshape(place.shape)
             if is_float(flat.dtype):

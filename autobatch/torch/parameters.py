@@ -79,7 +79,8 @@ class TensorParameter(Parameter):
     def version(self) -> int:
         """Return a number that changes whenever the numbers or their place may have changed.
 
-        On a device, each read returns a new number, because reading the numbers, as `checked_version` does, would wait.
+        On a device, each read returns a new number, because reading the numbers, as `checked_version` does, would wait
+        for the device.
         """
         noted = self.tensor._version
         if noted != self._noted or self._store is not HOST:
@@ -187,7 +188,7 @@ PARAMETERS: dict[int, TensorParameter] = {}
 def find_parameter(tensor: torch.Tensor) -> TensorParameter | None:
     """Return the parameter of a module's tensor; None for any other tensor.
 
-    A parameter that no batched function knows yet has no name; it gets one from the first.
+    A parameter that no batched function knows yet has no name; the first function that knows it gives it one.
     """
     found = PARAMETERS.get(id(tensor))
     return make_parameter(tensor, "") if found is None and type(tensor) is torch.nn.Parameter else found

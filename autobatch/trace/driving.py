@@ -151,7 +151,7 @@ class Program(AsyncProgram):
         self._root.end(error, self._caught)
 
     def fail(self, error: Exception) -> None:
-        """End all branches; the program has this error."""
+        """End all branches, and record the error as the program's."""
         self.end(error)
         self.error = error
 

@@ -140,7 +140,7 @@ def invoke(function: Callable[..., Any], signature: inspect.Signature, arguments
     args, kwargs = list[Any](), dict[str, Any]()
     for name, parameter in signature.parameters.items():
         match parameter.kind:
-            case parameter.POSITIONAL_OR_KEYWORD | parameter.POSITIONAL_ONLY:  # first, as nearly all are such
+            case parameter.POSITIONAL_OR_KEYWORD | parameter.POSITIONAL_ONLY:  # first, as nearly all are
                 args.append(arguments[name])
             case parameter.VAR_POSITIONAL:
                 args += arguments[name]

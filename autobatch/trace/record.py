@@ -336,7 +336,8 @@ class Recorder:
         """Return the graphs of a mini-batch, usually not merged yet.
 
         Raises:
-            GraphError: the module has other submodules than at the recording, or a cell another signature.
+            GraphError: the module has other submodules than when the graphs were recorded, or a cell has another
+                signature.
         """
         if minibatch.graph is not None:
             graphs = [minibatch.graph]

@@ -1,4 +1,4 @@
-"""Recursions as values: what `fold` over trees and DAGs, `scan` over sequences and `fold_edges` have in common.
+"""The common base of recursions as objects: `fold` over trees and DAGs, `scan` over sequences, and `fold_edges`.
 
 A recursion names the functions that compute states. The native core reads an instance into a `Forest`, arrays of nodes
 with children first, and calls the functions for each node (`native/record/forest.h`, `fold.h`). While a program is
@@ -251,7 +251,7 @@ class ForestRecursion(Recursion):
 
 
 class BoundRecursion:
-    """A recursion of an object, which has its methods.
+    """A recursion bound to the object whose methods it names.
 
     Attributes:
         recursion, owner: the recursion and the object.

@@ -28,8 +28,11 @@ BOUND_STEP = np.dtype([("function", np.int64), ("memory", np.int64), ("descripto
 FUNCTIONS = step_addresses()
 """The addresses of native functions by name; see `native/run/steps.h`."""
 OPERAND = (np.int64, 4)
-"""`Operand` of `native/run/operands.h`: the slot of an array, the field of a tile that holds where its rows begin, the
-bytes from there, and the elements from one row to the next."""
+"""`Operand` of `native/run/operands.h`.
+
+The slot of an array, the field of a tile that holds where its rows begin, the byte offset from there, and the row
+stride in elements.
+"""
 
 
 class Sizes(NamedTuple):
@@ -94,7 +97,7 @@ class StepTemplate:
 
 
 class Sweeps:
-    """A runner that makes calls with several threads, one sweep after the other."""
+    """A runner of lists of calls by several threads, one sweep (a run over some parts of a list) at a time."""
 
     def __init__(self) -> None:
         self._sweep = Sweep()
@@ -130,6 +133,7 @@ class Helper:
     def start(self, sweep: Sweep, number: int, addresses: Array, calls: CallList) -> None:
         """Hand over work and wake the thread; earlier work has ended, or its sweep is closed and refuses helpers."""
         self._work = sweep, number, addresses, calls
+        # The lock is a binary semaphore: held while the thread sleeps, and released to wake it.
         if self._awake.locked():
             self._awake.release()
 

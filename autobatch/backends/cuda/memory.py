@@ -19,8 +19,8 @@ class DeviceMemory(Memory):
 
     Attributes:
         scratch: the values of a batch.
-        kept: the values of all rows of types.
-        rows: the rows of kernels that do not fit in shared memory.
+        kept: persistent scratch memory, for all rows of each type.
+        rows: the rows that kernels keep in global memory, because they do not fit in shared memory.
         staging: the ints of the plan, and parameters that are on the host.
         addresses: the addresses of the buffer, scratch, kept and rows.
     """

@@ -317,15 +317,16 @@ def read_exported(path: Path, model: Any, named: Collection[str] = ()) -> Stored
         named: models named on the command line; the file may import only these and the models of autobatch.
 
     Raises:
-        CheckpointError: the file was written by `ab.export`, without a model's name.
+        CheckpointError: the file was written by `ab.export`, without a model's name; or its model is neither part of
+            autobatch nor in `named`.
     """
     policy, parameters = model.options["policy"], model.state_dict()
     try:
         made_of = _made_of(path, model.about, parameters)
     except (AttributeError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"cannot use {str(path)!r}: ab.export wrote it, so it holds no model name, and it exports no fold; "
-            f"load it with ab.load, export a fold, or export the model with autobatch export."
+            f"cannot use {str(path)!r}: ab.export wrote it, so it holds no model name, and its exported function is not a "
+            f"fold; load it with ab.load, export a fold, or export the model with autobatch export."
         ) from error
     name = made_of["settings"].model
     if name not in MODELS and name not in named:

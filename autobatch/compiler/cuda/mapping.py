@@ -1,6 +1,6 @@
 """Divide the indices of a loop nest among the threads that work on a row, and find where these need a barrier.
 
-They need one where a thread reads or overwrites an element that another accessed.
+A barrier is needed where two threads access the same element and at least one of them writes it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Who: TypeAlias = Literal["divided", "one", "all"]
 
 
 class Mapping(NamedTuple):
-    """The distribution of the indices of a nest to the threads of a row.
+    """The distribution of the indices of a nest among the threads of a row.
 
     Attributes:
         axes: the axes of the nest.
@@ -185,7 +185,7 @@ class Hazards:
         return needed
 
     def note(self, other: Hazards) -> None:
-        """Record the accesses of another one, too."""
+        """Also record the accesses of another `Hazards`."""
         self._pending += other._pending
 
 
@@ -203,7 +203,7 @@ def _joined(axes: list[Axis]) -> tuple[Axis, ...]:
 
 
 def _is_injective(axes: Iterable[Axis]) -> bool:
-    """Return whether different indices are certainly different elements.
+    """Return whether different indices certainly refer to different elements.
 
     This holds if the stride of each axis is larger than the reach of all axes with smaller strides together.
     """

@@ -119,6 +119,7 @@ class _Choice:
                     for known, more in zip(making, cheapest[arg], strict=True):
                         known |= more
                 else:
+                    # An operand in memory is read; one that cannot be recomputed must be kept as well.
                     (making.read if self._is_read(arg) else making.kept).add(arg)
             keeping = _Needs(set(), set(), {value})
             cheapest[value] = making if self._cost(making) < self._cost_of_having(value) else keeping
@@ -170,7 +171,7 @@ class _Choice:
         return found | ({self._origin(i) for s in scatters for i in s} if stage is self.derivative.weights else set())
 
     def _args_of_joins(self) -> Iterable[int]:
-        """Yield values that forward computes in place in a join: recomputed elsewhere, they would be copied."""
+        """Yield values that forward computes in place, as parts of a join; recomputed elsewhere, they need copies."""
         for index in self.derivative.program.instructions:
             source = self.vars[index].source
             if isinstance(source, Instruction) and source.op.name in JOINS:

@@ -1,8 +1,9 @@
 """Rewrite a cell so that each inner batch is one instruction on stacked parameters.
 
-The products of a batch become one product by their stacked weights; its members are slices of the result, in the order
-of the layout. Element-wise instructions whose operands are adjacent, slices of one value or parameters, become one
-instruction on the larger slice. Operands that are not views in the layout stay as they are. The result is an ordinary
+The products of a batch become one product with their stacked weights; the members of the batch are slices of the
+result, in the order of the layout. Element-wise instructions whose operands are adjacent, slices of one value or
+parameters, become one instruction on the larger slice. Operands that are not views in the layout stay as they are. The
+result is an ordinary
 program: it is differentiated and planned as if it had been written that way.
 """
 
@@ -273,7 +274,7 @@ class _Stacking:
         return source
 
     def _parameter(self, index: int) -> Parameter | None:
-        """Return the parameter that a value is or views."""
+        """Return the parameter that a value is, or is a view of."""
         source = self.program.vars[self.memory.reads[index].value].source
         return source.parameter if isinstance(source, Weight) else None
 

@@ -3,7 +3,8 @@
 An episode schedules a mini-batch from its first batch to its last. N batches after a choice, the value of the chosen
 type in that state moves towards the sum of the N rewards since.
 
-The reward for a batch of type a, times its cost; learning maximises the sum over the batches of an episode:
+The reward for a batch of type a is one of these, times the cost of the batch; learning maximizes its sum over an
+episode:
 
     published   -1 + |F_a| / |frontier(G_a)|, zero for a choice without regret (`native/schedule/restricted.h`)
     critical    0 if a is critical, else -1: the sum is the chain bound minus the cost (`native/schedule/chains.h`)

@@ -35,7 +35,10 @@ LISTED: Mapping[Encoding, str] = MappingProxyType(
 
 
 def describe_state(state: Sequence[int], names: Sequence[str], encoding: Encoding) -> str:
-    """Describe a state by the names of its types: "leaf > inner (critical)", "leaf (most nodes), inner", or a set."""
+    """Describe a state by the names of its types.
+
+    Encoding "sort" gives "leaf > inner (critical)", "max" gives "leaf (most nodes), inner", and "base" "leaf, inner".
+    """
     n = len(names)
     critical = state[n:] if len(state) > n else [0] * n
     shown = {}

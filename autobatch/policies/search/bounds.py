@@ -107,7 +107,7 @@ def pair_bound(
             The search ends when the bound reaches its cost, which proves it optimal.
 
     Raises:
-        PolicyError: the reduced graph is too large to be compared, or SciPy is missing.
+        PolicyError: the reduced graph has too many suffixes to compare, or SciPy is missing.
 
     Cost: that of reducing the graph and, for each set of types, its projection; 1 to 5 µs per state; and milliseconds
     for each integer program.
@@ -225,7 +225,7 @@ class _Search:
 
 
 def _combine(longest: IntArray, parts: Mapping[tuple[int, ...], float], cost: FloatArray) -> tuple[float, FloatArray]:
-    """Find the cheapest numbers of batches that meet all demands; return their cost, and float64[T].
+    """Find the cheapest numbers of batches that meet all demands; return their cost and the numbers, float64[T].
 
     Raises:
         PolicyError: SciPy is missing.
