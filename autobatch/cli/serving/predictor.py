@@ -52,8 +52,8 @@ class Predictor:
         """
         if stored.identity != self.stored.identity:
             raise CheckpointError(
-                f"cannot reload {str(stored.path)!r}: it holds another model, or vocabularies built from other data; restart "
-                f"the server."
+                f"cannot reload {str(stored.path)!r}: it holds another model, or vocabularies built from other data; "
+                f"restart the server."
             )
         self.model.load_state_dict(stored.parameters)
 
