@@ -312,7 +312,7 @@ class PlanRun(ABC, Generic[M]):
         """Return the values that the user asked for; see `Run`."""
         if self._outputs is None:
             if self._read is None:
-                raise BackendError("reading outputs: forward was told to copy none; read them by on_device instead.")
+                raise BackendError("cannot read outputs: forward copied none (to=None); read them with on_device.")
             self._outputs = self._read()
         return self._outputs
 

@@ -333,7 +333,9 @@ def _check(case: Case) -> None:
         raise DataError("the size of its graph does not match its header")
     graph = Graph(words, case.floats, table, (None,) * int(words[0]), case.keys)
     if case.keys.shape != (graph.n_instances,) or not graph.n_instances:
-        raise DataError(f"keys must have one element per instance, got shape {case.keys.shape} for {graph.n_instances}")
+        raise DataError(
+            f"keys must have one element per instance, got shape {case.keys.shape} for {graph.n_instances} instances"
+        )
     check_graph(graph)
     check_ranges(graph)
     split_graph(graph)

@@ -266,7 +266,7 @@ class Decoder:
                     raise CheckpointError(f"op {name!r} of a cell is unknown; define it with ab.ops.define_op first.")
                 op: Op = OPS[name]
                 return Instruction(op, tuple(args), {option: self.value(value) for option, value in static.items()})
-        raise ValueError(f"a value is {kind!r}")
+        raise ValueError(f"unknown kind of value {kind!r}")
 
     def value(self, x: Any) -> Any:
         """Decode an option of an op, or a constant."""
@@ -292,7 +292,7 @@ class Decoder:
                 return self._arrays[content[0]][()]
             case "ellipsis":
                 return Ellipsis
-        raise ValueError(f"a constant is {kind!r}")
+        raise ValueError(f"unknown kind of constant {kind!r}")
 
 
 def describe_policy(policy: Policy, doing: str) -> dict[str, str]:

@@ -282,7 +282,7 @@ def _variant(name: str, content: Mapping[str, Any], decoder: Decoder) -> Variant
     if not all(map(is_int, (*content["walked"], *(n for one in lengths for n in one)))):
         raise CheckpointError(f"the lengths of lists of cell {name!r} must be ints, got {show(lengths)}.")
     if min(content["walked"], default=0) < 0:
-        raise CheckpointError(f"the groups of lists of cell {name!r} must be 0 or more, got {show(content['walked'])}.")
+        raise CheckpointError(f"the list groups of cell {name!r} must not be negative, got {show(content['walked'])}.")
     return Variant(program, structure, Lengths(tuple(content["walked"]), set(lengths)), frozenset(content["kinds"]))
 
 

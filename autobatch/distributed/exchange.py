@@ -204,7 +204,7 @@ class Exchange:
             total, finite = store.put(np.array([own])), store.put(np.ones(1, own.dtype))
         both = store.xp.concatenate([total, finite])
         self._wire.add_up(both, store)
-        assert isinstance(grads, Gradients), "losses are late where no gradients were given"
+        assert isinstance(grads, Gradients), "late losses need gradients that autobatch allocated, not out="
         grads.finite = both[1:] == self._wire.size
         read = store.copy_out(both)
 

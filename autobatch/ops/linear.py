@@ -89,7 +89,7 @@ matmul = define_op(
 
 def _dot_shape(x: Shape, y: Shape) -> Shape:
     if len(x) != 1 or x != y:
-        raise ShapeError(f"operands of dot must be vectors of one length, got shapes {x} and {y}.")
+        raise ShapeError(f"operands of dot must be vectors of the same length, got shapes {x} and {y}.")
     return ()
 
 

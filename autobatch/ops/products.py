@@ -138,7 +138,7 @@ def _parse(subscripts: str, shapes: Sequence[Shape]) -> tuple[list[str], str, di
     for letter, size in zip(letters, (size for shape in shapes for size in shape), strict=True):
         if sizes.setdefault(letter, size) != size:
             raise ShapeError(
-                f"axes {letter!r} of einsum {subscripts!r} must have one size, got {sizes[letter]} and {size}."
+                f"axes {letter!r} of einsum {subscripts!r} must have the same size, got {sizes[letter]} and {size}."
             )
     return given, out, sizes
 

@@ -239,9 +239,9 @@ def to_floats(values: npt.ArrayLike, dtype: np.dtype[Any], doing: str, error: ty
     try:
         array = np.asarray(_to_host(values))
     except (TypeError, ValueError, RuntimeError) as cause:
-        raise error(f"cannot {doing}: it is not an array ({cause}); give an array of real numbers.") from cause
+        raise error(f"cannot {doing}: the value is not an array ({cause}); give an array of real numbers.") from cause
     if array.dtype.kind not in "fiub":
-        raise error(f"cannot {doing}: it holds {array.dtype}, not real numbers; give an array of real numbers.")
+        raise error(f"cannot {doing}: the value holds {array.dtype}, not real numbers; give an array of real numbers.")
     return array.astype(dtype, order="C", copy=False)
 
 

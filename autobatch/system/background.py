@@ -145,7 +145,7 @@ class _Worker:
         self.has_told = True
         later = "" if cache_folder() is None else "; cached for later runs"
         until = "" if _patience() == float("inf") else (
-            f"; until then mini-batches are interpreted, with results equal up to rounding ({VARIABLE}=inf waits)"
+            f"; until then, mini-batches are interpreted, with equal results up to rounding ({VARIABLE}=inf waits)"
         )  # fmt: skip
         n = self.n_done + len(self.waiting)
         sys.stderr.write(f"autobatch: compiling cells, {self.n_done} of {n} parts done{later}{until}.\n")

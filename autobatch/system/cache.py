@@ -46,14 +46,14 @@ def read_own(path: str | os.PathLike[str]) -> bytes:
     It is opened before the check, so that it cannot be swapped in between.
 
     Raises:
-        FileNotFoundError: it does not exist or, with a warning, others can write it.
+        FileNotFoundError: it does not exist or, with a warning, others can write to it.
         OSError: it cannot be read.
     """
     with open_regular(path) as file:
         if is_own(os.fstat(file.fileno())):
             return file.read()
     warn_of_others(os.path.dirname(os.path.abspath(path)))
-    raise FileNotFoundError(errno.ENOENT, "other users can write it", os.fspath(path))
+    raise FileNotFoundError(errno.ENOENT, "other users can write to it", os.fspath(path))
 
 
 def warn_of_others(folder: str) -> None:
@@ -61,7 +61,7 @@ def warn_of_others(folder: str) -> None:
     if not _TOLD:
         _TOLD.append(folder)
         warnings.warn(
-            f"ignoring the cache {folder!r}: it belongs to another user, or other users can write it. Set "
+            f"ignoring the cache {folder!r}: it belongs to another user, or other users can write to it. Set "
             f"AUTOBATCH_CACHE to a folder of your own, or remove their write permission with chmod -R go-w.",
             stacklevel=3,
         )

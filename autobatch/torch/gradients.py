@@ -99,7 +99,7 @@ def _gradient(
     if ref is None:
         if not allow_unused:
             raise GraphError(
-                f"torch.autograd.grad is called with the input {x!r}, on which no output depends; give "
+                f"torch.autograd.grad was called with the input {x!r}, on which no output depends; pass "
                 f"allow_unused=True if that is intended."
             )
         return STAGE.current.zeros(shape) if materialize else None

@@ -45,8 +45,8 @@ from autobatch.torch.structures import tensors_in
 
 NUMBERS = count()
 ONCE = (
-    "its derivative is needed inside the program, as for second derivatives, but torch runs it, or an op of it "
-    "(see explain), and differentiates that only once, after the run; write it with ops that have counterparts here."
+    "its derivative is needed inside the program, as for second derivatives, but torch runs it, or one of its ops "
+    "(see explain), and differentiates only once, after the run; write it with ops that autobatch supports."
 )
 
 
@@ -161,8 +161,8 @@ class Body:
         for y, place, shape in zip(found, _columns(out, self.outputs), self.outputs, strict=False):
             if y.shape[1:] != shape:
                 raise GraphError(
-                    f"the result of {self.name} must have shape {shape}, as without numbers, got {tuple(y.shape[1:])}; "
-                    f"compute it outside cells."
+                    f"the result of {self.name} must have shape {shape}, as in the analysis before the run, "
+                    f"got {tuple(y.shape[1:])}; compute it outside cells."
                 )
             flat = y.detach().reshape(place.shape)
             if is_float(flat.dtype):

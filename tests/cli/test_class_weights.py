@@ -162,7 +162,7 @@ REFUSED = [
     ("tree-lstm", "data.txt", "must be balanced, a list"),
     ("tree-lstm", "A=1,A=2", "must name each label once"),
     ("tree-lstm", "A=-1", "must be numbers of at least 0"),
-    ("tree-lstm", "A=0,B=0", "must be numbers of at least 0 by label, not all 0"),
+    ("tree-lstm", "A=0,B=0", "must map labels to numbers of at least 0, not all 0"),
     ("tree-lstm", "A=nan", "must be numbers of at least 0"),
     ("tree-lstm", "A=1e39", "must be numbers of at least 0"),
     ("tree-lstm", "A", "must be balanced, a list"),

@@ -105,7 +105,7 @@ def test_what_a_file_lacks_is_told(command: Command, tmp_path: Path) -> None:
     ab.export(lambda x: cell(x, (np.zeros(3), np.zeros(3))), tmp_path / "cell.ab", examples=[np.ones(2)], module=cell)
     status, _, err = command("predict", "--model", tmp_path / "cell.ab")
     assert status == 2
-    assert "ab.export wrote it, so it holds no model name, and it exports no fold" in err
+    assert "ab.export wrote it, so it holds no model name, and its exported function is not a fold" in err
 
 
 def test_measuring_needs_the_library_of_the_metric(

@@ -230,7 +230,7 @@ def broken_states() -> dict[str, tuple[Callable[[dict[str, Any]], object], str]]
         ),
         "text": (
             lambda state: state.update(frozen=["a", "b"]),
-            r"cannot load 'frozen' from the state dict: it holds <U1, not real numbers; give an array",
+            r"cannot load 'frozen' from the state dict: the value holds <U1, not real numbers; give an array",
         ),
         "ragged": (lambda state: state.update(frozen=[[1], [1, 2]]), r"cannot load 'frozen' .* not an array"),
         "all": (
@@ -293,9 +293,9 @@ def test_tensors_of_torch_are_numbers_like_any_other(kind: str) -> None:
 def test_tensors_without_real_numbers_are_refused() -> None:
     torch = pytest.importorskip("torch", reason="compares with torch")
     head = Head()
-    with pytest.raises(CheckpointError, match="it holds complex64, not real numbers; give an array of real numbers"):
+    with pytest.raises(CheckpointError, match="the value holds complex64, not real numbers; give an array"):
         head.load_state_dict({"scale": torch.ones(3, dtype=torch.complex64)})
-    with pytest.raises(CheckpointError, match="cannot load 'scale' from the state dict: it is not an array"):
+    with pytest.raises(CheckpointError, match="cannot load 'scale' from the state dict: the value is not an array"):
         head.load_state_dict({"scale": torch.ones(3).to_sparse()})
     assert head.scale.data.tolist() == [0.0] * 3
 

@@ -105,8 +105,8 @@ def test_a_line_tells_of_long_compiling(
         jobs = [asked(lambda: gate.wait(0.5)), asked(lambda: None)]
         jobs[-1].wait(inf)
     line = (
-        "autobatch: compiling cells, 0 of 2 parts done; until then mini-batches are interpreted, with results equal "
-        f"up to rounding ({VARIABLE}=inf waits).\n"
+        "autobatch: compiling cells, 0 of 2 parts done; until then, mini-batches are interpreted, with equal "
+        f"results up to rounding ({VARIABLE}=inf waits).\n"
     )
     assert capsys.readouterr().err == ("" if is_quiet else line)
 

@@ -70,7 +70,7 @@ def test_a_folder_that_others_may_write_is_no_cache(change: str, tmp_path: Path)
     kept()
     cache._is_trusted.cache_clear()
     open_up(change, tmp_path / "cache")
-    with pytest.warns(UserWarning, match="it belongs to another user, or other users can write it"):
+    with pytest.warns(UserWarning, match="it belongs to another user, or other users can write to it"):
         assert cache_folder() is None
     assert found() is None  # without another warning, which would be an error
     assert keep_entry("tuning", "signature", {"number": 4}) is None

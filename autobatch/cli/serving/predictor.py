@@ -52,8 +52,8 @@ class Predictor:
         """
         if stored.identity != self.stored.identity:
             raise CheckpointError(
-                f"cannot reload {str(stored.path)!r}: it has another model, or vocabularies of other data; restart the "
-                f"server."
+                f"cannot reload {str(stored.path)!r}: it holds another model, or vocabularies built from other data; "
+                f"restart the server."
             )
         self.model.load_state_dict(stored.parameters)
 
@@ -77,12 +77,12 @@ class Predictor:
         if isinstance(text, dict):
             text = dump_json(text)
         if not isinstance(text, str):
-            raise DataError(f"an instance must be a text in the format of the data's files, got {show_json(text)}.")
+            raise DataError(f"an instance must be a string in the format of the data files, got {show_json(text)}.")
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise DataError(
-                f"the text must be valid Unicode, got half a surrogate pair as character {error.start + 1}."
+                f"the text must be valid Unicode, got a lone surrogate at character {error.start + 1}."
             ) from None
         with text_as_file(text if text.endswith("\n") else text + "\n") as file:
             try:

@@ -164,7 +164,7 @@ def to_weights(ctx: click.Context, param: click.Parameter, value: str | None) ->
                 f"must be balanced, a list such as yes=2,no=0.5, or a file with a JSON object, got {value!r} ({why})."
             ) from error
     if not are_weights(found):
-        raise click.BadParameter(f"must be numbers of at least 0 by label, not all 0, got {value!r}.")
+        raise click.BadParameter(f"must map labels to numbers of at least 0, not all 0, got {value!r}.")
     return {name: float(number) for name, number in found.items()}
 
 
