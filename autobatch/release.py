@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 NAME = "autobatch-nn"  # as in pyproject.toml; on PyPI `autobatch` is another project
-VERSION = "0.2.0"
+VERSION = "0.3.0"
 
 
 def pip_install(*extras: str) -> str:

@@ -325,8 +325,8 @@ def read_exported(path: Path, model: Any, named: Collection[str] = ()) -> Stored
         made_of = _made_of(path, model.about, parameters)
     except (AttributeError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"cannot use {str(path)!r}: ab.export wrote it, so it holds no model name, and its exported function is not "
-            f"a fold; load it with ab.load, export a fold, or export the model with autobatch export."
+            f"cannot use {str(path)!r}: ab.export wrote it, so it holds no model name, and its exported function is "
+            f"not a fold; load it with ab.load, export a fold, or export the model with autobatch export."
         ) from error
     name = made_of["settings"].model
     if name not in MODELS and name not in named:
