@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch.arguments import refusal
 from autobatch.errors import DataError
 from autobatch.graph.graph import Graph
 from autobatch.graph.queued import QueuedBatch
@@ -100,19 +100,26 @@ def plan_ahead(batches: Iterable[Sequence[T]], n: int = 2) -> Iterator[list[T]]:
         n: the number of mini-batches to plan while one runs; two hide planning unless it takes longer than the run.
 
     Raises:
-        DataError: `n` is below 0.
+        DataError: `n` is below 0, or `batches` is not an iterable of mini-batches.
 
     >>> [batch for batch in plan_ahead([["a", "b"], ["c"]])]
     [['a', 'b'], ['c']]
     """
     if n < 0:
         raise DataError(f"the number of mini-batches to plan ahead must be at least 0, got {n}.")
+    if isinstance(batches, str) or not isinstance(batches, Iterable):
+        raise refusal("batches of plan_ahead", "an iterable of mini-batches", batches)
     remaining, queue = iter(batches), deque[QueuedBatch]()
-    for batch in islice(remaining, n + 1):
-        queue.append(QueuedBatch(batch, queue))
-    while queue:
+    while True:
+        for batch in remaining:
+            if isinstance(batch, str) or not isinstance(batch, Iterable):
+                raise refusal("a mini-batch", "a list of instances", batch)
+            queue.append(QueuedBatch(batch, queue))
+            if len(queue) > n:
+                break
+        if not queue:
+            return
         yield queue.popleft()
-        queue.extend(QueuedBatch(batch, queue) for batch in islice(remaining, 1))
 
 
 def _bucketed(order: NDArray[Any], size: int, sizes: NDArray[Any], window: int | None) -> list[NDArray[Any]]:
