@@ -238,7 +238,7 @@ def test_what_is_missing_is_said_in_a_sentence(net: Net, command: Command, tmp_p
     status, _, said = command("predict", "--model", file, "--data", tmp_path / "x.jsonl")
     assert status
     assert "no model name" in said
-    assert "no fold" in said
+    assert "not a fold" in said
 
 
 @each("vocabularies", [3, {"word": 5}, {"word": [["a"]]}, {"word": ["a", "a"]}])

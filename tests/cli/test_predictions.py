@@ -146,7 +146,7 @@ def test_a_file_of_other_vocabularies_is_not_taken_up(
     words = stored.encoding.vocabularies["words"].words
     for vocabularies in ({"words": Vocabulary(words[::-1])}, {}):
         other = replace(stored, encoding=replace(stored.encoding, vocabularies=vocabularies))
-        with pytest.raises(ab.CheckpointError, match="vocabularies of other data; restart the server"):
+        with pytest.raises(ab.CheckpointError, match="vocabularies built from other data; restart the server"):
             predictor.take(other)
     with pytest.raises(ab.CheckpointError, match="restart the server"):
         predictor.take(Trained("tree-lstm", tmp_path / "listops").read())
@@ -166,7 +166,7 @@ def test_data_of_training_that_is_not_here_is_said_to_be_that(command: Command, 
         ([None, "a"], r'\[null, "a"\]'),
         ([[]], r"\[\[\]\]"),
     ):
-        with pytest.raises(ab.DataError, match=rf"must be a text .*, got {shown}\."):
+        with pytest.raises(ab.DataError, match=rf"must be a string .*, got {shown}\."):
             read(wrong)
     for text in ("", " ", "\n\n", "\ud800", "(1 a\udfff)", "(1 \ud83d)"):
         with pytest.raises(ab.DataError, match=r"the text (must be valid Unicode|holds none)") as told:
