@@ -2,9 +2,9 @@
 
 A mini-batch that `ab.minibatches(..., ahead=n)` yields knows the next `n`. When a function runs it, the session starts
 to plan these for the same function, with the same options. The core plans without the GIL, so that Python and kernels
-go on. The call that runs such a mini-batch takes its plan, and plans it anew if anything that the plan depends on has
-changed. It raises any error of its instances. If the thread has not begun the plan, the call makes it, so that it never
-takes longer than without planning ahead.
+go on. The call that runs a planned mini-batch uses the plan, or makes a new one if anything that the plan depends on
+has changed. That call raises any error of its instances. If the thread has not begun the plan, the call makes it, so
+that it never takes longer than without planning ahead.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _planner = _Planner()
 
 
 def _renew() -> None:
-    """Start anew in a forked child, which has no such thread, and whose copies of running jobs never end."""
+    """Replace the planner in a forked child, where its thread does not exist and its running jobs never end."""
     global _planner
     _planner = _Planner()
 

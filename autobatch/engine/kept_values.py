@@ -161,7 +161,7 @@ class KeptValues:
         return {} if found is None else dict(zip(slots, found, strict=True))
 
     def renumber(self, of_value: IntArray) -> None:
-        """Apply the new numbers of values, none of which may be in the last run."""
+        """Apply the new numbers of values; the last run must not hold any of these values."""
         self.rows.renumber(of_value)
 
     def close(self) -> None:

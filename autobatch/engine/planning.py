@@ -250,7 +250,7 @@ class Planning:
         batch.plans[place] = PlanAhead.begin([*graphs], options, cells, slot, job)
 
     def _take(self, batch: QueuedBatch, options: Options, cells: PlannedTypes, slot: int) -> PlannedGraph | None:
-        """Return the plan that was begun ahead, after waiting for it; None if there is none for these options."""
+        """Wait for the plan that was begun ahead, and return it; return None unless it was begun for these options."""
         known: PlanAhead | None = batch.plans.pop((self, options.purpose), None)
         if known is None or not known.is_for(batch, options, cells, slot):
             return None

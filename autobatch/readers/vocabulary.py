@@ -184,7 +184,7 @@ def describe(vocabularies: Mapping[str, Vocabulary]) -> dict[str, Any]:
 
 @checked()
 def restore(described: Mapping[str, Any]) -> dict[str, Vocabulary]:
-    """Return the vocabularies of `describe`, such as those in the `about` of a loaded model; {} if there are none.
+    """Return the vocabularies of `describe`, such as those in the `about` of a loaded model; {} if it has none.
 
     Args:
         described: the result of `describe`, which may have other keys.

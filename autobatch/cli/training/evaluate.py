@@ -184,7 +184,7 @@ def select_instances(workload: Workload, data: str | None) -> Sequence[Any]:
     """Return all instances of --data if it is a file or a folder without development data, else the development data.
 
     Raises:
-        DataError: there are no such instances.
+        DataError: the data has no instances to return.
     """
     dataset = workload.dataset
     is_file = data is not None and data not in workload.spec.generators and Path(data).is_file()
