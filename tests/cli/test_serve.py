@@ -109,9 +109,7 @@ def test_it_predicts_what_predict_writes(command: Command, run: Path, tmp_path: 
         assert [one["status"] for one in found[3:]] == [422, 422, 422]
         assert "the instance, line 1" in found[3]["error"]
         assert all("/" not in one["error"] for one in found[3:])
-        assert json.loads(ask(port, "POST", "/predict", {"instance": 3})[1])["error"].startswith(
-            "an instance must be a text"
-        )
+        assert json.loads(ask(port, "POST", "/predict", {"instance": 3})[1])["error"].endswith("got 3.")
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
 
