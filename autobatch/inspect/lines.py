@@ -67,6 +67,7 @@ class Lines:
             def watched(what: Any, *args: Any) -> Any:
                 before = len(log)
                 made = record(what, *args)
+                # Ops and functions have no such flag. Of the cells, only those that wrap a library function count.
                 if len(log) > before and getattr(what, "is_single_op", True):
                     self._counts[_line_outside(), _name_of(what)] += 1
                 return made
@@ -74,8 +75,9 @@ class Lines:
             return watched
 
         for name in ("apply", "apply_function", "call_cell"):
+            # These attributes shadow the methods of the class, until they are deleted.
             own[name] = watch(getattr(calls, name))
-        log.is_watched = True
+        log.is_watched = True  # so that shortcuts of the core call Python, where they are counted
         try:
             yield
         finally:
@@ -125,7 +127,7 @@ def _name_of(what: Any) -> str:
 
 def _line_outside() -> Line:
     """Return the line of the innermost function outside libraries."""
-    frame = sys._getframe(2)
+    frame = sys._getframe(2)  # the caller of `watched`
     while frame.f_back is not None and _is_of_library(frame.f_code.co_filename):
         frame = frame.f_back
     return Line(COMPREHENSION.sub("", frame.f_code.co_qualname), frame.f_code.co_filename, frame.f_lineno)

@@ -85,6 +85,7 @@ class Taken(NamedTuple):
         return replace(self.call, stages=tuple(self._stages(batches)), batches=batches)
 
     def _batches(self) -> Iterator[Span]:
+        # `n_left` counts the batches that backward has yet to run in the current part, whose weight stage follows.
         parts, since, n_left = iter(self.parts), self.call.start, 0
         segments, done = self.parts[0][0], list[tuple[Any, int]]()
         for stage, batch, end in self.marks:
@@ -104,7 +105,7 @@ class Taken(NamedTuple):
         layout, block = self.cells.cells[batch.type_id].layout, int(self.cells.tables.block_ptr[batch.type_id])
         total, rows = 0, batch.end - batch.start
         for number, (inputs, saved) in enumerate(zip(layout.input_width, layout.saved_width, strict=True)):
-            if number:
+            if number:  # the edges of a variadic group; number 0 is the nodes
                 ptr = segments[block + number]
                 rows = int(ptr[batch.end] - ptr[batch.start])
             total += rows * ((2 * inputs if backward else inputs) + (saved if self.cells.training else 0))
@@ -119,6 +120,7 @@ class Taken(NamedTuple):
                 inner.append(ran.popleft())
             weights = [batch for batch in inner if batch.stage == "weights"]
             end = weights[0].start if weights else span.end
+            # Popped, because a stage that runs for each part has several spans, but one total.
             n_bytes = made.pop(span.stage, 0) + sum(batch.n_bytes for batch in inner if batch.stage == span.stage)
             yield span._replace(end=end, n_bytes=n_bytes)
             if weights:
@@ -278,6 +280,7 @@ class Profile:
         zero = self.calls[0].start if self.calls else 0.0
 
         def event(name: str, kind: str, span: Span | Call, args: dict[str, Any]) -> dict[str, Any]:
+            # Ends are rounded, not durations, so that a span ends exactly where the next begins.
             start, end = (round(1e9 * (time - zero)) for time in (span.start, span.end))
             times = {"ts": start / 1000, "dur": (end - start) / 1000}
             return {"ph": "X", "pid": 1, "tid": 1, "name": name, "cat": kind, **times, "args": args}

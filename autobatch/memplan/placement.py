@@ -104,6 +104,7 @@ def plan_graphs(graphs: list[Graph], types: Types, options: CoreOptions, slot: i
     try:
         made = plan_in_core(graphs, *options.arguments, flows, slot)
     except (ValueError, OverflowError):
+        # The core's error names no place. This finds the edge or the number at fault; if there is none, it stands.
         check_order(merge_graphs(graphs, types))
         raise
     return _whole(made, graphs, types, options.cells, slot)
@@ -163,7 +164,6 @@ def plan_round(
 
 
 def _whole(made: tuple[Any, ...], graphs: list[Graph], types: Types, cells: PlannedTypes, slot: int) -> PlannedGraph:
-    """Return the plan of graphs that the core has made."""
     merged, planned, is_whole, merging = made
     found = _planned(merged_graph(graphs, merged, types), planned, cells, merging)
     if is_whole:

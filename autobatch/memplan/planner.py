@@ -74,6 +74,7 @@ class MemoryPlanner:
             passes.append(("stacked simplified", program))
         columns, derivative = place_columns(program, self.joins), None
         if training:
+            # Values that lie in the inputs are kept anyway, so the columns must be known before the derivative.
             derivative = differentiate(program, frozenset(columns.inner))
             passes.append(("derived", derivative))
             if self.simplifies:

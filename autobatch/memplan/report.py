@@ -59,6 +59,7 @@ class _Stage:
     def __init__(self, stage: StageProgram, n_batches: int) -> None:
         self.stage, self.copies = stage, list(find_copies(stage))
         last = len(stage.steps) - stage.n_after
+        # Steps before and after the batches run once, for all rows of the type.
         self._launches = {k: n_batches if stage.n_before <= k < last else 1 for k in only_copy(stage)}
 
     def launches(self, copies: Iterable[Copy]) -> int:
@@ -103,6 +104,7 @@ def _between(plan: Plan, cells: PlannedTypes, stages: Mapping[int, Sequence[_Sta
     ]
     for type_id, out, target, n in sorted(targets):
         size = FLOAT_BYTES * n * cells.cells[type_id].program.vars[cells.cells[type_id].program.outputs[out]].size
+        # Stage 0 is forward; stage 1, if planned for training, is backward.
         for backward, stage in enumerate(stages[type_id]):
             copies = [c for c in stage.copies if (c.gathered if backward else _output(c)) == out]
             how: How = "by kernel" if not copies else "gather" if backward else "scatter"
@@ -274,6 +276,7 @@ def _areas(plan: Plan, cells: PlannedTypes) -> tuple[tuple[str, int], ...]:
     if not cells.training:
         return ("requested", FLOAT_BYTES * asked), ("inputs, reused", FLOAT_BYTES * (plan.size - asked))
     return (
+        # The gradients of inputs and requested outputs follow these, at `gradient_offset`, and take as much.
         ("inputs", FLOAT_BYTES * (plan.gradient_offset - asked)),
         ("requested", FLOAT_BYTES * asked),
         ("gradients", FLOAT_BYTES * plan.gradient_offset),

@@ -84,6 +84,7 @@ def get(name: str, backend: str = "reference") -> BasePolicy:
     """
     first, otherwise, second = name.rpartition(_OR)
     if otherwise:
+        # The second is made at once, so that its errors are raised here. `Otherwise` catches those of the first.
         return Otherwise(lambda: get(first, backend), get(second, backend))
     if name == "auto":
         name = AUTO.get(backend, AUTO["reference"])

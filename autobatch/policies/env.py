@@ -280,7 +280,7 @@ class Agent:
                     f"policy {self.name!r} chose type {action}, which is not ready; give an agent that respects "
                     f"action_masks, such as MaskablePPO."
                 )
-            seen, _, done, _, _ = env.step(action)
+            seen, _, done, _, _ = env.step(action)  # never truncated, because every action is ready
         return Schedule(*env.batches())
 
 

@@ -77,6 +77,7 @@ def to_text(policy: Savable, doing: str) -> str:
     content |= learned
     content["about"] = policy.about
     try:
+        # Readers compute the digest from what they parse, where tuples are lists and all keys are strings.
         plain = json.loads(json.dumps(content, allow_nan=False))
     except (TypeError, ValueError) as error:
         raise PolicyError(f"{doing}: its values and its `about` must be JSON values ({error}).") from error

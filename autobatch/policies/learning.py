@@ -84,6 +84,7 @@ def learn(
     terms |= {name: options.pop(name) for name in TERMS if name in options}
     compact, report = options.pop("compact", True), options.pop("on_progress", None)
     if options.pop("device", None) is not None:
+        # Level 3 is the caller, because `checked` wraps this function.
         warnings.warn("learn(device=) will be removed in 0.4; the CPU learns policies.", FutureWarning, stacklevel=3)
     machine = Machine(**{name: options.pop(name, default) for name, default in MACHINE.items()})
     known = [setting.name for setting in fields(QLearning)]
@@ -99,6 +100,7 @@ def learn(
         machines.append((Machine(machine.encoding), as_published))
     lessons = [make_lessons(dags, *one, **terms) for one in machines]
     with show_learning(progress) as shown:
+        # One call for the lessons of both machines, so that `each` may run all of them at once.
         learned = iter(each(learn_table, [lesson for some in lessons for lesson in some], report or shown))
     made = [to_fsm(some, [next(learned) for _ in some], types, terms["direction"], compact) for some in lessons]
     return made[0].with_rival(made[1]) if rival else made[0]

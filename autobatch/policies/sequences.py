@@ -175,5 +175,6 @@ def compact(dag: Dag, sequence: IntArray) -> IntArray:
     shorter = compact_sequence(dag, sequence)
     if shorter is None:
         late = embed_late(dag, sequence)
+        # NOWHERE is the least position, so this is a node that has none.
         raise refused_place(dag, sequence, int(np.argmin(late)), int(late.min()))
     return shorter

@@ -88,6 +88,7 @@ class AlignedOrders:
 
         Cost: a reduction per line and per constraint carried over, then a walk of the trees for each order tried.
         """
+        # Reductions change trees in place, and a rejected line may have reduced some already: only the copy is lost.
         trial = self.copy()
         fits = all(trial._place(line) for line in lines) and trial._carry_over() and trial._choose_orders()
         self.gave_up |= trial.gave_up
@@ -121,6 +122,7 @@ class AlignedOrders:
         """Copy each constraint on the order of a line to all lines of the same `order`, until nothing changes."""
         groups = self._tied_lines()
         before: list[int] = []
+        # Ends, because each round but the last excludes orders: `n_changes` does not count other reductions.
         while (now := [tree.n_changes for tree in self._trees]) != before:
             before = now
             self.work.left -= len(self._area)
@@ -153,6 +155,7 @@ class AlignedOrders:
         if not all(tree.arrange_all(orders) for tree, orders in zip(self._trees, chosen, strict=True)):
             return False
         groups = self._tied_lines()
+        # One iterator for all levels of the recursion: MAX_TRIES limits all tries together.
         return self._pairs_agree(groups) and self._choose(groups, chosen, iter(range(MAX_TRIES)))
 
     def _pairs_agree(self, groups: list[list[Line]]) -> bool:
@@ -175,6 +178,8 @@ class AlignedOrders:
                 return False
             self.work.left -= sum(len(line.spans) for line in lines)
             extended = [[*orders] for orders in chosen]
+            # The frontiers satisfy `chosen` at all times, because a failed try arranges trees by `chosen` and more.
+            # So a tree whose lines have the new order already is not arranged again.
             touched: set[int] = set()
             for line in lines:
                 extended[self._area_of(line)].append([line.spans[k][0] for k in order])
@@ -196,6 +201,7 @@ class AlignedOrders:
         for line in lines:
             yield self._order_of(line)
         number = {item: k for k, item in enumerate(_firsts(lines[0]))}
+        # `restricted` makes a tree of its own, so arranging this one between two orders does not disturb the iteration.
         for order in self._tree(lines[0]).restricted(number).orders():
             yield [number[item] for item in order]
 

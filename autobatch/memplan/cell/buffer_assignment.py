@@ -73,6 +73,7 @@ def find_heirs(derivative: Derivative, excluded: set[int], parts_of: Offsets) ->
             ending[var.domain, var.size].append((finder.last_read(index), index))
     found: dict[int, tuple[int, int]] = {}
     for group, values in ending.items():
+        # Greedy, in order of time: the value with the earliest last read takes the first piece written after it.
         free = sorted(pieces[group], key=lambda piece: piece.time)
         for last, index in sorted(values):
             later = next((piece for piece in free if piece.time > last), None)
@@ -100,7 +101,9 @@ class _Finder:
             for arg in source.args:
                 if source.op is add:  # a sum of several terms may be computed when the last of them is known
                     sums[arg] = max(sums.get(arg, 0), time)
+                # Only a loop over elements can read each element just before another loop overwrites it.
                 self._read(arg, time if _is_simple(source) else math.inf)
+        # Values that the weight stage reads, and results of the stages, outlive backward and are not overwritten.
         for index in (*self._read_by_weights(), *derivative.roots):
             self._read(index, math.inf)
         for index in (*derivative.incoming, *derivative.backward):
@@ -196,6 +199,7 @@ def make_joins(
         for number, (part, index) in enumerate(zip(source.args, indices, strict=True)):
             if _lies_in_inputs(vars, columns, reads[part], value, index):
                 continue
+            # A part has one place: it cannot also lie in the inputs, in a port's gradient, or saved elsewhere.
             free = (
                 part not in columns.inner
                 and part not in gradients
@@ -304,6 +308,8 @@ def _place_saved(
                 offset = offset_of(vars[whole], index)
                 if offset is not None and part in derivative.saved and can_be_made_in(vars, stages, part, whole):
                     inside.setdefault(part, (whole, offset))
+    # Parts and joins of the program that share columns with each other cannot pass them on. A join of the backward
+    # stage is not excluded: it may still take columns, piece by piece.
     shared = {*inside, *(whole for whole, _ in inside.values() if whole < len(derivative.program.vars))}
     heirs = find_heirs(derivative, shared, lambda index: _ranges(vars, index)) if reuses else {}
     inside |= heirs
@@ -340,6 +346,7 @@ def _gradients_in_place(
         read = Read(-1, 0, 0) if gradient is None else reads[gradient]
         place = columns.ports[port]
         if read.value in computed and not read.strided and vars[read.value].domain == place.domain:
+            # Where the value must begin so that its part, the port's gradient, lies in the columns of the port.
             whole = Place(place.domain, place.column - read.start, vars[read.value].size)
             wanted[read.value, whole].add(port)
     places: dict[int, Place] = {}

@@ -83,6 +83,7 @@ def operands_of(memory: ProgramMemory, batch: Batch) -> dict[int, tuple[int, ...
     sources = [memory.program.vars[value].source for value in batch]
     arguments = [source.args for source in sources if isinstance(source, Instruction)]
     found = {RESULT: tuple(batch), **dict(enumerate(zip(*arguments, strict=True)))}
+    # The operands of all members are alike (`signature`), so the first tells whether they have memory.
     return {number: values for number, values in found.items() if memory.span(values[0])}
 
 
@@ -101,7 +102,7 @@ def batch_runs(memory: ProgramMemory, batch: Batch, copied_joins: frozenset[int]
 def join_run(memory: ProgramMemory, value: int, copied_joins: frozenset[int] = frozenset()) -> Run:
     """Return the run of a join's parts, in the order of the program."""
     spans = (memory.span(part, copied_joins) for part in memory.joins[value])
-    line = Line(None, tuple(span for span in spans if span))
+    line = Line(None, tuple(span for span in spans if span))  # empty parts have no items
     return _make_run(memory, ("join", value), memory.joins[value], line, copied=True)
 
 
@@ -178,6 +179,7 @@ def _fit_copied(memory: ProgramMemory, products: Sequence[Batch], rows: int, wor
         fit.kept = {run.key: run for run in runs if run.line is not None}
         fit.dropped = {run.key: run for run in runs if run.line is None}
         return fit
+    # Joins are in program order: the span of a join depends on whether the joins inside it are copied.
     for value in memory.joins:
         fit.add(join_run(memory, value, fit.copied_joins(memory)))
     copied_joins = fit.copied_joins(memory)

@@ -79,6 +79,7 @@ def choose_batches(steps: Steps) -> tuple[Batch, ...]:
     batches: list[Batch] = []
     while left:
         ready, could = _ready(left, type_ids, sources)
+        # The ratio of the batching policy `Sufficient`, |F_a| / |frontier(G_a)|: at 1 waiting gains nothing.
         nodes = max(ready.values(), key=lambda nodes: len(nodes) / could[type_ids[nodes[0]]])
         batches.append(tuple(steps.values[n] for n in nodes))
         for n in nodes:
@@ -93,6 +94,7 @@ def _ready(
     ready: dict[int, list[int]] = {}
     could: dict[int, int] = {}
     awaited: dict[int, set[int]] = {}  # per unfinished node, the types of the unfinished nodes it depends on
+    # `left` keeps program order, so the sources of n are already in `awaited`.
     for n in left:
         before = [source for source in sources[n] if source in left]
         awaited[n] = {type_ids[source] for source in before}.union(*(awaited[source] for source in before))
@@ -125,6 +127,7 @@ def signature(memory: ProgramMemory, value: int) -> Hashable:
     stacks = by_parameter and len(vars[source.args[0]].shape) == 2
 
     def form(shape: Shape) -> Hashable:
+        # Empty parameters have no memory, so they cannot be stacked with others.
         return (shape[0] > 0, *shape[1:]) if stacks else shape
 
     arguments: list[Any] = []
@@ -139,6 +142,8 @@ def signature(memory: ProgramMemory, value: int) -> Hashable:
     together: Hashable = None
     if source.op in PRODUCTS:
         x = source.args[INPUT]
+        # x and stop_gradient(x) have the same memory, but only one of them has a gradient. The key of any other
+        # product is its own value, so that it runs alone.
         together = (memory.reads[x], x in memory.constants) if by_parameter else value
     static = repr(sorted(source.static.items()))
     return source.op, static, form(vars[value].shape), vars[value].domain, *arguments, together

@@ -44,7 +44,7 @@ def place_columns(program: CellProgram, joined: bool = True) -> Columns:
     wanted = {item for span in spans.values() for item in span}
     orders = fit.orders.copy()
     for line in _pairs(memory):
-        orders.add([line])
+        orders.add([line])  # a pair that does not fit changes nothing
     offset: dict[Item, tuple[int, int]] = {}
     ends = [0] * (1 + program.n_groups)
     for area, order in zip(memory.areas, orders.frontiers(), strict=True):
@@ -55,6 +55,7 @@ def place_columns(program: CellProgram, joined: bool = True) -> Columns:
                 domain = program.vars[item.value].domain
                 offset[item] = domain, ends[domain - NODE]
                 ends[domain - NODE] += item.size
+    # The items of a span are consecutive and all wanted, so the place of the first is that of the value.
     places = {
         value: Place(*offset[span[0]], program.vars[value].size) if span else Place(program.vars[value].domain, 0, 0)
         for value, span in spans.items()

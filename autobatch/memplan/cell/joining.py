@@ -63,7 +63,6 @@ class Sum(NamedTuple):
 
     @property
     def inputs(self) -> tuple[int, ...]:
-        """Return the vectors."""
         return tuple(product.input for product in self.products)
 
     @property
@@ -172,7 +171,7 @@ class _Reading:
             alike = self.uses[index] == 1 and (var.shape, var.domain) == (shape, domain)
             if source is not None and source.op is add and (index == root or alike):
                 between |= {index} - {root}
-                pending += source.args[::-1]
+                pending += source.args[::-1]  # the left one is popped first
             else:
                 leaves.append(index)
         return leaves, between
@@ -241,6 +240,7 @@ def _saving(reading: _Reading, sums: Sequence[Sum]) -> list[Sum]:
     for inputs, members in groups:
         gone = frozenset[int]().union(*(sum_.gone for sum_ in members))
         products = {p.value: p for p in reading.products.values() if p.input in inputs}
+        # Sets: products by one vector will be stacked, so they are one launch.
         before = {_launch(reading, product) for product in products.values()}
         after = {_launch(reading, product) for value, product in products.items() if value not in gone}
         after |= {(sum_.op, sum_.inputs) for sum_ in members}
@@ -274,6 +274,7 @@ def _rewrite(program: CellProgram, sums: Iterable[Sum]) -> CellProgram:
             if isinstance(source, Instruction):
                 source = replace(source, args=tuple(number[arg].index for arg in source.args))
             number[index] = builder.add(source, var.shape, var.domain)
+    # The draw's attribute stays even if no output needs it; `Builder.add` notes neither ties nor draws.
     made = builder.finish([number[output] for output in program.outputs], draws_of(builder.vars))
     return replace(made, ties=program.ties, draws=program.draws)
 

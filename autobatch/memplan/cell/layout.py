@@ -165,6 +165,7 @@ def plan_cell(program: CellProgram, rows: int = ROWS) -> CellLayout:
     fit = fit_runs(memory, batches, rows, work)
     joins = frozenset(memory.joins) - fit.copied_joins(memory)
     frontiers = zip(memory.areas, fit.orders.frontiers(), strict=True)
+    # A join has items in case it is copied; one that is a view lies in the items of its parts.
     areas = {
         area: tuple(item for item in cast(list[Item], order) if item.value not in joins) for area, order in frontiers
     }
@@ -189,6 +190,7 @@ def _to_batch(memory: ProgramMemory, batch: Batch, fit: Fit, areas: dict[str, tu
         pattern = pattern_of([memory.reads[v] for v in values])
         if pattern is not None and ("batch", batch[0], operand) not in fit.dropped:
             views[operand] = pattern
+    # The runs of a batch have one order, so any kept one gives the order of the members.
     line = next((run.line for key, run in fit.kept.items() if key[:2] == ("batch", batch[0])), None)
     members = batch
     if line is not None:
@@ -323,6 +325,7 @@ def _form(var: Var) -> Hashable:
             source = is_float, column
         case Constant(data) if np.ndim(data) == 0:
             source = np.asarray(data).item()
+        # Parameters and constant arrays matter by their shape and domain only.
         case _:
             source = None
     return type(var.source), source, var.shape, var.domain

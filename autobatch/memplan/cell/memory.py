@@ -123,6 +123,7 @@ class ProgramMemory:
         """
         read = self.reads[index]
         if read.value in self.joins and read.value not in copied_joins:
+            # A join is only read as a whole (`why_copied`), so all parts are in its span.
             return tuple(item for part in self.joins[read.value] for item in self.span(part, copied_joins))
         return tuple(i for i in self.items.get(read.value, ()) if read.start <= i.start and i.stop <= read.stop)
 
@@ -188,6 +189,7 @@ def is_number(var: Var) -> bool:
 
 def seen_through(source: Instruction, shape: Shape, argument: Read) -> Read:
     """Return the memory behind a view of an argument: a contiguous range of its elements, or strides over them."""
+    # Bytes, so that differences of addresses count elements; kernels expect the batch axis in front.
     base = np.empty((1, *shape), np.int8)
     view = source.op.kernel(np, base, **source.static)
     if argument.strided or not view.flags.c_contiguous:

@@ -89,6 +89,7 @@ class _Choice:
     def __init__(self, derivative: Derivative, prices: Prices) -> None:
         self.derivative, self.prices, self.vars = derivative, prices, derivative.vars
         roots = self._read_by(derivative.weights)
+        # In memory whatever is chosen: values in the inputs, and saved values that the weight stage reads.
         self.known = {*derivative.kept, *(root for root in roots if root in derivative.saved)}
         self.free = self._read_by(derivative.backward)  # in a register already: reading them again costs nothing
         self.joined = {self._origin(arg) for arg in self._args_of_joins()}
@@ -97,6 +98,7 @@ class _Choice:
         self.made: set[int] = set()
 
     def choose(self) -> set[int]:
+        # Operands come before the values computed from them. `sorted` makes a list, because the loop adds residuals.
         for index in sorted(filter(self._can_be_made, self.residuals)):
             needs = self._cheapest(index)
             if index in needs.made:
@@ -116,6 +118,7 @@ class _Choice:
             making = _Needs({value}, set(), set())
             for arg in self._operands(value):
                 if arg in cheapest:
+                    # Unions of sets, so that what several operands need is counted once.
                     for known, more in zip(making, cheapest[arg], strict=True):
                         known |= more
                 else:

@@ -3,8 +3,7 @@
 The products of a batch become one product with their stacked weights; the members of the batch are slices of the
 result, in the order of the layout. Element-wise instructions whose operands are adjacent, slices of one value or
 parameters, become one instruction on the larger slice. Operands that are not views in the layout stay as they are. The
-result is an ordinary
-program: it is differentiated and planned as if it had been written that way.
+result is an ordinary program: it is differentiated and planned as if it had been written that way.
 """
 
 from __future__ import annotations
@@ -112,6 +111,7 @@ class _Stacking:
         self.reads: list[Read] = []
 
     def run(self, elementwise: bool) -> CellProgram:
+        # In the order of the program, because `finish` numbers ports and the columns of attributes in this order.
         for index, var in enumerate(self.program.vars):
             if isinstance(var.source, (Port, Attribute)):
                 self._value(index)
@@ -119,6 +119,7 @@ class _Stacking:
             for group in self._groups(batch, elementwise):
                 self._emit(group)
         outputs = [self.builder.value(self._value(output)) for output in self.program.outputs]
+        # The draw's attribute stays even if no output needs it; `Builder.add` notes neither ties nor draws.
         program = self.builder.finish(outputs, draws_of(self.builder.vars))
         made = replace(program, ties=self.program.ties, draws=self.program.draws)
         settle(stacks_in(made.vars), self._parameter_order())
@@ -158,6 +159,7 @@ class _Stacking:
     def _product_operand(self, batch: InnerBatch, k: int, arg: int) -> Same | Slice | None:
         if k == INPUT:
             return Same(self._shared(arg))
+        # A vector in place of the matrix is not stacked: its elements are not rows of the result.
         return self._weight(arg) if k in batch.views and (k > 0 or len(self.program.vars[arg].shape) == 2) else None
 
     def _soft_operand(self, batch: InnerBatch, k: int, arg: int, shape: Shape) -> Same | Slice | None:
@@ -166,14 +168,17 @@ class _Stacking:
             assert isinstance(var.source, Constant)
             return Same(np.asarray(var.source.data).item())
         if var.shape != shape:
+            # An operand that is broadcast along the axis on which members are joined can serve all of them.
             spread = len(var.shape) < len(shape) or var.shape[0] == 1
             return Same(("value", new)) if spread else None
         if self._parameter(arg) is not None:
             return self._weight(arg) if k in batch.views else None
+        # This view has no gradient, but a slice of the value behind it might have one.
         if arg in self.memory.constants:
             return None
         read = self._read(new)
         base = self.builder.vars[read.value]
+        # Members are joined along the first axis, so each must be whole rows of the value behind it.
         if read.strided or base.shape[1:] != shape[1:] or read.start % math.prod(shape[1:]):
             return None
         return Slice(read.start, read.stop, read.value)

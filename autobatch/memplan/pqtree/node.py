@@ -32,7 +32,7 @@ class Node:
         self.sib_a: Node | None = None
         self.sib_b: Node | None = None
         self.mark = UNMARKED
-        self.label = FULL
+        self.label = FULL  # of leaves; a reduction labels the pertinent branches before it reads their labels
 
     def other_sibling(self, sibling: Node | None) -> Node | None:
         """Return the sibling on the side opposite to `sibling`."""
@@ -71,7 +71,6 @@ class Branch(Node):
         raise NotImplementedError
 
     def reverse(self) -> None:
-        """Reverse the order of the children."""
         raise NotImplementedError
 
 
@@ -131,6 +130,7 @@ class QNode(Branch):
 
 def replace(old: Node, new: Node) -> None:
     """Put `new` in the place of `old`: same parent, same siblings, same mark. Cost: O(1)."""
+    # The mark too: during a reduction it tells the siblings of a node that it is pertinent.
     new.parent, new.sib_a, new.sib_b, new.mark = old.parent, old.sib_a, old.sib_b, old.mark
     for sibling in (old.sib_a, old.sib_b):
         if sibling is not None:

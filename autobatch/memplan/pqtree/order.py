@@ -124,6 +124,7 @@ def arrange(root: Node, order: list[Hashable]) -> bool:
         if isinstance(node, PNode):
             placed.sort(key=span.__getitem__)
             rest = iter(placed)
+            # Children without given items stay where they are.
             sorted_members.append((node, [next(rest) if child in span else child for child in children]))
         elif isinstance(node, QNode) and span[placed[0]] > span[placed[-1]]:
             placed.reverse()
@@ -256,6 +257,7 @@ class Pairs:
         (root, turned), (root2, turned2) = self._find(one), self._find(other)
         if root == root2:
             return turned == turned2
+        # `one` equals `other`, so their roots are equal if both have the same parity, and opposite if not.
         self._above[root2] = (root, turned != turned2)
         return True
 

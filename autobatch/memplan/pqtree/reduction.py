@@ -6,7 +6,7 @@ The parent of a child inside a Q-node is unknown. Such a node is *blocked* until
 *unblocked*. An endmost child knows its parent; an inner one gets it from an unblocked sibling. A run of blocked
 siblings is a block.
 
-Templates are patterns of a node's children, and the replacements.
+A template is a pattern of a node's children, and their replacement.
 
 A reduction makes the leaves of a set S consecutive. A node is *full* when all leaves below it are in S, *empty* when
 none is, else *partial*; it is *pertinent* when it is not empty. The *root* is the deepest node that has all of S below
@@ -73,9 +73,10 @@ def apply_all(matches: list[Match], visited: list[Node]) -> Node:
     Cost: O(nodes + their pertinent children).
     """
     for node, template in matches:
-        parent = node.parent
+        parent = node.parent  # read first, because the template may put `node` below its replacement
         replaced = template(node)
         visited.append(replaced)
+        # `pertinent` keeps the matched nodes, whose labels templates read; the replacements are in `partial`.
         if node.label == PARTIAL and node is not matches[-1].node:
             assert parent is not None
             assert isinstance(replaced, QNode)
@@ -88,6 +89,7 @@ def changes_anything(matches: list[Match]) -> bool:
     node, template = matches[-1]
     if template in (template_p1, template_q1):
         return False
+    # A Q-node keeps a run of full children together anyway; only dissolving partial ones excludes orders.
     return isinstance(node, PNode) or any(child.label == PARTIAL for child in node.pertinent)
 
 
@@ -123,8 +125,10 @@ def _match_q(node: QNode, partial: list[Node], is_root: bool) -> Template | None
     if ends is None or any(child not in ends for child in partial):
         return None
     endmost = [end for end in ends if end is node.first or end is node.last]
+    # A single pertinent child is both ends of its run.
     if not partial and len(endmost) == 2 and endmost[0] is not endmost[1]:
         return template_q1
+    # Beside other pertinent children, a partial child has its empty end outside; alone, it can be reversed.
     outer = [end for end in endmost if end not in partial or len(node.pertinent) == 1]
     if len(partial) < 2 and outer:
         return template_q2
@@ -212,6 +216,8 @@ def template_p6(node: PNode) -> Node:
     if full is not None:
         partial.append(full)
     del node.members[second]
+    # Both children have their full end last, so `second` follows in reverse. Siblings have no order, so linking the
+    # two ends does that in constant time; only the new endmost child must know its parent.
     partial.last.put_sibling(None, second.last)
     second.last.put_sibling(None, partial.last)
     partial.last = second.first
@@ -229,6 +235,7 @@ def template_q2(node: QNode) -> Node:
 
     `[e e [e f] f f]` becomes `[e e e f f f]`, its first child empty and its last one full.
     """
+    # The parent's template expects the full end last (p4, p5, p6).
     first_is_full = node.first.mark != UNMARKED and node.first not in node.partial
     last_is_empty = node.last.mark == UNMARKED
     if first_is_full or last_is_empty:
@@ -242,6 +249,7 @@ def template_q3(node: QNode) -> Node:
     `[e [e f] f f [e f] e]` becomes `[e e f f f f e e]`. The node may be a pseudonode: a run of children inside a Q-node
     whose ends were not searched for.
     """
+    # Before any child is dissolved: the nodes left in its place need not have the marks that tell the sides apart.
     empty_sides = [_empty_side(child) for child in node.partial]
     for child, empty_side in zip(node.partial, empty_sides, strict=True):
         full_side = child.other_sibling(empty_side)
@@ -325,6 +333,7 @@ def bubble(queue: list[Node]) -> Branch | None:
             parent = sib_b.parent
         else:
             node.mark = BLOCKED
+            # With the blocks beside it, the node is one block.
             n_open -= (sib_a.mark == BLOCKED) + (sib_b.mark == BLOCKED)
             continue
         node.mark = UNBLOCKED
@@ -336,6 +345,7 @@ def bubble(queue: list[Node]) -> Branch | None:
         if parent.mark == UNMARKED:
             parent.mark = QUEUED
             parent.pertinent = []
+            # The parent takes the node's place among the open ones.
             queue.append(parent)
         else:
             n_open -= 1
@@ -360,6 +370,7 @@ def _unblock(node: Node | None, before: Node, parent: Branch) -> None:
 
 def _pseudonode(block: list[Node]) -> QNode:
     """Make a Q-node whose pertinent children are a block, without searching for its ends."""
+    # The leaves stand for the unknown ends: no child of the block is endmost, so only q3 fits.
     pseudonode = QNode([Leaf(None), Leaf(None)])
     pseudonode.pertinent = block
     for node in block:

@@ -57,6 +57,7 @@ class Ways:
         is_p: set[Node] = set()
         found: list[list[int]] = []
         for node, children in below:
+            # As in `rebuild`: a Q-node left with two children is a P-node, and a node left with one is that child.
             if len(children) > 2 and isinstance(node, QNode):
                 found += [items[left] + items[right] for left, right in pairwise(children)]
             elif len(children) > 1:
@@ -76,7 +77,7 @@ class Ways:
                 above = self.parent[node]
                 is_met = above in below
                 below.setdefault(above, []).append(node)
-                if is_met:
+                if is_met:  # so the rest of the way is known
                     break
                 node = above
         found: list[tuple[Node, list[Node]]] = []

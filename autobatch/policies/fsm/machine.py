@@ -72,7 +72,6 @@ class Machine:
         return n_types * (2 if self.critical else 1)
 
     def in_words(self) -> str:
-        """Describe the settings in words."""
         critical = ", and which are critical" if self.critical else ""
         mask = ", and runs critical types if any are ready" if self.mask else ""
         return f"sees the {LISTED[self.encoding]}{critical}{mask}"
@@ -97,7 +96,6 @@ class TypeNames:
 
     @classmethod
     def of(cls, types: Types) -> TypeNames:
-        """Read the names and outlines from the types of a graph."""
         return cls(tuple(types.names), tuple(types.outlines))
 
 
@@ -196,7 +194,7 @@ class Fsm(Directed):
         return "".join(parts)
 
     def with_rival(self, other: Fsm) -> Fsm:
-        """Return a policy that plans with the machines of both, for the same types, and keeps the shorter plan."""
+        """Return a policy that plans with the machines of both, for the same types, and keeps the cheaper plan."""
         about = {**self.about, "rivals": [*self.about.get("rivals", []), other.about]}
         rivals = [*self.machines[1:], *other.machines]
         return Fsm(
@@ -264,6 +262,7 @@ class Fsm(Directed):
             dag = dag._replace(n_types=max(dag.n_types, len(known)))  # the machine may have learned more types since
             turned = dag if way == "forward" else reverse(dag)
             sequence = plan_by_machine(turned, table, self.machine.rules(), self.weights)[0][0]
+            # Types that the policy does not know are numbered after the known ones.
             names = [*known, *(NEW for _ in range(dag.n_types))]
             states = list_states(turned, sequence, known, self.machine.encoding, table.states.shape[1])
             walk.add(states, [names[type_id] for type_id in sequence])
@@ -291,7 +290,7 @@ class Fsm(Directed):
         dag = self._planned = self.to_known(graph)
         place = self._place(graph.types)
         number = np.zeros(dag.n_types, np.int32)
-        number[place] = np.arange(place.size)
+        number[place] = np.arange(place.size)  # from the policy's numbers to those of the graph
         self.unseen = self.decided = 0
         with naming_cycles(graph):
             planned = self.plan_best(dag)
@@ -343,6 +342,7 @@ class Fsm(Directed):
 
     def _place(self, types: Types) -> IntArray:
         """Return the policy's number for each type of a graph; unknown types are numbered after the known ones."""
+        # A table of types grows while its function records, so the same object may have more types than before.
         if self._placed is None or self._placed[0] is not types or self._placed[1].size != len(types.names):
             self._placed = types, place_types(self.types, TypeNames.of(types))
         return self._placed[1]
@@ -350,6 +350,7 @@ class Fsm(Directed):
     def _take_in(self, met: TypeNames, place: IntArray) -> None:
         """Add the new types of a graph to those of the policy."""
         n_known = len(self.types.names)
+        # In the order of the numbers that `place` assigns, because names are appended by number.
         new = [
             (met.names[type_id], met.outlines[type_id]) for type_id in np.argsort(place) if place[type_id] >= n_known
         ]

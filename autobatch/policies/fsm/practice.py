@@ -59,6 +59,7 @@ def run_episode(
     The table must have room for a new state per batch.
     """
     generator = rng.bit_generator
+    # The core draws through the bit generator's C interface, which does not take the lock that NumPy's draws hold.
     with generator.lock:
         course.run(table, machine, rules, epsilon, generator, plan)
 

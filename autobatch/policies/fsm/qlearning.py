@@ -83,6 +83,7 @@ class QLearning:
     optimism: bool = True
 
     def __post_init__(self) -> None:
+        # NaN is left to the limits below, which it fails: all comparisons with it are false.
         given = {name: x for name, x in vars(self).items() if not (isinstance(x, float) and math.isnan(x))}
         check_arguments(QLearning, given, LEARNING, dict.fromkeys(given, PolicyError))
         limits = {
@@ -229,7 +230,7 @@ def learn_table(lesson: Lesson, on_progress: Report) -> Learned:
     settings = lesson.settings
     measured = [dag for dag in lesson.held_out or lesson.dags if dag.type_id.size]
     task = Task(lesson.dags, measured, lesson.machine, settings.rules(), settings.exploration())
-    practice = Practice(task, [lesson.seed, lesson.way == "backward"])
+    practice = Practice(task, [lesson.seed, lesson.way == "backward"])  # a stream per direction
     n_types = task.dags[0].n_types
     table = make_table(n_types, task.machine.width(n_types))
     bound = _mean([float(chains_ahead(dag).max(axis=0) @ type_costs(dag)) for dag in measured])
@@ -242,6 +243,7 @@ def learn_table(lesson: Lesson, on_progress: Report) -> Learned:
         curve.append(Progress(n_played, batches, bound, int(table.n_states[0])))
         on_progress(curve[-1])
         if batches < fewest:
+            # A copy, because later episodes write to the same arrays.
             best, fewest = copy_table(table), batches
         if batches <= (1 + settings.tolerance) * bound:
             break
@@ -276,6 +278,7 @@ class Online:
     def __call__(self, machine: Machine, table: Table, dag: Dag, sequence: IntArray) -> Table:
         """Return the table after learning from this sequence of batches."""
         roomy = with_room(table, sequence.size)
+        # Nothing is drawn from the generator, because the plan makes all choices.
         run_episode(Course(dag), roomy, machine.rules(), self.settings.rules(), 0.0, np.random.default_rng(0), sequence)
         return roomy
 

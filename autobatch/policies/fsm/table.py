@@ -89,6 +89,7 @@ def widen_table(table: Table, n_types: int, width: int) -> Table:
     """Return the table for more types, numbered after the present ones and not ready in any known state."""
     n_states, n_old, n_parts = int(table.n_states[0]), table.values.shape[1], width // n_types
     wide = make_table(n_types, width, len(table.states))
+    # A state has a part for ready types and perhaps one for critical types; each grows at its own end.
     states = np.zeros((n_states, n_parts, n_types), np.int16)
     states[:, :, :n_old] = table.states[:n_states].reshape(n_states, n_parts, n_old)
     add_states(wide, states.reshape(n_states, width))
@@ -99,6 +100,7 @@ def widen_table(table: Table, n_types: int, width: int) -> Table:
 
 def _filled(table: Table, n_states: int, room: int) -> Table:
     copy = make_table(table.values.shape[1], table.states.shape[1], room)
+    # States are distinct and added in order, so they keep their numbers, and rows of values can be copied.
     add_states(copy, table.states[:n_states])
     copy.values[:n_states] = table.values[:n_states]
     copy.updates[:n_states] = table.updates[:n_states]
@@ -106,6 +108,7 @@ def _filled(table: Table, n_states: int, room: int) -> Table:
 
 
 def _n_slots(room: int) -> int:
+    # More than twice the room: at most half of the slots are taken, so that lookups are short.
     return 1 << max(4, (2 * room).bit_length())
 
 

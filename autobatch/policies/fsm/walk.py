@@ -109,4 +109,4 @@ def list_choices(table: Table, names: Sequence[str], encoding: Encoding) -> list
 def list_states(dag: Dag, sequence: IntArray, names: Sequence[str], encoding: Encoding, width: int) -> list[str]:
     """Run a sequence of types, and describe the state of `width` ints before each."""
     rows = visit_states(dag, sequence, len(names), (ENCODINGS.index(encoding), 0), width)
-    return [describe_state(row.tolist(), names, encoding) or NEW for row in rows]
+    return [describe_state(row.tolist(), names, encoding) or NEW for row in rows]  # empty if only new types are ready

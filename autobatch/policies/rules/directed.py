@@ -141,5 +141,6 @@ class Ruled(Directed):
 def mirror(batches: Batches) -> Batches:
     """Turn a plan of the reversed dag into a plan of the dag, by reading it from its end. Cost: O(N)."""
     batch_type, batch_ptr, order = batches
+    # Node n of the reversed dag is node N - 1 - n of the dag.
     last = np.int32(order.size)
     return batch_type[::-1].copy(), last - batch_ptr[::-1], last - np.int32(1) - order[::-1]

@@ -208,6 +208,7 @@ class _Search:
         both = (find_suffixes(part), find_suffixes(reverse(part)))
         exact = search_both(both, self.cost, share, least=least, enough=enough)
         self.n_states += exact.n_states
+        # If this demand is met, `choose_types` skips the set until the program's answer for its types falls.
         self.most[types] = exact.cost
         if exact.cost <= enough * (1 + TOLERANCE):
             return False
@@ -241,7 +242,9 @@ def _combine(longest: IntArray, parts: Mapping[tuple[int, ...], float], cost: Fl
     for row, types in zip(demands, parts, strict=True):
         row[list(types)] = cost[list(types)]
     least = np.array(list(parts.values()))
+    # Demands are sums of floats: without slack, rounding might cost another batch, and the bound might be too high.
     least -= TOLERANCE * (1 + np.abs(least))
+    # No gap: the cost of an answer that is nearly optimal is not a lower bound.
     answer = milp(
         cost,
         integrality=np.ones(cost.size),
@@ -286,4 +289,5 @@ def judge(graph: Graph, schedule: Schedule, bound_kind: str = "chain") -> Judgem
         bound = pair_bound(dag, known=shorter).value
     else:
         raise PolicyError(f"bounding a schedule: bound must be 'chain' or 'pairs', got {bound_kind!r}.")
+    # A bound on a whole number is rounded up. The bound is a sum of floats, which may exceed its value a little.
     return Judgement(shorter.size, int(np.ceil(bound - 1e-6)), bound_kind)

@@ -138,13 +138,16 @@ def search_both(
     lower = max(least, *(min(beam.unseen, beam.cost) for beam in beams))
     n_states = sum(beam.n_states for beam in beams)
     slack = TOLERANCE * (1 + best)
+    # At least the cheapest batch, so that limits do not creep; and large enough for about `_N_LIMITS` of them.
     rise = max(float(cost.min()), (best - lower) / _N_LIMITS)
     limit, share = lower, _TRIAL_STATES
     while lower < best - slack and best > enough + slack and n_states < max_states:
+        # Only cheaper sequences are of interest.
         limit = min(limit, best - slack)
         outcome, backward, made = _search_either(both, backward, cost, limit, share, max_states - n_states)
         n_states += made
         share = max(share, 8 * outcome.n_states)
+        # If the search gave up, its cost is inf and `unseen` is -inf, so that neither `best` nor `lower` changes.
         if outcome.cost < best:
             best, sequence = outcome.cost, _turn(outcome.sequence, backward)
         lower = max(lower, min(outcome.unseen, best))

@@ -96,7 +96,7 @@ class Recurring(Directed):
         for graph in graphs:
             digest, types = structure_of(graph)
             number = np.zeros(graph.n_types, np.int32)
-            number[types] = np.arange(types.size)
+            number[types] = np.arange(types.size)  # from type ids to places in `types`
             found[digest] = number[search.schedule(graph).batch_type].tolist()
         return cls(found, direction, compact)
 
@@ -130,6 +130,8 @@ class Recurring(Directed):
         if known is None:
             return super().schedule(graph)
         dag = to_dag(graph)
+        # A number beyond the types of the graph, from a changed file, becomes -1, which runs nothing. If the sequence
+        # then does not finish the graph, `to_schedule_at` says so.
         sequence = np.append(types, np.int32(-1))[np.minimum(known, types.size)]
         return to_schedule_at(dag, sequence, embed_early(dag, sequence))
 
@@ -137,6 +139,7 @@ class Recurring(Directed):
 def structure_of(graph: Graph) -> Structure:
     """Digest the types and edges of a graph, in the order of its nodes."""
     dag, outlines = to_dag(graph), graph.types.outlines
+    # Types are renumbered in the order of their first nodes, so that ids of the process do not count.
     present, first, number = np.unique(dag.type_id, return_index=True, return_inverse=True)
     by_place = np.argsort(first)
     rank = np.zeros(present.size, np.int32)

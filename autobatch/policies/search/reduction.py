@@ -2,8 +2,8 @@
 
 Whether a sequence finishes a graph depends only on the strings of types along its paths, and only on those that are not
 subsequences of others. So nodes with the same continuations are merged, and continuations that are subsequences of
-others from the same node are removed. Then the same is done on the reversed graph, and so on in turn
-until nothing changes.
+others from the same node are removed. Then the same is done on the reversed graph, and so on in turn until nothing
+changes.
 
 A *suffix* is a node that represents all nodes after which the same types must run. Suffix m is *within* suffix n if
 each path from m is a subsequence of a path from n, so that every sequence that finishes n finishes m. This holds if m

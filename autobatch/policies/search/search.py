@@ -8,9 +8,9 @@ and the rest on the best result; it stops at the bound.
 Local search perturbs a sequence of types, compacts it, and keeps the result unless it costs more.
 
 A step inserts up to eight types within about twenty positions, or moves one entry, or swaps two; the perturbed sequence
-is compacted from the left or from the right, at random (`autobatch.policies.sequences`). An inserted type
-makes others superfluous, so most improvements are insertions. Results of equal cost are also kept, so that the search
-can cross plateaus. The budget counts steps, so the same seed gives the same sequence.
+is compacted from the left or from the right, at random (`autobatch.policies.sequences`). An inserted type makes others
+superfluous, so most improvements are insertions. Results of equal cost are also kept, so that the search can cross
+plateaus. The budget counts steps, so the same seed gives the same sequence.
 """
 
 from __future__ import annotations
