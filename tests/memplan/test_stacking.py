@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -287,3 +288,34 @@ def test_a_layout_is_made_once_for_programs_of_one_form() -> None:
     assert lay_out(second).memory.program is second
     assert str(lay_out(second)) == str(plan_cell(second))
     assert lay_out(trace_cell(SEVEN["LSTM"].body, 5)).batches is not lay_out(first).batches
+
+
+class Pair(ab.Module):
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.a, self.b = (ab.Parameter(rng.standard_normal((3, 3))) for _ in range(2))
+
+
+@each("first, second", [(0.0, -0.0), (-0.0, 0.0), (-0.0, -0.0), (np.nan, np.nan), (1.0, 1.5)])
+@pytest.mark.parametrize("use", [operator.truediv, operator.mul])
+def test_only_equal_literals_are_one_operand(first: float, second: float, use: Callable[..., Any]) -> None:
+    """A quotient by -0.0 has the other sign than one by 0.0."""
+    rng = np.random.default_rng(0)
+    model, instances = Pair(rng), list(rng.standard_normal((4, 3)))
+
+    @ab.cell
+    def both(x: Any) -> Any:
+        return use(model.a @ x, first), use(model.b @ x, second)
+
+    with np.errstate(divide="ignore"):
+        expected = [np.stack(rows) for rows in zip(*map(both, instances), strict=True)]
+    for backend in "cpu", "reference":
+        found = ab.batched(both, module=model, backend=backend)(instances)
+        for numbers, others in zip(found, expected, strict=True):
+            np.testing.assert_allclose(numbers, others, rtol=1e-5)
+            np.testing.assert_array_equal(np.signbit(numbers), np.signbit(others))
+
+
+def test_a_layout_with_nan_is_made_once() -> None:
+    weights = Weights(4)
+    first, second = (trace_with(weights, lambda w, x: w["A"] @ x + np.nan) for _ in range(2))
+    assert lay_out(first).batches is lay_out(second).batches

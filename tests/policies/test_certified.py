@@ -12,8 +12,9 @@ import pytest
 from autobatch import policies
 from autobatch.errors import GraphError, PolicyError
 from autobatch.graph.build import merge_graphs
-from autobatch.graph.dag import to_dag
+from autobatch.graph.dag import Dag, to_dag
 from autobatch.graph.graph import Graph
+from autobatch.graph.sketch import to_graph
 from autobatch.models.data.lattice import read_lattices
 from autobatch.models.data.sst import read_trees
 from autobatch.models.shapes import make_lattice_graph, make_tree_graph, make_two_type_tree_graph
@@ -89,6 +90,14 @@ def test_a_judgement_holds_what_is_true(seed: int) -> None:
     chains, pairs = judge(graph, schedule, "chain"), judge(graph, schedule, "pairs")
     assert chains.bound == min_batches(graph) <= pairs.bound <= fewest
     assert fewest <= pairs.compacted == chains.compacted <= schedule.n_batches
+
+
+@each("bound_kind", ("chain", "pairs"))
+def test_a_judgement_counts_batches_whatever_they_cost(bound_kind: str) -> None:
+    """Two types, each with a node that waits for one of the other type: three batches, of which one or two cost 5."""
+    graph = to_graph(Dag.from_edges([0, 1, 1, 0], [(0, 1), (2, 3)], costs=[5.0, 1.0]))
+    found = judge(graph, make_schedule(graph, policies.get("score")), bound_kind)
+    assert (found.compacted, found.bound) == (3, {"chain": 2, "pairs": 3}[bound_kind])
 
 
 @pytest.mark.cases(1)

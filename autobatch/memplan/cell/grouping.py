@@ -22,8 +22,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from autobatch.graph.dag import Dag
-from autobatch.ir.program import SHARED, Constant, Instruction
-from autobatch.memplan.cell.memory import ProgramMemory, is_number
+from autobatch.ir.program import SHARED, Instruction
+from autobatch.memplan.cell.memory import ProgramMemory, literal
 from autobatch.ops.define import Shape
 from autobatch.ops.linear import affine, matmul, outer
 
@@ -134,8 +134,8 @@ def signature(memory: ProgramMemory, value: int) -> Hashable:
     for number, index in enumerate(source.args):
         read, var = memory.reads[index], vars[index]
         origin = vars[read.value]
-        if is_number(origin) and isinstance(origin.source, Constant):
-            arguments.append(np.asarray(origin.source.data).item())
+        if (number_text := literal(origin)) is not None:
+            arguments.append(number_text)
         else:
             shape = var.shape if number == INPUT else form(var.shape)
             arguments.append((shape, memory.area_of(read.value), read.strided))

@@ -12,8 +12,6 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, cast
 
-import numpy as np
-
 from autobatch.ir.program import Attribute, CellProgram, Constant, Instruction, Port, Var
 from autobatch.keywords import checked
 from autobatch.memplan.cell.aligned import Work
@@ -33,7 +31,7 @@ from autobatch.memplan.cell.constraints import (
     starting_orders,
 )
 from autobatch.memplan.cell.grouping import Batch, choose_batches, is_product, make_steps
-from autobatch.memplan.cell.memory import SHARED_VALUES, Item, ProgramMemory
+from autobatch.memplan.cell.memory import SHARED_VALUES, Item, ProgramMemory, is_number, literal
 
 UNTRIED = "the search for orders ended before it was tried"
 
@@ -323,8 +321,8 @@ def _form(var: Var) -> Hashable:
             source = number
         case Attribute(is_float=is_float, column=column):
             source = is_float, column
-        case Constant(data) if np.ndim(data) == 0:
-            source = np.asarray(data).item()
+        case Constant() if is_number(var):
+            source = literal(var)
         # Parameters and constant arrays matter by their shape and domain only.
         case _:
             source = None

@@ -187,6 +187,12 @@ def is_number(var: Var) -> bool:
     return isinstance(var.source, Constant) and np.ndim(var.source.data) == 0
 
 
+def literal(var: Var) -> str | None:
+    """Return a literal number as text, or None for any other value."""
+    # As floats, 0.0 and -0.0 would be equal, and nan not equal to itself.
+    return repr(np.asarray(var.source.data).item()) if isinstance(var.source, Constant) and is_number(var) else None
+
+
 def seen_through(source: Instruction, shape: Shape, argument: Read) -> Read:
     """Return the memory behind a view of an argument: a contiguous range of its elements, or strides over them."""
     # Bytes, so that differences of addresses count elements; kernels expect the batch axis in front.

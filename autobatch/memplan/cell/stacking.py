@@ -13,15 +13,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
-import numpy as np
-
 from autobatch.ir.builder import Builder, Traced
-from autobatch.ir.program import Attribute, CellProgram, Constant, Instruction, Port, Weight, draws_of, stacks_in
+from autobatch.ir.program import Attribute, CellProgram, Instruction, Port, Weight, draws_of, stacks_in
 from autobatch.ir.program_check import check_cell
 from autobatch.memplan.cell.constraints import RESULT
 from autobatch.memplan.cell.grouping import INPUT, STACKED
 from autobatch.memplan.cell.layout import CellLayout, InnerBatch, lay_out
-from autobatch.memplan.cell.memory import SHARED_VALUES, Read, is_number, seen_through
+from autobatch.memplan.cell.memory import SHARED_VALUES, Read, is_number, literal, seen_through
 from autobatch.ops.define import Shape
 from autobatch.ops.shaping import slice_
 from autobatch.params.parameter import Parameter
@@ -164,9 +162,8 @@ class _Stacking:
 
     def _soft_operand(self, batch: InnerBatch, k: int, arg: int, shape: Shape) -> Same | Slice | None:
         var, new = self.program.vars[arg], self._value(arg)
-        if is_number(var):
-            assert isinstance(var.source, Constant)
-            return Same(np.asarray(var.source.data).item())
+        if (text := literal(var)) is not None:
+            return Same(text)
         if var.shape != shape:
             # An operand that is broadcast along the axis on which members are joined can serve all of them.
             spread = len(var.shape) < len(shape) or var.shape[0] == 1

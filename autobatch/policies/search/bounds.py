@@ -281,7 +281,7 @@ def judge(graph: Graph, schedule: Schedule, bound_kind: str = "chain") -> Judgem
     Raises:
         PolicyError: `bound_kind` is unknown, or SciPy, which "pairs" needs, is missing.
     """
-    dag = to_dag(graph)
+    dag = to_dag(graph)._replace(costs=None)  # batches are counted, whatever they cost
     shorter = compact(dag, schedule.batch_type)
     if bound_kind == "chain":
         bound = float(chains_ahead(dag).max(axis=0, initial=0).sum())
