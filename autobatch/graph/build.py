@@ -56,6 +56,7 @@ def make_graph(
     rows = [_edge(edge, n_nodes) for edge in edges]
     wanted = _ids("output node", outputs, n_nodes)
     refuse_backward_edges([types.names[t] for t in ids], [row[:2] for row in rows])
+    # The sort is stable, so the edges of one port keep the order in which they were given.
     rows.sort(key=lambda row: (row[1], row[3]))
     table = np.array(rows, np.int32).reshape(-1, 4)
     words = np.empty(words_size(1, n_nodes, len(rows), len(attr), len(wanted)), np.int32)
@@ -101,11 +102,13 @@ def merged_graph(graphs: list[Graph], merged: tuple[Any, ...] | None, types: Typ
     """Make a graph from the arrays that the core has merged (None for a single graph); see `merge_graphs`."""
     # A single graph has no new arrays, one table of types, and its own `in_range`.
     words, floats, structures, keys, are_alike, in_range = merged or (None,) * 4 + (True, graphs[0].in_range)
+    # If all graphs have the same table, comparing the first one's with `types` is enough.
     if types is None or not are_alike or any(graph.types is not types for graph in graphs[:1]):
         types = _common_types(graphs, types)
     graph = graphs[0] if words is None else Graph(words, floats, types, structures, keys)
     if not in_range:
         check_ranges(graph)
+        # Note on each graph that it has passed, so that later merges need not check it again.
         for one in graphs:
             one.in_range = True
     graph.in_range = True
@@ -171,6 +174,7 @@ def find_out_of_range(graph: Graph) -> dict[int, DataError]:
         return found
     for node, r, value, size in first_out_of_range(graph.words, arrays).tolist():
         instance = int(np.searchsorted(graph.instance_ptr, node, side="right")) - 1
+        # A negative size stands for the rows of a variadic group, whose number differs between nodes.
         if arrays.range_size[r] < 0:
             takes = (
                 f"chooses one of {size} rows; give a position in 0..{size - 1}." if size else "has no row to choose."

@@ -73,6 +73,7 @@ class Dag(NamedTuple):
 
         Cost: O(N + E log E).
         """
+        # As int64: a number that does not fit into int32 would otherwise wrap around, possibly into the valid range.
         type_id, pairs = _read_ints("types", types, 1), _read_ints("edges", edges, 2)
         if pairs.size and pairs.shape[1] != 2:
             raise GraphError(f"making a dag: edges must have the shape (edges, 2), got {pairs.shape}.")
@@ -87,6 +88,7 @@ class Dag(NamedTuple):
             refuse_backward_edges([str(x) for x in type_id.tolist()], [(a, b) for a, b in pairs.tolist()])
         edge_ptr = np.zeros(type_id.size + 1, np.int32)
         np.cumsum(np.bincount(reader, minlength=type_id.size), out=edge_ptr[1:])
+        # Stable, so that each node reads its inputs in the order of `edges`.
         edge_src = source[np.argsort(reader, kind="stable")].astype(np.int32)
         return cls(type_id.astype(np.int32), edge_ptr, edge_src, n, _read_costs(costs, n))
 
@@ -163,12 +165,12 @@ def type_costs(dag: Dag) -> FloatArray:
     """Return the cost of a batch of each type, float64[T]."""
     costs = np.ones(dag.n_types)
     if dag.costs is not None:
-        costs[: dag.costs.size] = dag.costs  # `dag` may have got more types since, without nodes
+        costs[: dag.costs.size] = dag.costs  # `dag` may have been given more types since; they have no nodes
     return costs
 
 
 def cost_of(dag: Dag, sequence: IntArray) -> float:
-    """Add up the costs of batches of these types, int32[K]: K, if `dag` has no costs."""
+    """Add up the costs of batches of these types, int32[K]; return K if `dag` has no costs."""
     return float(sequence.size if dag.costs is None else type_costs(dag)[sequence].sum())
 
 
@@ -219,6 +221,7 @@ def stack(dags: Sequence[Dag]) -> tuple[Dag, IntArray]:
     assert all(dag.n_types == n_types for dag in dags), "stacked dags share one table of types"
     node_ptr = np.cumsum([0, *(dag.type_id.size for dag in dags)])
     first_edge = np.cumsum([0, *(dag.edge_src.size for dag in dags)])
+    # `first_edge` and `node_ptr` have one element more than there are dags: the ends, which `zip` drops.
     edge_ptr = [dag.edge_ptr[:-1] + e for dag, e in zip(dags, first_edge, strict=False)]
     edge_src = [dag.edge_src + n for dag, n in zip(dags, node_ptr, strict=False)]
     joined = Dag(

@@ -70,7 +70,6 @@ class NamedTypes:
 
     @property
     def outlines(self) -> tuple[str, ...]:
-        """Return the names, which distinguish these types."""
         return self.names
 
     def __len__(self) -> int:
@@ -124,6 +123,7 @@ class Graph(Encoded):
 
     def of_instances(self, graphs: list[Graph]) -> Graph:
         """Return a graph with these nodes and the structures and keys of `graphs`, whose merge has equal content."""
+        # The range check and the digest depend on words, floats and types alone, so both carry over.
         found = object.__new__(Graph)
         found.words, found.floats, found.types, found.state = self.words, self.floats, self.types, 0
         found.structures, found.keys = join_instances(graphs)
@@ -146,6 +146,7 @@ class Graph(Encoded):
     def digest(self) -> bytes:
         """Return the SHA-256 of the words and floats, computed once. Graphs with equal digests have equal plans."""
         if not self._digest:
+            # Structures and keys are left out, because plans do not depend on them.
             self._digest = hashlib.sha256(self.words.tobytes() + self.floats.tobytes()).digest()
         return self._digest
 
@@ -182,6 +183,7 @@ class Graph(Encoded):
 
 def digests_of(graphs: Sequence[Graph]) -> tuple[bytes, ...]:
     """Return the digest of each graph."""
+    # An empty digest has not been computed yet. Reading the attribute avoids a Python call of the property per graph.
     found = tuple(map(DIGEST, graphs))
     return found if all(found) else tuple([graph.digest for graph in graphs])
 

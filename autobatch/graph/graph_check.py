@@ -50,7 +50,7 @@ def check_graph(graph: Graph) -> None:
 def naming_cycles(graph: Graph) -> Iterator[None]:
     """Replace the core's ValueError about the edges of a graph by the GraphError of `check_order`.
 
-    So planning need not check valid edges in a pass of its own.
+    So the planner needs no separate pass to check edges.
     """
     try:
         yield
@@ -81,6 +81,7 @@ def refuse_backward_edges(names: Sequence[str], edges: Sequence[tuple[int, int]]
     if backward is None:
         return
     claim = f"making a graph: {_edge_text(names, *backward)} points backwards"
+    # Start with all nodes, because those without edges also have a place in the order.
     readers: graphlib.TopologicalSorter[int] = graphlib.TopologicalSorter(dict.fromkeys(range(len(names)), ()))
     for source, reader in edges:
         readers.add(reader, source)
@@ -110,6 +111,7 @@ def _check_attributes(graph: Graph) -> None:
     for type_id in graph.type_id.tolist():
         n_ints, n_floats = n_ints + int(arrays.int_width[type_id]), n_floats + int(arrays.float_width[type_id])
         for number in range(arrays.data_ptr[type_id], arrays.data_ptr[type_id + 1]):
+            # Attributes may end too early; the counts below then differ from the sizes.
             length = int(graph.attr[n_ints]) if n_ints < graph.attr.size else 0
             n_ints += 1 + length * int(arrays.data_ints[number])
             n_floats += length * int(arrays.data_floats[number])
@@ -143,6 +145,7 @@ def _check_plain_ports(graph: Graph, reader: NDArray[np.int64], port_ptr: IntArr
     starts = np.ones(graph.n_edges, np.bool_)  # whether an edge is the first of its port
     starts[1:] = (np.diff(reader) > 0) | (np.diff(graph.edge_in) > 0)
     n_read = np.bincount(reader[starts & plain], minlength=graph.n_nodes)
+    # Sums over the ports of each type, as differences of prefix sums.
     n_plain = np.diff(np.concatenate(([0], np.cumsum(port_plain)))[port_ptr])[graph.type_id]
     for node in np.flatnonzero(n_read < n_plain).tolist():
         type_id, ports = graph.type_id[node], graph.edge_in[reader == node]
@@ -151,6 +154,7 @@ def _check_plain_ports(graph: Graph, reader: NDArray[np.int64], port_ptr: IntArr
     of_port = np.cumsum(starts) - 1
     sums = plain & (np.bincount(of_port)[of_port] > 1)
     values = np.stack((reader, graph.edge_in, graph.type_id[graph.edge_src], graph.edge_out & OUTPUT))
+    # The columns are sorted, so two outputs of one type in one port are neighbors that differ only in the last row.
     terms = np.unique(values[:, sums], axis=1)
     for k in np.flatnonzero((terms[:3, 1:] == terms[:3, :-1]).all(axis=0)):
         node, port, type_id, output = terms[:, k].tolist()

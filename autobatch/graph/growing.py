@@ -156,7 +156,6 @@ class GrowingGraph:
 
     @property
     def n_pending(self) -> int:
-        """Return the number of pending nodes."""
         return self._pending.size
 
     @property
@@ -176,10 +175,14 @@ class GrowingGraph:
             rows: `OutputSlots.rows` of all types.
         """
         arrays, first = phase.types.arrays(), self.n_nodes
+        # The array is replaced whenever there are new types, so its identity shows whether the facts about it are
+        # outdated.
         if rows is not self._rows:
             self._rows, self._has_rows = rows, bool((rows != NOWHERE).any())
             self._most_outputs = int(np.diff(arrays.out_ptr).max(initial=0))
         _, n_nodes, n_edges, n_attr, _, n_floats = phase.words[:HEADER].tolist()
+        # An upper bound, so that room can be made without a pass over the nodes. Without outputs of several rows, it
+        # also bounds the number of values.
         n_outputs = self._most_outputs * n_nodes
         n_new = count_values(phase.words, arrays, rows) if self._has_rows else n_outputs
         self._make_room(n_nodes, n_edges, n_attr, n_floats, n_outputs, n_new)
@@ -235,7 +238,7 @@ class GrowingGraph:
         return nodes, Graph(words, np.zeros(0), types, (None,))
 
     def pending_work(self, types: Types) -> float:
-        """Return the predicted work of all pending nodes, including those that nobody needs; see `work_of`."""
+        """Return the predicted work of all pending nodes, including those that no result needs; see `work_of`."""
         return add_work(self.type_id, self.owner, self._pending, types.arrays().product_work, PER_NODE, None)
 
     def work_by_instance(self, nodes: IntArray, types: Types) -> tuple[float, FloatArray]:
@@ -278,12 +281,14 @@ class GrowingGraph:
         is_pending = table[STATE, :n] == PENDING
         is_kept = is_pending | (np.bincount(values[MADE_BY], is_read, n) > 0)
         kept, with_edges = np.flatnonzero(is_kept), is_pending[is_kept]
+        # Pending nodes read only kept nodes: each of their edges counts among the READERS of a value of its source.
         of_node, of_value = np.full(n, NOWHERE, np.int32), np.full(n_values, NOWHERE, np.int32)
         of_node[kept] = np.arange(kept.size)
         lengths = np.diff(table[:, : n + 1])[:, kept]
         # Nodes that have run keep only their outputs, which may still be read, not their edges and attributes.
         lengths[EDGE_PTR:OUTPUT_PTR] *= with_edges
         parts = [_ranges(table[row, kept], lengths[row]) for row in (EDGE_PTR, ATTR_PTR, FLOAT_PTR, OUTPUT_PTR)]
+        # An output of a kept node stays with all its rows, so that words still name the right row.
         n_rows = np.diff(first_value)[parts[3]]
         found = _ranges(first_value[parts[3]], n_rows)
         of_value[found] = np.arange(found.size)
@@ -326,6 +331,8 @@ class GrowingGraph:
         self, needed: IntArray, output_slots: OutputSlots, results: Results, types: Any, structures: Sequence[Any]
     ) -> Graph:
         """Make the graph of all nodes that these values depend on; no round may follow."""
+        # The nodes that have run become pending again. `choose` then takes their edges off READERS a second time, so
+        # the counts are wrong afterwards.
         self.nodes.table[STATE, : self.n_nodes] = PENDING
         self._pending = np.arange(self.n_nodes, dtype=np.int32)
         request = Request(needed, output_slots, NOWHERE, results, structures)
@@ -378,16 +385,16 @@ class KeptRows:
     def tables(self, n_slots: int, n: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
         """Return the arrays that the core updates, with room for this many slots, and for n more rows in each."""
         old_slots, old_rows = self._held.shape
+        # All n values may belong to one slot, so each slot needs n free rows.
         if n_slots > old_slots or n > min(self._n_free.tolist(), default=n):
             self._grow(max(n_slots, old_slots), max(2 * old_rows, old_rows + n))
         return self._held, self._free, self._n_free, self.size
 
     def renumber(self, of_value: IntArray) -> None:
-        """Apply the new numbers of values; the rows of values without a number become unused."""
+        """Apply the new numbers of values; rows of dropped values become empty, but only `move` frees rows."""
         self._held[self._held != NOWHERE] = of_value[self._held[self._held != NOWHERE]]
 
     def _grow(self, slots: int, rows: int) -> None:
-        """Enlarge the arrays to this many slots and rows."""
         old_slots, old_rows = self._held.shape
         held, free = np.full((slots, rows), NOWHERE, np.int32), np.zeros((slots, rows), np.int32)
         n_free, size = np.zeros((2, slots), np.int32)
@@ -410,6 +417,7 @@ def _spare(array: Any) -> Any:
 
 def _ranges(starts: IntArray, lengths: IntArray) -> NDArray[np.int64]:
     """Concatenate the ranges that have these starts and lengths."""
+    # One `arange`, shifted for each range by the distance from its place in the result to its start.
     ends = np.cumsum(lengths)
     return np.repeat(starts - ends + lengths, lengths) + np.arange(ends[-1] if ends.size else 0)
 

@@ -10,7 +10,7 @@ class QueuedBatch(list[Any]):
     """A mini-batch of an iterator that has already fetched the next ones. Copies and pickles are plain lists.
 
     Attributes:
-        following: the next mini-batches, in order; changes when the iterator goes on.
+        following: the next mini-batches, in order; changes as the iterator advances.
         plans: the plans begun ahead of the run (see `autobatch.engine.ahead`), by the planning object and the purpose;
             and, by recorder, graphs from other processes with their conversions to this process.
     """

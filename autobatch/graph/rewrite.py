@@ -138,6 +138,7 @@ def explain_sharing(graph: Graph, passes: Collection[str]) -> list[Shared]:
     chosen = to_passes(passes)
     if "share" not in chosen and "share_products" not in chosen:
         return []
+    # The passes before sharing change which nodes are equal, so search the graph that they leave.
     graph, _ = rewrite(graph, [name for name in chosen if name in UNSHARED])
     types = graph.types.arrays()
     by_type = count_shared(graph.words, graph.floats, types, "share" not in chosen)
@@ -167,4 +168,5 @@ def to_passes(passes: Collection[str]) -> tuple[str, ...]:
 
 def bits_of(passes: Collection[str]) -> int:
     """Return a set of passes as the bits of an int."""
+    # A set, because the bit of a repeated name must not be added twice.
     return DEFAULT_BITS if passes is DEFAULT else sum(1 << PASSES.index(name) for name in set(to_passes(passes)))

@@ -5,7 +5,7 @@ B instances, N nodes, E edges, A attribute words, O outputs and F float attribut
     words = [B, N, E, A, O, F | instance_ptr[B+1] | output_ptr[B+1] | type_id[N] | edge_ptr[N+1]
              | edge_src[E] | edge_out[E] | edge_in[E] | attr[A] | out_node[O] | out_port[O] | out_slot[O]]
 
-so that merging graphs reads one array of each and adds offsets, and splitting them is the reverse. A node's
+so that merging graphs reads one array of each and adds offsets, and splitting is the reverse. A node's
 int attributes are those of fixed width; then, for each of its data of any length, the number of elements and their
 ints. The floats of such data follow the other float attributes of the node.
 Only `sections` depends on this order; all other code reads and writes through its views, which `Encoded` offers as

@@ -49,6 +49,7 @@ def _read_schedule(graph: Graph, made: object, name: str) -> Schedule:
                 f"{doing}: {field.name} must be an int32[n], got dtype {part.dtype} and shape {part.shape}."
             )
     try:
+        # Check as int64: in int32, a number that is too large would wrap around, and might then name a node.
         check_schedule(graph, Schedule(*(part.astype(np.int64) for part in parts)))
     except ScheduleError as error:
         raise ScheduleError(f"{doing}: {error}") from None

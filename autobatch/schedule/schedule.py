@@ -329,7 +329,7 @@ class FrontierPolicy(ABC):
         try:
             type_id = operator.index(choice)
         except TypeError:
-            type_id = -1
+            type_id = -1  # not a type, so refused below
         if type_id not in ready:
             raise PolicyError(
                 f"policy {self.name!r} chose {choice!r} for batch {n_batches}, but the types with ready nodes "

@@ -38,8 +38,10 @@ def _runs(graph: Graph, schedule: Schedule) -> bool:
     sizes = np.diff(schedule.batch_ptr)
     ran_in = np.full(n_nodes, -1)
     ran_in[order] = np.repeat(np.arange(schedule.n_batches), sizes)
+    # `order` has as many entries as there are nodes, so if every node occurs, each occurs once.
     if (ran_in < 0).any() or (graph.type_id[order] != np.repeat(schedule.batch_type, sizes)).any():
         return False
+    # Strictly less: the nodes of one batch run together, so none may read another.
     return bool((ran_in[graph.edge_src] < np.repeat(ran_in, np.diff(graph.edge_ptr))).all())
 
 
@@ -68,6 +70,7 @@ def _check_batch(graph: Graph, k: int, type_id: int, nodes: list[int], ran_in: d
             )
         ran_in[node] = k
     for node in nodes:
+        # A source waits if it has not run, or if it is in this batch, whose nodes are in `ran_in` already.
         waiting = [source for source in graph.inputs_of(node) if ran_in.get(source, k) == k]
         if waiting:
             raise _refused(graph, k, type_id, nodes, f"{_named(graph, node)} while inputs {waiting} are unfinished")

@@ -140,11 +140,13 @@ class Arrivals:
             if id(x) in notes or id(x) not in self._notes:
                 continue
             all_notes = self._notes[id(x)]
+            # The note in force at that arrival: the last one taken until then.
             notes[id(x)] = note = all_notes[bisect_right(all_notes, number, key=attrgetter("since")) - 1]
             for part in note.parts:
                 parents.setdefault(id(part), []).append(id(x))
                 pending.append(part)
         holding = changed & notes.keys()
+        # A part that holds a changed part must be rebuilt too, and so must all parts above it.
         climbing = [*holding]
         while climbing:
             above = {key for key in parents[climbing.pop()] if key not in holding}
@@ -198,8 +200,10 @@ def _objects(x: Any) -> list[Any]:
 def _note(x: Any, number: int) -> Note:
     if isinstance(x, (*NO_PARTS, Graph)):
         return Note(number)
+    # Arrays of objects count as containers: a copy of the array would not copy the objects.
     is_leaf = copy_of.dispatch(type(x)) is not PLAIN_COPY and not (isinstance(x, NUMPY) and x.dtype.hasobject)
     twin = copy_of(x) if is_leaf else None
+    # A copier that returns the object itself marks it as one to keep.
     return Note(number) if twin is x else Note(number, *_contents(x), twin)
 
 
@@ -219,6 +223,8 @@ def _is_still(x: Any, note: Note) -> bool:
 
 def _rebuilt(instance: Any, holders: dict[int, tuple[Any, Note]]) -> Any:
     """Return a copy of an instance with new twins of its `holders`, which have the noted contents."""
+    # Copy all mutable holders before filling any, so that references in cycles find the copies. Tuples and frozensets
+    # cannot be filled later; `get` makes them when all that they hold can be found.
     made = {key: note.twin for key, (_, note) in holders.items() if note.twin is not None}
     for key, (x, note) in holders.items():
         if note.twin is None and not isinstance(x, IMMUTABLE):
@@ -244,6 +250,7 @@ def _fill(twin: Any, note: Note, parts: list[Any]) -> None:
     if isinstance(twin, list):
         twin[:] = parts[n:]
     elif isinstance(twin, np.ndarray) and twin.dtype == object:
+        # Not np.array, which would turn elements that are sequences into further axes.
         twin.flat[:] = np.fromiter(parts[n:], object, len(parts) - n)
     elif isinstance(twin, dict):
         twin.clear()
@@ -252,6 +259,7 @@ def _fill(twin: Any, note: Note, parts: list[Any]) -> None:
     elif isinstance(twin, (set, deque)):
         twin.clear()
         (twin.update if isinstance(twin, set) else twin.extend)(parts[n:])
+    # Methods of `object`, because the class may be frozen, or override assignments.
     for name in attributes(twin).keys() - {*names}:
         object.__delattr__(twin, name)
     for name, part in zip(names, parts[:n], strict=True):

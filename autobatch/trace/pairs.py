@@ -58,7 +58,6 @@ class Pairs(Ragged):
 
     @property
     def ndim(self) -> int:
-        """Return the number of axes."""
         return 2 + len(self.var.shape)
 
     def __len__(self) -> int:
@@ -198,6 +197,7 @@ def _begins_pairs(op: Op, values: Sequence[Traced], static: dict[str, Any]) -> b
         return True
     if op.scalar is None or op.random:
         return False
+    # As in x[:, None] + y: x has shape (n, 1, ...), and so one axis more than y, of shape (m, ...).
     sizes = sorted({v.ndim for v in values if isinstance(v, Ragged)})
     if len(sizes) != 2 or sizes[1] != sizes[0] + 1:
         return False
@@ -229,6 +229,7 @@ def _combine(builder: PairBuilder, op: Op, values: Sequence[Traced], static: dic
             found[0].append(value.of[0])
             found[1].append(value.of[1])
         elif (side := _side(value, ndim)) is not None:
+            # Broadcast along one row axis, so the rows are those of the other.
             found[1 - side].append(value.var.domain)
         else:
             return _combine_moved(builder, op, values, static)
@@ -249,15 +250,18 @@ def _at_pairs(builder: PairBuilder, op: Op, values: Any, value: Traced, ndim: in
     if isinstance(value, Ragged):
         side = _side(value, ndim)
         row = value.row
+        # Each row has an axis of length 1 in the place of the other row axis.
         if isinstance(value, Moved) or side == 1:
             row = reshape(row, row.shape[1:])
         found: Traced = builder.append(spread_pairs, [row], {**how, "axis": side})
         return found
+    # Axes in the place of n and m, which differ between nodes, must have length 1.
     extra = max(value.ndim - (ndim - 2), 0)
     if any(size != 1 for size in value.shape[:extra]):
         _fail(builder, op, values)
     value = reshape(value, value.shape[extra:]) if extra else value
     if value.var.domain == -1:  # per node
+        # The spread needs any value of the pairs, for their number; if there is none yet, make one of the rows.
         pairs = next((i for i, var in enumerate(builder.vars) if var.domain == how["group"]), None)
         if pairs is None:
             like = next(v for v in values if isinstance(v, Ragged))
@@ -308,10 +312,11 @@ def _multiply(builder: PairBuilder, op: Op, values: Sequence[Traced], static: di
             how = builder.how(x.var.domain, y.var.domain)
             return _pairs(builder, builder.append(multiply_pairs, [x.row, y.row], how))
         if not isinstance(x, Ragged) and x.ndim in (1, 2):
+            # w @ x.T is (x @ w.T).T, a product of each row.
             found = Ragged(builder, y.index) @ (x if x.ndim == 1 else OPS["transpose"](x, axes=None))
             return Moved(builder, found.index) if x.ndim == 2 else found
     if isinstance(x, Moved) and x.ndim == 2 and isinstance(y, Ragged) and y.ndim == 1:
-        return weigh(builder, y, Ragged(builder, x.index))
+        return weigh(builder, y, Ragged(builder, x.index))  # x.T @ w is the sum of the rows of x, weighted by w
     if isinstance(x, Pairs) and x.ndim == 2 and _is_rows(y):
         return _weigh(builder, x, y, axis=1)
     if isinstance(y, Pairs) and y.ndim == 2 and _is_rows(x) and x.ndim == 1:
@@ -356,6 +361,7 @@ def _reduce(builder: PairBuilder, op: Op, values: Sequence[Traced], static: dict
     if axes[:1] not in ((0,), (1,)):
         return value
     found = builder.append(sum_pairs if op.name == "sum" else max_pairs, [value.row], {**value.how, "axis": axes[0]})
+    # With keepdims, the result has shape (1, m, ...), rows whose axis is moved, or (n, 1, ...), plain rows.
     row = reshape(found, (1, *found.shape)) if keepdims else found
     return Moved(builder, row.index) if keepdims and axes[0] == 0 else Ragged(builder, row.index)
 
@@ -364,6 +370,7 @@ def _reduce_moved(builder: PairBuilder, op: Op, value: Moved, axes: Sequence[int
     """Append a sum or maximum of moved rows, computed on the rows themselves along the matching axes."""
     if keepdims:
         builder.refuse_pairs(f"{op.name} with keepdims", [value], "reduce the rows before their axis is moved")
+    # The row axis is the first of the rows themselves, so the axes that precede it here come one later there.
     own = tuple(0 if axis == value.at else axis + (axis < value.at) for axis in axes)
     found: Traced = Ragged(builder, value.index).apply(
         op, (Ragged(builder, value.index),), {"axis": own, "keepdims": False}
@@ -431,6 +438,7 @@ def _take(builder: PairBuilder, op: Op, values: Sequence[Traced], static: dict[s
     (value,) = values
     index = static["index"] if isinstance(static["index"], tuple) else (static["index"],)
     if _is_rows(value) and index[0] is None and all(part == slice(None) for part in index[1:2]):
+        # x[None] moves the row axis behind a new one of length 1, to which the first slice of `others` belongs.
         row = reshape(value.row, (1, *value.var.shape))
         others = (slice(None), *index[2:])
         row = builder.append(op, [row], {"index": others}) if index[2:] else row

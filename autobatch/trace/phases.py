@@ -116,6 +116,7 @@ class Phases:
         self.programs: list[Program] = [NO_PROGRAM] * n_places
         self._active = list(range(n_places))
         self._calls.begin()
+        # The core plans a round without Python only if it knows the types of all sources, so tell it those that exist.
         self._learn_sources([slot for slot, table in recorder.kept.items() if self._calls.has_kept_type(table)])
 
     def begin(self, place: int, instance: Any) -> None:
@@ -129,7 +130,6 @@ class Phases:
 
     @property
     def is_over(self) -> bool:
-        """Return whether all programs have ended."""
         return not self._active
 
     @property
@@ -176,7 +176,7 @@ class Phases:
                     asked[place] = self._read(program.waiting, refs, slots)
                     return
                 except AutobatchError as error:
-                    del refs[n_refs:], slots[n_refs:]
+                    del refs[n_refs:], slots[n_refs:]  # of values read before the error
                     program.fail(error)
             over.append(place)
             self._structures[place] = self._finish(program, refs, slots)
@@ -198,6 +198,7 @@ class Phases:
                         over.append(i)
         self._asked = asked
         before = self.graph.n_nodes
+        # Before `append`, which needs the rows of the outputs of all types in the phase.
         self._learn_types()
         values = self.graph.append(phase, self.output_slots.rows)
         if calls.tapes:
@@ -205,6 +206,7 @@ class Phases:
         for i in over:
             if programs[i].error is None:
                 own = slice(output_ptr[i], output_ptr[i + 1])
+                # Results are read after the program has dropped their handles, so they count as readers.
                 self._results[i] = values[own], slots[own]
                 self.graph.hold(values[own], 1)
         self._sweep(over)
@@ -342,13 +344,14 @@ class Phases:
         if arrays.out_ptr[-1] == before:
             return
         found, rows = list[int](), list[int]()
+        # Outputs are numbered in the order of types, so the new ones belong to the last types.
         for type_id in range(int(np.searchsorted(arrays.out_ptr, before)), len(arrays.out_ptr) - 1):
             program = types[type_id].program
             for output in program.outputs:
                 dtype = INT if int_limit(program.vars, output) else dtype_of(program.vars, output)
                 slot = slots.slot(AWAITED, program.vars[output].shape, dtype)
                 found.append(slot.number)
-                rows.append(max(program.vars[output].domain, NOWHERE))
+                rows.append(max(program.vars[output].domain, NOWHERE))  # NODE and SHARED are single values
                 if slot.dtype == INT:
                     self.int_slots.add(slot.number)
         known, new = self.output_slots, np.array((found, rows), np.int32)

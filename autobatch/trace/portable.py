@@ -49,7 +49,6 @@ class PortableTypes:
 
     @property
     def outlines(self) -> Sequence[str]:
-        """Return the names, in place of outlines."""
         return self.names
 
     def __len__(self) -> int:
@@ -165,6 +164,7 @@ class TypeTranslator:
             numbers.types[call.number] = self._number_of(call)
         for number, arguments in enumerate(slots):
             numbers.slots[number] = self._slots.slot(*arguments).number
+        # The oldest come first.
         spare = [known for known in self._known if known not in beside]
         for known in spare[: max(len(self._known) + 1 - MOST_KNOWN, 0)]:
             del self._known[known]
@@ -174,11 +174,13 @@ class TypeTranslator:
         entry = self._calls.entry_of(call.origin)
         traces, walked = self._calls.traces, call.lengths.walked
         specialization = traces.specialization_of(entry, call.keys, call.example)
+        # The type must be valid here for all lengths of lists for which it was valid there.
         for found in call.lengths.found:
             lengths = list(call.example)
             for group, length in zip(walked, found, strict=True):
                 lengths[group] = length
             specialization = traces.specialization_of(entry, call.keys, tuple(lengths))
+        # Before signatures are compared, because kept products are outputs, which are part of them.
         traces.keep_products(specialization, call.kept)
         assert specialization.current is not None
         if repr(specialization.current.body.signature) != call.signature:
@@ -220,7 +222,7 @@ class TypeTranslator:
 def check_portable(graphs: list[Graph]) -> list[Graph]:
     """Return the graphs; in a worker of torch's DataLoader, check that they can be pickled.
 
-    The loader pickles them later, in a thread, where it would lose the error and hang.
+    The loader pickles them later, in a thread that would lose the error, so the loader would hang.
 
     Raises:
         GraphError: the graphs cannot be pickled.
@@ -252,6 +254,7 @@ def _describe(specialization: Specialization) -> PortableCall:
     if origin[0] == "cell" and origin[2] is not None:
         _, cell, owner = origin
         path = cell.path
+        # Such a cell is found on its owner by its path, so it need not be pickled itself.
         if getattr(cell_at(owner, path), "cell", None) is cell:
             origin = "method", owner, path
     return PortableCall(

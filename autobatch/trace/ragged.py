@@ -37,7 +37,6 @@ class Ragged(Traced):
 
     @property
     def ndim(self) -> int:
-        """Return the number of axes."""
         return 1 + len(self.var.shape)
 
     @property
@@ -332,6 +331,8 @@ def _take(builder: RowBuilder, op: Op, values: Sequence[Traced], static: dict[st
         return _apply_to_rows(builder, op, [rows], {"index": others}) if others else rows
     if first is None or isinstance(first, bool):
         _refuse(builder, op, values, static)
+    # For x[-1], the slice must end at None: at 0 it would be empty. The sum over the one row makes it a value of the
+    # node.
     single = builder.take([(value, as_cut(slice(first, first + 1 or None)))], is_one=True)
     row = builder.append(OPS["sum_n"], [single.row], {})
     return slice_(row, index=others) if others else row

@@ -132,6 +132,8 @@ class Recorder:
             self.name_weights()
             calls.begin()
             while len(structures) < len(pending):
+                # The first instance runs alone, and all do if guards have ever failed, because a change of state that a
+                # later instance undoes is found only by a check in between.
                 n = len(pending) if structures and not traces.n_renewed else len(structures) + 1
                 try:
                     calls.log.run(
@@ -153,7 +155,7 @@ class Recorder:
         return graph
 
     def patching(self) -> AbstractContextManager[Any]:
-        """Lock recordings of this function within the context; functions replace the cells of torch modules there."""
+        """Return a context that locks recordings of this function, and replaces the cells of torch modules."""
         self.parameters()  # before patching, as functions in place of cells look like a changed module
         return self.turn.lock if self.module is None or self.module._patch is None else self._of_patched_module()
 
@@ -223,11 +225,14 @@ class Recorder:
             self._bound = [p.n_bound for p in parameters.values()]
             of_before, self._owners = self._owners, () if self.module is None else self.module._owners()
             outline = None if self.module is None else self.module._outline()
-            self.n_states += self._outline is not None and outline != self._outline
+            self.n_states += self._outline is not None and outline != self._outline  # the first outline is not a change
             self._outline = outline
+            # `before` and `of_before` keep removed objects alive meanwhile, so that no other object has one of their
+            # ids.
             kept = {*map(id, parameters.values()), *map(id, self._owners)}
             gone = {id(x) for x in (*before.values(), *of_before) if id(x) not in kept}
             if gone or bound:
+                # First, because `forget` retraces cells, whose programs hold these names.
                 self.calls.traces.name_weights(parameters)
                 self.calls.forget(gone, bound)
             if gone:
@@ -262,7 +267,6 @@ class Recorder:
             self._retrace()
 
     def _retrace(self) -> None:
-        """Retrace the cells whose guards have failed."""
         with self.turn.lock, self._of_module():
             self.calls.traces.name_weights(self.parameters())
             self.calls.traces.renew()
@@ -292,6 +296,7 @@ class Recorder:
             refuse_inside()
         listed = list(instances) if type(instances) is list else list_instances(instances)
         kinds = {*map(type, listed)}
+        # Only graphs recorded by this function: nothing to convert or record.
         if kinds == GRAPHS and {*map(TYPES, listed)} == {self.types} and not inputs:
             return MiniBatch(listed, None)
         n_kinds = sum([issubclass(kind, Graph) for kind in kinds])  # number of classes of graphs
@@ -399,6 +404,7 @@ class Recorder:
             return
         n_checked = 0
         if before and before[0] is parameters and before[2] == checked[2]:
+            # New types are appended, so if the earlier traces are still the same, only the new types need a check.
             n_checked = len(before[1]) if before[1] == types.state[: len(before[1])] else 0
         known = {*map(id, parameters.values())}
         owner = "a module, but ab.batched was given none" if self.module is None else self.module._kind.__name__

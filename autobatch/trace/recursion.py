@@ -205,11 +205,9 @@ class ForestRecursion(Recursion):
         """Call the functions for all nodes."""
 
     def functions(self) -> list[Function]:
-        """Return the functions that are given."""
         return [x for x in (self.node, self.leaf, self.each, self.root) if x is not None]
 
     def run(self, owner: object, instance: Any, each: Function | None, where: str | None, initial: Any) -> Any:
-        """Run over an instance, see `Recursion.run`."""
         called = self._find_functions(owner, self.each if each is None else each)
         columns = self._find_columns(tuple(one.fields for one in called), self.where if where is None else where)
         node, leaf, each, root = (one.function for one in called)
@@ -225,7 +223,6 @@ class ForestRecursion(Recursion):
         return result if root is None else root(result, **_values(forest, columns.root, called[-1].fields.names, root))
 
     def find_fields(self, owner: object) -> list[str]:
-        """Return the names of the fields that the functions, or the methods of an owner, take."""
         called = self._find_functions(owner, self.each)
         return [*self._find_columns(tuple(one.fields for one in called), self.where).names]
 
@@ -269,7 +266,6 @@ class BoundRecursion:
 
     @property
     def __name__(self) -> str:
-        """Return the name of the recursion."""
         return self.recursion.name or name_of(self.recursion.node)
 
     @property
@@ -303,6 +299,7 @@ def fields_of(function: Callable[..., Any], n_states: int) -> Fields:
     own = function.cell if isinstance(function, BoundCell) else getattr(function, "__func__", function)
     key = id(own), n_states, own is not function
     known = _fields.get(key)
+    # The id may belong to another function by now.
     if known is None or known[0]() is not own:
         found = _read_fields(function, n_states)
         try:
@@ -313,6 +310,7 @@ def fields_of(function: Callable[..., Any], n_states: int) -> Fields:
 
 
 def _forget(key: tuple[int, int, bool], gone: ref[Any]) -> None:
+    # A new function with the same id may already have replaced the entry.
     if key in _fields and _fields[key][0] is gone:
         del _fields[key]
 

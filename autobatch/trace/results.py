@@ -34,7 +34,7 @@ class Known(dict[Any, Any]):
     n_parts = 0
 
     def keep(self, key: Any, found: Any, n_parts: int) -> bool:
-        """Keep what was found of a structure with this many parts; return whether others were forgotten."""
+        """Cache a result for a structure with this many parts; return whether all others were dropped."""
         self.n_parts += 1 + n_parts
         is_full = self.n_parts > MOST_PARTS
         if is_full:
@@ -95,7 +95,6 @@ class SlotTable:
         return [*self._slots]
 
     def numbered(self, number: int) -> Slot:
-        """Return the slot with a number."""
         return next(islice(self._slots.values(), number, None))
 
     def typed(self, columns: Sequence[Any]) -> list[Any]:
@@ -122,6 +121,7 @@ class SlotTable:
         if found is None:
             found = structure
             if self._structures.keep(key, structure, len(children)):
+                # The forgotten structures may be freed, and their ids reused.
                 self._shared = {*map(id, self._slots.values())}
             self._shared.add(id(structure))
         return found
@@ -207,6 +207,7 @@ def list_results(structures: Sequence[Any], columns: Sequence[Any]) -> list[Any]
 def _stack(structures: Sequence[Any], are_same: bool, columns: Sequence[Any], rest: dict[int, Any]) -> Any:
     """Stack the results at one place; `rest` holds, by slot, the rows that no list has taken yet."""
     first = structures[0]
+    # With one structure for all instances, there is nothing to compare.
     if not are_same:
         check_outlines(structures)
     if type(first) is Slot:

@@ -63,7 +63,7 @@ def names_in(code: CodeType) -> Names:
 def functions_in(x: Any) -> list[FunctionType]:
     """List the Python functions that run when `x`, a wrapped or plain function, is called or read from an instance."""
     name = next((BEHIND[kind] for kind in type(x).__mro__ if kind in BEHIND), None)
-    if name is None and type(x).__module__ == "functools":
+    if name is None and type(x).__module__ == "functools":  # such as the wrapper that `cache` makes
         name = "__wrapped__"
     own = [x] if isinstance(x, FunctionType) else []
     return own if name is None else [*own, *functions_in(getattr(x, name, None))]

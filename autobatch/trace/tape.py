@@ -67,7 +67,6 @@ def product(number: int) -> str:
 
 
 def _product_argument(number: int, cell: str) -> str:
-    """Return the name of the argument that is this product."""
     return f"{product(number)} of {cell}"
 
 
@@ -90,6 +89,7 @@ def make_layout(number: int, form: Form, specialization: Specialization) -> Layo
         if source.leaf in own:
             arguments.append((source.leaf, max(v.domain, NODE), len(shapes)))
             shapes.append(v.shape)
+    # In the order in which `native/record/layout.cpp` reads it.
     code = [len(form.ints)]
     for item in form.ints:
         code += [*_header(item), len(item.leaves), *chain(*([len(part), *part] for part in item.leaves))]
@@ -126,6 +126,7 @@ def make_rule(
     of_parameters = [f"parameter {n}" for n in range(len(parameters))]
     whats = pattern.outputs if pattern.kind == GRADIENT else (*of_parameters, *leaves)
     rows_given = [x[1] for x in given if not isinstance(x, Parameter) and x[1] >= 0]
+    # In rounds, a node may have run before its derivative is recorded, too early to keep a product.
     products = _products(base) if not calls.in_rounds else {}
     argument = {pattern.argument(base.entry.name, what): n for n, what in enumerate(whats)}
     passed_keys = (_key_of(x, parameters[n] if n < len(parameters) else None) for n, x in enumerate(given))
@@ -162,6 +163,7 @@ def make_rule(
     whats_made = [what for what in specialization.node_type.structure.labels if what != NOTHING]
     code.append(len(whats_made))
     for what, index in zip(whats_made, program.outputs, strict=False):
+        # A result that only passes on a given derivative is not computed again: the core takes the given one.
         given_as = argument.get(_passed_port(vars, index), -1)
         code += [*_result(what, pattern), given_as, max(vars[index].domain, NODE)]
 
@@ -219,6 +221,7 @@ def _pull(entry: Entry, pattern: Pattern, arguments: Mapping[str, Any]) -> dict[
     builder, outputs, variables, known = _again(entry, pattern, arguments)
     given = _given(builder, entry, pattern, outputs, arguments)
     found = pull_back(builder, given, list(variables.values()))
+    # Only now: a product that is an argument could not be differentiated.
     builder.replace(known)
     return _give(builder, variables, found)
 
@@ -227,6 +230,7 @@ def _push(entry: Entry, pattern: Pattern, arguments: Mapping[str, Any]) -> dict[
     """Return the existing tangents of a cell's results, by number."""
     builder, outputs, variables, known = _again(entry, pattern, arguments)
     found = push_forward(builder, _given(builder, entry, pattern, variables, arguments), list(outputs.values()))
+    # After the differentiation, as in `_pull`.
     builder.replace(known)
     return _give(builder, outputs, found)
 
@@ -245,6 +249,7 @@ def _again(
     collect_outputs(entry.run(arguments), outputs)
     values: dict[Any, int] = {number: builder.wrap(output).index for number, output in enumerate(outputs)}
     known = dict[int, int]()
+    # Numbered as in `_products`: the program of the cell consists of this cone, in this order.
     for number, index in enumerate(products_of(builder.vars, sorted(cone(builder.vars, values.values())))):
         values[product(number)] = index
         given = arguments.get(_product_argument(number, entry.name))

@@ -85,7 +85,6 @@ class Trace(NamedTuple):
     body: Body
 
     def holds(self) -> bool:
-        """Return whether all guards hold."""
         return all(guard.holds() for guard in self.body.guards)
 
 
@@ -122,7 +121,6 @@ class Specialization:
 
     @property
     def node_type(self) -> NodeType:
-        """Return the type in force."""
         assert self.current is not None
         return self.current.node_type
 
@@ -132,7 +130,7 @@ class Traces:
 
     Args:
         sum_of: returns the entry of the variadic sum.
-        renew: called for an entry whose types have changed, with the numbers before and now.
+        renew: called for an entry whose types have changed, with its type numbers before and after.
         make_portable: see `TypeTable`.
 
     Attributes:
@@ -177,6 +175,8 @@ class Traces:
         if specialization.current is None:
             tracer, body = self._trace_first(specialization, lengths)
             if tracer.resolved:
+                # The body has given the shapes of elements of empty lists. The call belongs to the specialization for
+                # such elements, which calls with other lengths share.
                 groups = count()
                 keys = {name: _resolve(key, tracer.resolved, groups) for name, key in keys.items()}
                 return self.specialization_of(entry, keys, lengths)
@@ -234,7 +234,7 @@ class Traces:
             specialization.kept += new
             body = replace(current.body, program=keep_products(current.node_type.program, specialization.kept))
             node_type = replace(current.node_type, program=body.program, trace=next(self._serial))
-            specialization.traces = []
+            specialization.traces = []  # the others do not keep these products
             specialization.numbers[body.signature] = node_type.number
             with self.types.growing.lock:
                 self._put(specialization, Trace(node_type, body))
@@ -245,7 +245,6 @@ class Traces:
 
     @property
     def specializations(self) -> list[Specialization]:
-        """Return all specializations."""
         return list(self._specializations.values())
 
     def keys_of(self, entry: Entry, most: int) -> list[dict[str, Key]]:
@@ -256,7 +255,6 @@ class Traces:
 
     @property
     def guard_set(self) -> GuardSet:
-        """Return all guards in force."""
         guard_set = self.known_guards
         if guard_set is None:
             with self.types.growing.lock:  # otherwise traces that another thread makes meanwhile would be missing
@@ -308,6 +306,7 @@ class Traces:
             specialization.traces = [trace for trace in specialization.traces if not _reads(trace, gone)]
             if current is not None and _reads(current, gone | bound):
                 self._renew(specialization, current)
+                # The others may read rebound parameters too, and would keep the old tensors alive.
                 specialization.traces = specialization.traces[-1:]
             self.types.forgotten |= before - {trace.node_type.trace for trace in specialization.traces}
         self._of_entry = {
@@ -328,6 +327,7 @@ class Traces:
         error: Exception | None = None
         body: Body | None = None
         if known is None:
+            # Before the body is retraced, so that numbers that have changed become inputs of the new trace.
             self.lives.changing |= {difference.key for difference in changed if difference.is_numeric}
             try:
                 body = self._trace(specialization, specialization.example)[1]
@@ -353,6 +353,7 @@ class Traces:
         entry = specialization.entry
         before, old = self._numbers(entry) if why else (), specialization.number
         specialization.current = trace
+        # Changed in place, because forms hold this object.
         specialization.lengths.found.clear()
         if trace is not None:
             specialization.failed = ()
@@ -366,6 +367,7 @@ class Traces:
             self.types.retire(old, why)
         if why and before != self._numbers(entry):
             self._renew_entry(entry, before, self._numbers(entry))
+        # A first trace only adds guards. Otherwise, those of the previous trace must go.
         if old == -1 and trace is not None and self.known_guards is not None:
             self.known_guards = self.known_guards.extended(trace.body.guards)
         else:
@@ -441,6 +443,7 @@ class Traces:
                 needs.group = tracer.builder.argument_of(needs.group)
                 raise
             except Exception as error:
+                # Python code may raise any error for a symbolic number, so retry with all of them as constants.
                 needed = tracer.builder.needed if isinstance(error, NeedsNumber) else set(tracker.offered)
                 if not needed:
                     specialization.failed = tuple(tracker.guards.values())
@@ -453,6 +456,7 @@ class Traces:
                     known = Lengths(walked, {tuple(lengths[group] for group in walked)})
                     program = keep_products(program, specialization.kept)
                     return tracer, Body(program, structure, tuple(tracker.guards.values()), known)
+            # The loop ends, because each round turns at least one more number into a constant.
             specialization.by_value |= {tracker.offered[live] for live in needed}
 
     def _keep(self, specialization: Specialization, body: Body) -> Trace:
@@ -521,7 +525,7 @@ def _reads(trace: Trace, gone: set[int]) -> bool:
 
 
 def _replaced(node_type: NodeType) -> str:
-    """Return the reason for refusing graphs with a type of replaced parameters or modules."""
+    """Return the reason for refusing graphs with a type that reads replaced parameters or modules."""
     names = sorted({weight.name for weight in node_type.program.weights})
     what = f"the object named {', '.join(map(repr, names))}" if names else "the module of the cell"
     return f"since {node_type.name!r} was recorded, {what} has been replaced"

@@ -103,6 +103,7 @@ class Draws:
             self.refuse(DRAWS, f"random.{name}")
         elif name == "urandom":
             self.refuse(DRAWS, f"{name}()")
+        # Those of `datetime` are class methods.
         elif name in CLOCKS and (owner is time or isinstance(owner, type)):
             if not is_library(namespace.get("__name__")):  # a logger's clock does no harm
                 self.refuse("reads the clock", name)
@@ -173,6 +174,7 @@ class ReadTracker:
         Raises:
             GraphError: random numbers were drawn, the time was read, or an iterator was advanced.
         """
+        # Left in reverse order: reporting ends before the hooks are removed, those set in the block included.
         with without_collection(), self._hooks, listening(self):
             with self._untracked():
                 self._hook(Module)
@@ -362,8 +364,10 @@ class ReadTracker:
             return given
         found = {name: self._live(holder, name, x) for name, x in zip(*named_parts(holder), strict=True) if replaces}
         guard = Guard(holder, text, {name: live for name, live in found.items() if live is not None})
+        # An immutable container changes only through elements that change in place, such as arrays.
         if guard.is_deep or not isinstance(holder, (tuple, frozenset)):
             self.guards[guard.key] = guard
+        # Before the elements are followed, because they may lead back to this container.
         self._containers[id(holder)] = guard, holder
         parts = [
             LiveValue.of(self.builder, guard.lives[name])
@@ -395,6 +399,7 @@ class ReadTracker:
         place = id(value), "__class__"
         if kind.__flags__ & HEAP_TYPE and place not in self.guards:
             self.guards[place] = Guard(value, f"the class of {text}", {}, partial(getattr, value), "__class__")
+        # Reads of a class that cannot be hooked are not reported, so all attributes count as read.
         if not isinstance(value, Module) and not self._hook(kind) and hasattr(value, "__dict__"):
             self._contents(vars(value), text, replaces=False)
 
@@ -412,6 +417,7 @@ class ReadTracker:
             known = self._functions.setdefault(function.__code__, set())
             if function not in known:
                 known.add(function)
+                # Functions that are found before they are called are noted in `_note_function`.
                 if function.__code__ in self.called and not is_library(function.__module__):
                     self._note_variables(function)
 
@@ -422,6 +428,7 @@ class ReadTracker:
             self._follow(sys.modules.get(module), module)
         for name in names.globals:  # builtins too, which a global may hide later
             self._constant(namespace, namespace.get, name, f"the global {name}")
+        # Copies here and below, because noting a read may find more functions, tensors, namespaces and classes.
         for function in list(self._functions.get(code, ())):
             self._note_variables(function)
         self._attribute_names |= names.attributes

@@ -93,6 +93,7 @@ def _read(recorder: Recorder, instances: Sequence[Any], part: slice, content: by
         return split_graph(recorder.record(instances[: part.stop]))[part]
     (whole,) = recorder.arrived([pickle.loads(content)])
     graphs = split_graph(whole)
+    # The worker numbered the instances of each part from 0.
     for position, graph in enumerate(graphs, part.start):
         graph.key = position
     return graphs

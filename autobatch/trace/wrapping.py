@@ -91,6 +91,7 @@ class Wrapping:
             return x
         own = parts_of(x)
         parts = [part if type(part) in PLAIN else self.wrap(part, is_static, is_result, is_ragged) for part in own]
+        # Lists and dicts of subclasses become plain ones even if no part changes.
         is_same = all(map(operator.is_, parts, own)) and (type(x) in (list, dict) or not isinstance(x, (list, dict)))
         return x if is_same else Key.of_structure(x, ()).build(parts)
 
@@ -99,6 +100,7 @@ class Wrapping:
 
     def _source(self, x: Any, content: Any, is_ragged: bool = False) -> Value:
         """Return the value of an array, parameter or input; equal arrays, or parts of inputs, share one node."""
+        # A source of any number of rows has another type, and so a node of its own.
         key = (content, is_ragged) if is_ragged else content
         if key not in self._sources:
             self._sources[key] = self._record(x, is_ragged)
@@ -109,7 +111,7 @@ class Wrapping:
 def to_floats(x: Any) -> Any:
     """Convert ints, also in lists, tuples and dicts, to floats; return `x` itself if nothing changes.
 
-    Ints that no float equals are left, and so are bools.
+    Ints that no float equals stay ints, and bools stay bools.
     """
     if type(x) is int:
         return float(x) if _is_exact(x) else x
