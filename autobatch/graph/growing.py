@@ -391,8 +391,12 @@ class KeptRows:
         return self._held, self._free, self._n_free, self.size
 
     def renumber(self, of_value: IntArray) -> None:
-        """Apply the new numbers of values; rows of dropped values become empty, but only `move` frees rows."""
-        self._held[self._held != NOWHERE] = of_value[self._held[self._held != NOWHERE]]
+        """Apply the new numbers of values, and free the rows of dropped ones."""
+        is_held = self._held != NOWHERE
+        self._held[is_held] = of_value[self._held[is_held]]
+        for slot, row in np.argwhere(is_held & (self._held == NOWHERE)).tolist():
+            self._free[slot, self._n_free[slot]] = row
+            self._n_free[slot] += 1
 
     def _grow(self, slots: int, rows: int) -> None:
         old_slots, old_rows = self._held.shape

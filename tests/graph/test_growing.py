@@ -128,11 +128,15 @@ class Tables:
         self.last = chosen.kept.values
 
     def flush(self) -> None:
-        """Copy values kept from the last run if no round was chosen."""
-        self.settle(Chosen(self.last[:0], self.last[:0], Results(self.last[:0], self.last[:0], self.last[:0])))
+        """Copy values kept from the last run, if there was one since they were last copied."""
+        if self.last.size:
+            self.settle(Chosen(self.last[:0], self.last[:0], Results(self.last[:0], self.last[:0], self.last[:0])))
 
     def renumber(self, of_value: IntArray) -> None:
         self.kept.renumber(of_value)
+        held, free, n_free, _ = self.kept.tables(0, 0)
+        for slot in range(len(held)):
+            assert sorted(free[slot, : n_free[slot]].tolist()) == np.flatnonzero(held[slot] == NOWHERE).tolist()
         self.values = {place: int(of_value[v]) for place, v in self.values.items()}
 
 
@@ -375,6 +379,8 @@ def test_rounds_run_what_is_needed_once_and_keep_what_may_be_read(seed: int, com
         growing.hold(np.array(wanted, np.int32), -1)
         n_runs += 1
         if rng.random() < compacts:
+            compact(plain, growing, tables)
+            use(rng, plain, growing)  # without a run, so that values are dropped that no move has looked at
             compact(plain, growing, tables)
     check_last(plain, growing, output_slots, tables)
     if not compacts:
