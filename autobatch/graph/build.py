@@ -18,8 +18,6 @@ from autobatch.graph.words import words_size, write_header
 from autobatch.keywords import checked, refuse_arguments
 from autobatch.system.unchecked import checking
 
-IN_RANGE = operator.attrgetter("in_range")
-
 
 @checked(types=GraphError, type_id=GraphError, edges=GraphError, outputs=GraphError, attr=GraphError)
 def make_graph(

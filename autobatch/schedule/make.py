@@ -26,10 +26,10 @@ def make_schedule(graph: Graph, policy: Policy) -> Schedule:
     """
     if type(graph) is not Graph or not hasattr(policy, "schedule"):
         refuse_arguments(make_schedule, (graph, policy), {})
-    schedule = policy.schedule(graph)
     is_checked = checking()
     if is_checked:
         check_graph(graph)
+    schedule = policy.schedule(graph)
     if is_checked or not is_unchecked(policy):
         return _read_schedule(graph, schedule, policy.name)
     return schedule
