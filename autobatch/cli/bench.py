@@ -59,7 +59,7 @@ def forward(ctx: click.Context, flag: str) -> int:
         click.UsageError: the experiment does not support an option.
     """
     settings = list_settings(ctx, flag)
-    experiment.list_experiments()
+    experiment.list_experiments()  # for its error without a checkout
     if flag == "--baselines" and find_spec("torch") is None:
         raise AutobatchError("comparing with PyTorch: the package torch is not installed; pip install torch.")
     return experiment.run_script(FORWARDED[flag].script, settings)

@@ -242,6 +242,7 @@ def _compile() -> str:
 
 def _can_write(folder: Path) -> bool:
     """Return whether a folder, which need not exist, can be written."""
+    # The folder itself, or else the nearest one above that exists.
     there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 
@@ -263,6 +264,6 @@ def _train_a_step() -> str:
         raise Fault(
             f"batched and eager losses differ by {difference:.1e}, more than {TOLERANCE:.0e}; please report it."
         )
-    if not losses.mean() < before:
+    if not losses.mean() < before:  # NaN fails too
         raise Fault(f"a training step raised the loss from {before:.4f} to {losses.mean():.4f}; please report it.")
     return f"a training step lowers the loss; batched and eager losses differ by {difference:.0e}"

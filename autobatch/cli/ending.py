@@ -48,7 +48,7 @@ def run_to_the_end(work: Callable[[], object]) -> int:
     """Run `work`; return the exit status: 2 after a user error, else the int that `work` returned, or 0."""
     try:
         status = work()
-        sys.stdout.flush()
+        sys.stdout.flush()  # errors of buffered output occur here, not at exit
     except click.UsageError as error:
         hint = f"{error.ctx.command_path if error.ctx else 'autobatch'} --help"
         message = error.format_message().rstrip(".")
@@ -92,6 +92,7 @@ def _complain(message: str) -> int:
 
 def _print_no_more() -> None:
     """Discard further standard output, which cannot be written."""
+    # Python flushes standard output once more at exit, which must not fail again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -73,6 +73,8 @@ def experiment(name: str, settings: tuple[str, ...], out: Path | None, quick: bo
 
 def run_script(name: str, words: Sequence[str]) -> int:
     """Run a script of the folder in its own process group, which Ctrl-C ends; return its exit status."""
+    # In its own session, the script gets no Ctrl-C of the terminal; the handler ends the whole group with SIGTERM, and
+    # the wait continues until the script has ended.
     process = subprocess.Popen([sys.executable, FOLDER / f"{name}.py", *words], start_new_session=True)
     interrupts: list[int] = []
 

@@ -38,7 +38,7 @@ from autobatch.plan.plan import PlannedCell, Planner
 
 NO_COMPILER = f"{COMPILER} is missing: install NVIDIA's CUDA toolkit to see the resources of the kernels"
 NO_KERNELS = "no kernels"
-PLACE = "int32"  # dtype of positions in memory, which allows values of up to 2**31 elements in all
+PLACE = "int32"  # dtype of positions in memory, which allows a total of 2**31 elements
 COLUMNS = ("kernel", "GPU", "threads per row", "registers", "spilled bytes", "shared bytes")
 
 
@@ -146,6 +146,7 @@ def _sections(cell: PlannedCell, passes: Collection[str], gpu_dtype: str) -> Ite
     """Yield the pass, title and text of each result, in the order of compilation."""
     yield from _programs(cell)
     yield "layout", TITLES["layout"], str(cell.layout) or "no columns: no inputs from other nodes and no saved values"
+    # A cell that is planned without training has no derivative.
     stages = {"forward": compile_forward} | ({} if cell.derivative is None else {"backward": compile_backward})
     sources: list[CudaSource] = []
     for name, compile_stage in stages.items():

@@ -107,6 +107,7 @@ def as_done(
                     content = ray.get(done)
                 except RayError as error:
                     raise _explain(error, number, len(jobs), what) from error
+                # Errors of jobs return as values, because Ray would wrap exceptions in its own.
                 is_good, result = cloudpickle.loads(content)
                 if not is_good:
                     raise result
@@ -126,6 +127,7 @@ def _make_work() -> Callable[[Sequence[str], bytes], bytes]:
 
         from ray import cloudpickle
 
+        # Functions of modules are pickled by name, so the worker must find the modules in the same places.
         sys.path.extend([path for path in paths if path not in sys.path])
         try:
             function, job = cloudpickle.loads(content)

@@ -47,7 +47,7 @@ class Real(click.FloatRange):
         try:
             number: float = super().convert(value, param, ctx)
             if math.isnan(number):
-                raise click.BadParameter("")
+                raise click.BadParameter("")  # for the message below
         except click.BadParameter:
             wanted = f"of at least {self.min:g}" if self.max is None else f"above {self.min:g} and below {self.max:g}"
             self.fail(f"must be a number {wanted}, got {value!r}", param, ctx)

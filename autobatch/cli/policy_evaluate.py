@@ -81,6 +81,7 @@ def find_policy(file: Path) -> Directed:
         PolicyError: the file is invalid, or the policy of this name has no weights.
     """
     name = str(file)
+    # "score+both" is the policy score with an option.
     if file.exists() or name.partition("+")[0] not in ("auto", *policies.names()):
         return policies.load(file)
     named = policies.get(name)

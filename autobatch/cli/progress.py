@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_BEFORE_REPORT = 2.0  # of compiling, before a plain line reports it
-TEXT_WIDTH = 76  # terminal columns of the text beside the bar
+TEXT_WIDTH = 76  # terminal columns of the text next to the bar
 NARROWEST_BAR, WIDEST_BAR = 4, 40
 
 
@@ -97,7 +97,6 @@ class _Compilations:
         self._seconds = 0.0
 
     def begun(self, compilation: Compilation) -> None:
-        """Show a compilation that begins."""
         what = f"compiling {compilation.what}"
         if not sys.stdout.isatty():
             if self._seconds >= self._next_report:

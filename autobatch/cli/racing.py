@@ -125,6 +125,7 @@ def _make_run(
     workload: Workload, policy: str | Policy, backend: str, mode: str, instances: Sequence[Any], batch_size: int
 ) -> tuple[Any, Callable[[int], None]]:
     """Record the instances for one policy; return the batched loss, and a function that plans and runs a mini-batch."""
+    # Rounds repeat the mini-batches, and planning is part of the timed run, so plans must not be cached.
     loss = workload.batched("loss", policy, backend, plan_cache=0)
     graphs = record(loss, instances)
     minibatches = [graphs[start : start + batch_size] for start in range(0, len(graphs), batch_size)]
@@ -137,6 +138,7 @@ def _make_run(
         _, grads = loss.value_and_grad(minibatches[number])
         optimizer.step(grads)
 
+    # The number of threads is measured on runs; it must be chosen before the first timed one.
     run, is_choosing = train if mode == "train" else infer, workload.threads == "auto"
     while is_choosing:
         for number in range(len(minibatches)):

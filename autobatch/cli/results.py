@@ -66,9 +66,9 @@ class JsonLines:
             return
         line, written = f"{json.dumps(to_json(result))}\n".encode(), 0
         try:
-            while written < len(line):
+            while written < len(line):  # an unbuffered write may be partial
                 written += self._file.write(line[written:]) or 0
-        except BrokenPipeError:
+        except BrokenPipeError:  # not a fault: `run_to_the_end` ends the command
             raise
         except OSError as error:
             with suppress(OSError):  # only regular files can be truncated
@@ -97,7 +97,7 @@ def open_json(path: Path | None, append: bool | None = None, n_epochs: int = 0) 
     if path is None:
         yield JsonLines(None)
         return
-    in_place = append is not None or (path.exists() and not path.is_file())
+    in_place = append is not None or (path.exists() and not path.is_file())  # a pipe or device is never replaced
     with nullcontext(path) if in_place else unfinished_beside(path) as target:
         try:
             if append:

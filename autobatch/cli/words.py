@@ -92,7 +92,7 @@ def model_argument(name: str = "model", metavar: str = "MODEL", also: Sequence[s
     """Make the argument for the name of a model, or several; the words in `also` are allowed as well."""
 
     def check(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-        for model in value if isinstance(value, tuple) else (value,):
+        for model in value if isinstance(value, tuple) else (value,):  # a tuple with nargs=-1
             if model is not None and model not in also:
                 check_name(model)
         return value

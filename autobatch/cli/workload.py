@@ -101,7 +101,6 @@ class Workload:
         self.model.to("cuda" if backend == "cuda" else "cpu")
 
     def with_threads(self, threads: int | str) -> Workload:
-        """Return a copy that runs with `threads` threads."""
         return replace(self, threads=threads)
 
     def first(self, n_instances: int) -> list[Any]:
@@ -177,6 +176,7 @@ def load_workload(
     """
     spec = find_here(model)
     _say_unused_dim(spec, dim)
+    # Streams of their own, so that other data does not change the initial parameters, or another model the order.
     data_rng, model_rng, order_rng = np.random.default_rng(seed).spawn(3)
     known = () if encoding is None else (encoding.vocabularies,)
     load = _hold_out(spec, dev, split) if answered else spec.load_inputs or spec.load

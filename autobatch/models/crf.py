@@ -53,7 +53,7 @@ class CRF(ab.Module):
     @ab.cell
     def sum_paths(self, paths: Any, scores: Any) -> Any:
         """Extend all paths by a word with these scores; return the log of their sums, by its tag (C,)."""
-        return scores + ab.logsumexp(self.transitions + paths, axis=1)
+        return scores + ab.logsumexp(self.transitions + paths, axis=1)  # paths by the tag before, the columns
 
     @ab.cell
     def pick_paths(self, paths: Any, scores: Any) -> Any:

@@ -48,7 +48,7 @@ class Sweep(ab.Module):
                 near = (y - self.down, x), (y, x - self.right), (y - self.down, x - self.right)
                 before = ab.sum_n([states[place] for place in near if place in states], shape=self.dim)
                 states[y, x] = self.read(rows[y][x], before)
-        return [states[place] for place in sorted(states)]
+        return [states[place] for place in sorted(states)]  # row by row from the top, whatever the corner
 
 
 class DagRNN(ab.Module):

@@ -88,6 +88,7 @@ class GraphNetwork(Regressor):
         near = molecule.neighbours()
         first = states = [self.embed(atom) for atom in molecule.atoms]
         for _ in range(self.n_steps):
+            # One message for each atom and kind of its bonds, whatever the number of neighbours that read it.
             sent = {
                 (atom, bond): self.send(self.bonds[bond], states[atom])
                 for atom, bonds in enumerate(near)

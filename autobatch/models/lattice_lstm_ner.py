@@ -114,6 +114,8 @@ class LatticeLSTMNER(ab.Module):
             for start, word in arcs:
                 if start < end - 1:
                     ending[end - 1].append((start, word))
+                    # Read backwards, character k is number n - 1 - k, and a word ends at its first character `start`
+                    # and begins at its last, end - 1.
                     beginning[n - 1 - start].append((n - end, word))
         right = self.rightward.states(characters, ending)
         left = self.leftward.states(characters[::-1], beginning)[::-1]

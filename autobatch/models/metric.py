@@ -50,7 +50,7 @@ def find_entities(tags: Sequence[str]) -> list[Entity]:
         prefix, _, kind = tag.partition("-")
         if prefix not in PREFIXES or not kind:
             prefix, kind = "O", ""
-        elif prefix in "BS" or before in "OES" or kind != kind_before:
+        elif prefix in "BS" or before in "OES" or kind != kind_before:  # E and S have ended the entity before
             entities.append(Entity(kind, place, place))
         else:
             entities[-1] = entities[-1]._replace(last=place)

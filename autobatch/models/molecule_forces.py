@@ -119,10 +119,12 @@ class MoleculeForces(Regressor):
         for one, other in molecule.pairs:
             near[one].append(other)
             near[other].append(one)
+            # A filter depends on the distance alone, so both atoms of a pair use it.
             for of_block, made in zip(filters, self.pair(positions[one], positions[other]), strict=True):
                 of_block[one].append(made)
                 of_block[other].append(made)
         states, sent = zip(*map(self.embed, molecule.elements), strict=True)
+        # All but the last block, which gives energies instead of messages.
         for block, following, of_block in zip(self.blocks, self.blocks[1:], filters, strict=False):
             around = [[sent[other] for other in others] for others in near]
             changed = map(partial(self.interact, block, following), states, around, of_block)

@@ -171,6 +171,7 @@ def _import(place: str) -> Any:
         module = importlib.import_module(module_name)
     except Exception as error:  # the user's module may raise any error
         failed = f"cannot load model {place!r}: importing {module_name!r} failed"
+        # The named module or a package around it is missing, not a module that it imports.
         is_absent = isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}.")
         where = "" if is_absent or isinstance(error, SyntaxError) else f" at {users_line(error)}"
         advice = "run in a directory from which it can be imported" if is_absent else "correct that module"

@@ -111,7 +111,7 @@ class Translator(ab.Module):
         A step extends each unfinished translation by its `width` most likely next words, and keeps the `width` most
         likely of all; finished ones are set aside. The search ends when `width` are finished.
         """
-        width = min(width, self.end)
+        width = min(width, self.end)  # no more than there are next words
         state, memory = self.encode(source)
         beam, ended = [Hypothesis(0.0, [], state)], list[Hypothesis]()
         for _ in range(max_words(source)):
@@ -362,6 +362,7 @@ class LSTMNMTAttention(Translator):
     def encode(self, source: Sequence[int]) -> tuple[Any, list[Any]]:
         """Read a sentence in both directions; return the decoder's first state, and a memory of each word."""
         right, left = self.states(self.rightward, source), self.states(self.leftward, source[::-1])[::-1]
+        # Without the states before reading: the first of `right`, and the last of `left`, which is reversed.
         memory = [self.note(*both) for both in zip(right[1:], left[:-1], strict=True)]
         return (self.begin(left[0]), self.zeros, self.no_context), memory
 

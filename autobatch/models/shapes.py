@@ -137,7 +137,7 @@ def _make_tree_graph(
     losses = []
     for tree in trees:
         nodes = list(tree.postorder())
-        kinds = iter(inner_kinds(len(nodes) // 2))
+        kinds = iter(inner_kinds(len(nodes) // 2))  # of 2 n + 1 nodes, n are inner ones
         states: list[int] = []
         for node in nodes:
             if node.is_leaf:

@@ -122,6 +122,7 @@ class ModelSpec:
         targets = np.array([self.target(instance) for instance in dataset.train], np.float64)
         with np.errstate(all="ignore"):
             mean, std = float(targets.mean()), float(targets.std())
+        # By rounding, equal numbers may have a deviation above 0. NaN fails all comparisons.
         if not (np.ptp(targets) > 0 and 0 < std < math.inf):
             raise DataError(
                 f"cannot scale the targets of {dataset.name}: they must be different finite numbers, from "

@@ -112,7 +112,7 @@ class Parse:
             self._buffer.pop()
         else:
             right, left = self._elements.pop(), self._elements.pop()
-            del self._stack[-2:]
+            del self._stack[-2:]  # back to the state below both
             element = model.compose(left, right, action - REDUCE)
         self._elements.append(element)
         self._stack.append(model.push(element, self._stack[-1]))

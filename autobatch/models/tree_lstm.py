@@ -111,6 +111,7 @@ def draw_kinds(tree: Tree[int], seed: int) -> list[int]:
     [[1, 0], [0, 0], [1, 1]]
     """
     words = tree.words()
+    # A checksum is equal in every process, unlike hash().
     rng = np.random.default_rng([seed, crc32(np.array(words, np.int64).tobytes())])
     kinds: list[int] = rng.integers(2, size=len(words) - 1).tolist()
     return kinds

@@ -30,7 +30,7 @@ def flat_ids(xp: Any, ids: Array, segments: Sequence[Segments | None], is_checke
     assert own is not None
     ids, starts, counts = to_ids(ids), own.put(own.ptr[:-1]), own.counts
     if of is not None:
-        starts, counts = starts[of.rows], counts[of.rows]
+        starts, counts = starts[of.rows], counts[of.rows]  # one per position instead of one per node
     wide = (-1, *(1,) * (ids.ndim - 1))
     starts, counts = starts.reshape(wide), counts.reshape(wide)
     if not is_checked:
@@ -49,8 +49,10 @@ def _choose(xp: Any, x: Array, ids: Array, out: Array, segments: Any, is_checked
 
 
 def _put(xp: Any, g: Array, ids: Array, like: Array, out: Array, segments: Any, is_checked: bool) -> None:
+    # The positions count in the segments of `like`, because g has only the chosen rows.
     flat = flat_ids(xp, ids, (segments[2], segments[1]), is_checked)
     out[...] = 0
+    # Several positions may name one row, and `out[flat] += g` would add only one of them.
     first, sums = sum_by_id(
         xp, flat.reshape(-1), xp.broadcast_to(g, (*flat.shape, *out.shape[1:])).reshape(-1, *out.shape[1:])
     )
@@ -60,6 +62,7 @@ def _put(xp: Any, g: Array, ids: Array, like: Array, out: Array, segments: Any, 
 choose_rows: Op = define_op(
     "choose_rows",  # per node, the rows at its positions
     shape=lambda x, ids, is_checked: ids + x, kernel=_choose, segments="choose",
+    # Shared positions choose per node too, because each node has its own rows; -1 is the domain of nodes.
     domain=lambda domains, is_checked: max(domains[1], -1),
     pullback=lambda g, out, x, ids, is_checked: (put_chosen(g, ids, x, is_checked=is_checked), None),
 )  # fmt: skip
@@ -77,9 +80,11 @@ def first_largest(xp: Any, x: Array, segments: Segments) -> Array:
     has_nan, peak = (xp.empty((len(segments.counts), *x.shape[1:]), x.dtype) for _ in range(2))
     segment_max(xp, is_nan.astype(x.dtype), has_nan, segments)
     segment_max(xp, x, peak, segments)
+    # The maximum of a row with NaN is NaN, which equals nothing, so such rows look for NaN itself.
     hit = xp.where(has_nan[segments.rows] > 0, is_nan, x == peak[segments.rows])
     places = segments.places.reshape((-1, *(1,) * (x.ndim - 1)))
     best = xp.empty(peak.shape, xp.float64)
+    # The first hit is the largest negated position; misses are minus infinity.
     segment_max(xp, xp.where(hit, -places.astype(xp.float64), -xp.inf), best, segments)
     return -best
 
@@ -96,6 +101,7 @@ def _argmax_n(xp: Any, x: Array, out: Array, segments: Segments, is_flat: bool) 
         )
     flat = x.reshape(len(x), -1)
     inner = xp.argmax(flat, axis=1)
+    # The first row with the largest of the row maxima, then the first such element in it: the first of ties overall.
     row = first_largest(xp, xp.take_along_axis(flat, inner[:, None], axis=1)[:, 0], segments).astype(xp.int64)
     out[...] = row * width + inner[segments.put(segments.ptr[:-1]) + row]
 
@@ -110,8 +116,9 @@ argmax_n: Op = define_op(
 def _top_k_n(xp: Any, x: Array, out: Array, segments: Segments, k: int) -> None:
     is_nan = xp.isnan(x)
     keys = (segments.places, -xp.where(is_nan, 0, x), ~is_nan, segments.rows)  # the last key is the primary one
-    order = xp.lexsort(xp.stack([key.astype(xp.float64) for key in keys]))
+    order = xp.lexsort(xp.stack([key.astype(xp.float64) for key in keys]))  # CuPy takes an array of keys, not a tuple
     starts = segments.put(segments.ptr[:-1])
+    # `least` ensures that each node has k rows, so its first k of the order are its own.
     out[...] = segments.places[order[starts[:, None] + xp.arange(k)]]
 
 

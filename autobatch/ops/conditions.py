@@ -72,6 +72,7 @@ class Condition(Logic):
     __slots__ = ()
 
     def __add__(self, other: Any) -> Any:
+        # NumPy turns bools into numbers by adding 0, so the result must not be a condition; `again` would return one.
         return OPS["add"](self, 0.0) if is_zero(other) else _apply("add", self, other)
 
     def __radd__(self, other: Any) -> Any:

@@ -32,7 +32,7 @@ from autobatch.tracebacks import hide_frames
 
 Shape: TypeAlias = tuple[int, ...]
 Array: TypeAlias = Any  # a NumPy or CuPy array
-Value: TypeAlias = Any  # an array or a number; in cells and recorded programs, also what an op or a cell returned
+Value: TypeAlias = Any  # an array or a number; in cells and recorded programs, also the result of an op or a cell
 Values: TypeAlias = Any  # a list of values, of any length
 Shapes: TypeAlias = Any  # the shape of a value, or a structure of shapes like that of the values; None if not given
 
@@ -130,6 +130,8 @@ class Op:
 
     def __post_init__(self) -> None:
         taken = list(signature(self.kernel).parameters.values())
+        # A kernel takes xp and the arrays, then `out`, then the static arguments. The kernel of a view has no `out`,
+        # and takes a single array.
         n_arrays = 2 if self.view else [p.name for p in taken].index("out")
         static = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in taken[n_arrays:]]
         arrays = [p.replace(annotation="Value") for p in taken[:n_arrays]]
@@ -151,6 +153,7 @@ class Op:
     @shortcut(None, AN_OP)
     def __call__(self, *args: Any, **static: Any) -> Any:
         if static:
+            # Kernels get arrays by position, so arguments given by name are moved there.
             for name in self.names[len(args) :]:
                 if name in static:
                     args = (*args, static.pop(name))
@@ -196,6 +199,7 @@ class Op:
         if self.view:
             own = arrays[0].copy() if isinstance(args[0], Operators) else arrays[0]  # optimizers change parameters
             seen = freeze(self.kernel(np, own[None], **static)[0])
+            # Slices of `EagerData` stay data, whose arithmetic gives floats.
             return seen.view(type(args[0])) if isinstance(args[0], EagerArray) else seen
         arrays = [a.astype(WIDER[a.dtype.char]) if a.dtype.char in WIDER else a for a in arrays]
         is_int = self.limit((a.shape for a in arrays), static) > 0
@@ -252,7 +256,7 @@ def check_index(what: str, ids: Array, size: int, ignore: int | None = None) -> 
     if checked.size and not 0 <= checked.min() <= checked.max() < size:
         wrong = checked.min() if checked.min() < 0 else checked.max()
         raise DataError(f"the indices of {what} must be in 0..{size - 1}, got {wrong}.")
-    return ids.astype(np.int8) if ids.dtype.kind == "b" else ids
+    return ids.astype(np.int8) if ids.dtype.kind == "b" else ids  # as bools they would be a mask
 
 
 def broadcast(what: str, *shapes: Shape) -> Shape:

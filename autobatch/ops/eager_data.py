@@ -36,7 +36,7 @@ class EagerData(EagerArray):
         if name is not None and name not in COMPARISONS and method == "__call__" and not kwargs:
             numbers = [float(x) if isinstance(x, np.floating) else x for x in plain]  # must not decide the dtype
             return (FUNCTIONS if name == "matmul" else OPS)[name](*numbers)
-        if any(isinstance(x, Operators) for x in inputs):
+        if any(isinstance(x, Operators) for x in inputs):  # their own operators apply the op
             return NotImplemented
         result = getattr(ufunc, method)(*plain, **kwargs)
         if method == "reduce" and ufunc in REDUCTIONS and result.dtype.kind in "iub":

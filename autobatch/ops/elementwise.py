@@ -299,6 +299,7 @@ def _where(xp: Any, condition: Array, x: Array, y: Array, out: Array) -> None:
 where: Op = define_elementwise(
     "where", lambda condition, x, y: call("select", call("not_equal", condition, 0.0), x, y),
     kernel=_where,
+    # Selected, not multiplied by 0 or 1: 0 times an infinite gradient would be NaN.
     pullback=lambda g, out, condition, x, y: (None, where(condition, g, 0.0), where(condition, 0.0, g)),
     doc="""Choose x where the condition is true (not 0), else y, for each element; both are computed.
 
@@ -347,7 +348,7 @@ maximum: Op = define_elementwise(
     """,
 )  # fmt: skip
 minimum: Op = define_elementwise(
-    "minimum", lambda x, y: -call("max", -x, -y),
+    "minimum", lambda x, y: -call("max", -x, -y),  # targets implement only "max"
     kernel=lambda xp, x, y, out: xp.minimum(x, y, out=out),
     pullback=lambda g, out, x, y: (_share(g, greater(x, y), equal(x, y)), _share(g, less(x, y), equal(x, y))),
     doc="""Return the smaller of x and y for each element.
@@ -373,6 +374,7 @@ def clip(x: Value, low: Value | None = None, high: Value | None = None) -> Value
     >>> ab.clip(np.array([-2.0, 0.5, 3.0]), -1.0, 1.0)
     array([-1. ,  0.5,  1. ])
     """
+    # Not `maximum` and `minimum`, whose gradient is shared at a limit: here it goes to x.
     x = x if low is None else where(less(x, low), low, x)
     return x if high is None else where(greater(x, high), high, x)
 

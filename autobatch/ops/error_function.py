@@ -23,6 +23,7 @@ ERF_IS_ONE, NDTR_IS_ZERO, TANH_IS_ONE = 6.0, 39.0, 22.0  # bounds of |x|: beyond
 FLAT = 40.0**2  # a bound of x * x: beyond, the slope of gelu is 0 or 1
 
 # coefficients from tools/fit_erf.py, lowest power first
+# ABOVE / BELOW is the ratio of a tail to its exponential, and NEAR the factor of x near 0.
 ABOVE = (
     1.0, 1.6536296874939465, 1.3556374178214006, 0.7118439920103898, 0.26265563828172467, 0.07083195869611272,
     0.014118976775316613, 0.002056490569144688, 0.00021025321944015066, 1.3719047647141322e-05, 4.3905229473548386e-07,
@@ -65,7 +66,7 @@ def erf_of(xp: Any, x: Array) -> Array:
     """Compute the error function, in float64."""
     z = _bounded(xp, x, ERF_IS_ONE)
     result = xp.where(z < 1.0, z * _polynomial(z * z, NEAR), 1.0 - _tail(xp, z, 1.0, 1.0))
-    return xp.where(x < 0.0, -result, xp.where(z == 0.0, x, result))
+    return xp.where(x < 0.0, -result, xp.where(z == 0.0, x, result))  # x itself keeps the sign of -0.0
 
 
 def ndtr_of(xp: Any, x: Array) -> Array:
@@ -77,6 +78,7 @@ def ndtr_of(xp: Any, x: Array) -> Array:
 def gelu_of(xp: Any, x: Array) -> Array:
     """Compute x times the normal distribution function of x, in float64; the result at -infinity is the limit, 0."""
     m, is_lower = _bounded(xp, x, NDTR_IS_ZERO), x < 0.0
+    # Below 0 the tail is multiplied by the bounded m instead of x, so that x = -infinity gives 0 and not NaN.
     lower = _tail(xp, m, 0.5, xp.where(is_lower, 0.5 * m, 0.5))
     return xp.where(is_lower, -lower, x * (1.0 - lower))
 
@@ -84,6 +86,7 @@ def gelu_of(xp: Any, x: Array) -> Array:
 def gelu_tanh_of(xp: Any, x: Array) -> Array:
     """Compute 0.5 x (1 + tanh(u)) with u = sqrt(2 / pi) (x + 0.044715 x**3), as x * sigmoid(2 u), in float64."""
     m, is_lower = _bounded(xp, x, TANH_IS_ONE), x < 0.0
+    # The exponent is at most 0, so nothing overflows.
     power = xp.exp((m + GELU_CUBE * m * m * m) * (-2.0 * GELU_SCALE))
     return xp.where(is_lower, m * power, x) / xp.where(is_lower, -1.0 - power, 1.0 + power)
 
@@ -105,6 +108,7 @@ def _gelu_tanh(xp: Any, x: Array, out: Array) -> None:
 
 
 def _gelu_pullback(g: Any, out: Any, x: Any) -> tuple[Any]:
+    # Far from 0, x times its density is 0, but infinity times 0 would be NaN.
     inside = where(x * x > FLAT, 0.0, x)
     density = exp(-0.5 * (inside * inside)) * (0.5 * GELU_SCALE)
     return (g * (ndtr(x) + inside * density),)

@@ -49,11 +49,12 @@ def _matmul(xp: Any, x: Array, y: Array, out: Array) -> None:
 def _matmul_row_sum(xp: Any, x: Array, y: Array, out: Array) -> None:
     x, y = _floats(x, out), _floats(y, out)
     if x.ndim == 4 and y.ndim == 4 and x.shape[:2] == y.shape[:2]:
+        # The sum over rows is the inner sum of a single product.
         left, right = factors(x, y)
         out += xp.matmul(left.transpose(0, 2, 1), right)
         return
     n_rows = max(x.shape[1], y.shape[1])
-    x, y = (array.reshape(-1, *array.shape[2:]) for array in (x, y))
+    x, y = (array.reshape(-1, *array.shape[2:]) for array in (x, y))  # a shared one stays a single row
     product = xp.empty((len(out) * n_rows, *out.shape[1:]), out.dtype)
     _matmul(xp, x, y, product)
     out += product.reshape(len(out), n_rows, *out.shape[1:]).sum(axis=1)
@@ -120,6 +121,7 @@ def _outer_row_sum(xp: Any, x: Array, y: Array, out: Array) -> None:
     if x.shape[:2] == y.shape[:2]:
         out += xp.matmul(x.transpose(0, 2, 1), y)
     else:
+        # One factor is shared by all rows, so the sum moves into the other.
         out += x.sum(axis=1)[:, :, None] * y.sum(axis=1)[:, None, :]
 
 

@@ -209,6 +209,7 @@ class Operators:
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if function in (np.shape, np.ndim):
+            # NumPy's implementation without dispatch, which would call this method again.
             return function.__wrapped__(*args, **kwargs)
         raise _refusal(self, f"np.{function.__name__}", _advice(function.__name__))
 

@@ -31,6 +31,8 @@ def _along(first: Segments, second: Segments) -> Segments:
 def _numbers(first: Segments, second: Segments) -> tuple[Array, Array]:
     """Return the rows of the first and the second group for each pair."""
     along = _along(first, second)
+    # For a pair: its row of the first group, that row's node, and in the second group the first row of the node plus
+    # the pair's number within its row.
     rows = np.repeat(np.arange(along.lengths.size), along.lengths)
     nodes = np.repeat(np.arange(first.lengths.size), first.lengths)[rows]
     return rows, np.arange(along.ptr[-1]) - along.ptr[:-1][rows] + second.ptr[:-1][nodes]
@@ -61,7 +63,6 @@ def _blocks(segments: Both) -> Iterator[tuple[slice, slice, slice, tuple[int, in
 
 
 def _flat(rows: Array) -> Array:
-    """Flatten each row to one axis."""
     return rows.reshape(len(rows), math.prod(rows.shape[1:]))
 
 
@@ -84,7 +85,7 @@ def _weigh(
 
 
 def _spread(xp: Any, x: Array, out: Array, segments: Both, group: int, of: Any, axis: int) -> None:
-    out[...] = x[segments[0].put(_numbers(*segments)[1 - axis])]
+    out[...] = x[segments[0].put(_numbers(*segments)[1 - axis])]  # axis 1: x has rows of the first group
 
 
 def _sum(xp: Any, pairs: Array, out: Array, segments: Both, group: int, of: Any, axis: int) -> None:
@@ -121,7 +122,7 @@ def _pick(xp: Any, pairs: Array, ids: Array, out: Array, segments: Both, group: 
 
 def _put(xp: Any, g: Array, ids: Array, out: Array, segments: Both, group: int, of: Any, is_checked: bool) -> None:
     out[...] = 0
-    out[flat_ids(xp, ids, (_along(*segments), None), is_checked)] = g
+    out[flat_ids(xp, ids, (_along(*segments), None), is_checked)] = g  # a row picks one pair, so none repeats
 
 
 def _at_pairs(domains: Sequence[int], group: int, **how: Any) -> int:
@@ -129,7 +130,7 @@ def _at_pairs(domains: Sequence[int], group: int, **how: Any) -> int:
 
 
 def _at_rows(domains: Sequence[int], of: Any, axis: int = 1, **how: Any) -> int:
-    return int(of[1 - axis])
+    return int(of[1 - axis])  # reducing along axis 1 leaves the rows of the first group
 
 
 def _max_pullback(g: Any, out: Any, x: Any, **how: Any) -> tuple[Any]:
@@ -189,6 +190,7 @@ put_pairs: Op = define_op(
 
 
 def _turn_pullback(g: Any, out: Any, x: Any, group: int, of: Any) -> tuple[Any]:
+    # The gradient belongs to the pairs of x, so it is turned back to their group.
     return (turn_pairs(g, group=x.var.domain, of=of[::-1]),)
 
 

@@ -45,7 +45,7 @@ def matmul(x: Value, y: Value) -> Value:
 def _stacked(x: Any, y: Any) -> Any:
     """Multiply stacks of matrices; by a single matrix product if only one argument is a stack."""
     left, right = known_shape(x, "matmul of stacks"), known_shape(y, "matmul of stacks")
-    if not left or not right or left[-1] != right[-2:][0]:
+    if not left or not right or left[-1] != right[-2:][0]:  # the only axis of a vector, or the last but one
         raise ShapeError(f"the summed axes of matmul must have equal sizes, got shapes {left} and {right}.")
     if len(right) <= 2:
         return reshape(linear.matmul(reshape(x, (math.prod(left[:-1]), left[-1])), y), left[:-1] + right[1:])
@@ -125,6 +125,7 @@ def _parse(subscripts: str, shapes: Sequence[Shape]) -> tuple[list[str], str, di
     given = inputs.split(",")
     fitting = len(given) == len(shapes) and all(len(a) == len(shape) for a, shape in zip(given, shapes, strict=False))
     letters = "".join(given)
+    # The "a" is for scalars: without any letter, isalpha() is False.
     if not arrow or not fitting or not (f"{letters}{out}a").isalpha() or not {*out} <= {*letters}:
         raise ShapeError(
             f"subscripts of einsum must fit values of shapes {' and '.join(map(str, shapes))}, got {subscripts!r}: "

@@ -45,14 +45,13 @@ class DrawCount:
         self._forks = 0
 
     def __next__(self) -> int:
-        """Number the next draw."""
         self._next += 1
         return self._next - 1
 
     def fork(self, n: int) -> list[DrawCount]:
-        """Return a counter for each of n branches."""
         self._forks += 1
         place = _mix_int(self._start + (self._forks << 32))
+        # Starts end FIRST_FORK below 2**31, so that the draws of a branch fit a 31-bit int.
         return [DrawCount(FIRST_FORK + _mix_int(place + k & MASK) % (2**31 - 2 * FIRST_FORK)) for k in range(n)]
 
 
@@ -81,7 +80,6 @@ class Randomness:
 
     @cached_property
     def draws(self) -> DrawCount:
-        """Return the counter of draws."""
         return DrawCount()
 
     def uniform(self, xp: Any, draw: Any, site: int, shape: tuple[int, ...]) -> Any:
@@ -91,8 +89,9 @@ class Randomness:
         rows = mix(xp, key + xp.uint64(start))
         rows = mix(xp, rows + xp.atleast_1d(xp.asarray(draw)).astype(xp.int64).view(xp.uint64))
         size = int(np.prod(shape, dtype=np.int64))
-        elements = xp.arange(size, dtype=xp.uint64) + xp.uint64((site + 1 << 40) & MASK)
+        elements = xp.arange(size, dtype=xp.uint64) + xp.uint64((site + 1 << 40) & MASK)  # 2**40 elements a site
         if self.edges is not None:
+            # The elements of an edge follow those of the edges before it, as if they were one array.
             rows, first = rows[self.edges.rows], self.edges.places.astype(xp.uint64) * xp.uint64(size)
             elements = first.reshape(-1, 1) + elements
         numbers = mix(xp, rows.reshape(-1, 1) + elements * xp.uint64(GOLDEN))
@@ -115,7 +114,6 @@ def mix(xp: Any, x: Any) -> Any:
 
 
 def _mix_int(x: int) -> int:
-    """Mix the bits of one Python int."""
     x = (x + GOLDEN) & MASK
     x = ((x ^ (x >> 30)) * MIX[0]) & MASK
     x = ((x ^ (x >> 27)) * MIX[1]) & MASK

@@ -172,6 +172,7 @@ def logsumexp(x: Value, axis: Axis = None, keepdims: bool = False) -> Value:
     >>> float(ab.logsumexp(np.array([1000.0, 1000.0])).round(4))
     1000.6931
     """
+    # The peak cancels, so any constant is right, and the gradient of the rest is the softmax.
     peak = stop_gradient(max(x, axis, keepdims=True))
     total = log(sum(exp(x - peak), axis, keepdims=True)) + peak
     return total if keepdims is True else reshape(total, _reduced(shape_of(x), axis, keepdims))

@@ -45,6 +45,8 @@ def pick(lengths: NDArray[np.int64], cut: Cut) -> Picked:
     array([0, 1, 4])
     """
     start, stop, step = cut
+    # Python's rule for the ends of a slice: they are limited to 0..n, or with a negative step to -1..n - 1, where -1 is
+    # before the first row. A count is the distance of the ends in steps, rounded up.
     low, high = (0, lengths) if step > 0 else (-1, lengths - 1)
     first, last = (np.clip(end + lengths * (end < 0), low, high) for end in (start, stop))
     counts = (last - first + step - (1 if step > 0 else -1)) // step
@@ -60,6 +62,8 @@ def _moves(segments: Sequence[Segments], cuts: Sequence[Cut]) -> Iterator[tuple[
     """Yield, for each argument, the numbers of the selected rows, and of the rows that they become."""
     picked = [pick(own.lengths, cut) for own, cut in zip(segments, cuts, strict=True)]
     total = np.sum([part.counts for part in picked], axis=0)
+    # The result has the rows of node 0 from all arguments, then those of node 1; `before` is where the next argument
+    # starts in each node.
     before = np.cumsum(total) - total
     for own, (first, counts, step) in zip(segments, picked, strict=True):
         nodes = np.repeat(np.arange(counts.size), counts)
@@ -89,7 +93,7 @@ def _take_part(
     xp: Any, *arrays: Array, out: Array, segments: Any, cuts: Any, fixed: Any, group: int, is_one: bool, number: int
 ) -> None:
     taken, made = _moves_of(segments, cuts, number)
-    if len(cuts) > 1:
+    if len(cuts) > 1:  # the rows of other parts are zeros
         out[...] = 0
     out[made] = _rows_of(xp, arrays[0], segments[1 + number], fixed[number])[taken]
 
@@ -99,7 +103,7 @@ def _put(
 ) -> None:
     taken, made = _moves_of(segments, cuts, number)
     out[...] = 0
-    place = (taken // out.shape[1], taken % out.shape[1]) if fixed[number] else taken
+    place = (taken // out.shape[1], taken % out.shape[1]) if fixed[number] else taken  # fixed: by node and row
     out[place] = arrays[0][made]
 
 

@@ -44,6 +44,7 @@ def index_parts(index: Any) -> Index:
 
 def _slice_shape(x: Shape, index: Any) -> Shape:
     try:
+        # NumPy determines the shape, on a broadcast scalar, which takes no memory.
         return np.broadcast_to(np.float32(0), x)[index_parts(index)].shape
     except IndexError as error:
         raise ShapeError(f"slice of a value of shape {x}: {error}.") from None
@@ -67,6 +68,7 @@ slice_ = define_op(
 
 
 def _assemble(xp: Any, *parts: Array, out: Array, indices: tuple[Any, ...], shape: Shape) -> None:
+    # Parts are disjoint: if their sizes add up, they overwrite every element.
     if sum(math.prod(part.shape[1:]) for part in parts) < math.prod(shape):
         out[...] = 0
     for part, index in zip(parts, indices, strict=True):

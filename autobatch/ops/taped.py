@@ -52,13 +52,11 @@ class Concrete(Symbol):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Return the float type."""
         dtype: np.dtype[Any] = self.data.dtype
         return dtype
 
     @property
     def size(self) -> int:
-        """Return the number of elements."""
         return int(self.data.size)
 
     def read(self) -> Any:
@@ -123,7 +121,6 @@ class Taped(Concrete):
         self.value, self.tape, self.entry = value, tape, entry
 
     def astype(self, dtype: Any) -> Taped:
-        """Convert to another float type."""
         before = self.dtype
         if before == dtype:
             return self
@@ -182,13 +179,14 @@ class EagerTape:
         """Compute an op; add it to the tape if it has a gradient and an argument on the tape."""
         args = tuple(map(self._read, args))
         plain = tuple(map(self.strip, args))
-        with stage(self.outer):
+        with stage(self.outer):  # a nested derivative records the op on the outer tape
             value = op(*plain, **static)
-        if op.pullback is None or all(x is y for x, y in zip(args, plain, strict=True)):
+        if op.pullback is None or all(x is y for x, y in zip(args, plain, strict=True)):  # none on this tape
             return value
         pullback, training = op.pullback, EAGER.source.training
 
         def pull(g: Any) -> Sequence[Any]:
+            # The pullback of dropout draws the mask again, and so needs the mode of the forward pass.
             before, EAGER.source.training = EAGER.source.training, training
             try:
                 return pullback(g, value, *plain, **static)
@@ -198,11 +196,9 @@ class EagerTape:
         return self.add(args, pull, value)
 
     def apply_function(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Apply a function built from ops."""
         return function(*args, **kwargs)
 
     def call_cell(self, cell: Any, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a cell."""
         return cell.run_eagerly(owner, args, kwargs)
 
     def next_draw(self) -> tuple[int, int]:
@@ -210,7 +206,6 @@ class EagerTape:
         return next_site()
 
     def as_list(self, values: Iterable[Any]) -> list[Any]:
-        """Return values as a list."""
         return list(values)
 
     def strip(self, x: Any) -> Any:
@@ -235,6 +230,7 @@ class EagerTape:
             stage(within or STAGE.current),
             np.errstate(all="ignore"),
         ):  # unwanted gradients are computed too, and must not warn
+            # Entries follow those that they are computed from, so all parts of an entry are known when it is reached.
             for number in range(max(parts, default=-1), -1, -1):
                 args, pull = self._entries[number]
                 if not args or number not in parts:
@@ -263,6 +259,7 @@ def value_on(tape: EagerTape | None, x: Any) -> Any:
         tape = tape.outer
     if tape is not None:
         return tape.parameters[id(x)]
+    # Parameters are copied, because optimizers change them in place.
     return freeze(np.array(getattr(x, "data", x)) if isinstance(x, Operators) else np.asarray(x))
 
 

@@ -83,6 +83,7 @@ class Segments:
     @cached_property
     def starts(self) -> Array:
         """Return the first edge of each row that has edges."""
+        # `reduceat` would give an empty row the first edge of the next row, so empty rows are left out.
         return self.put(self.ptr[:-1][self.lengths > 0])
 
 
@@ -115,7 +116,7 @@ def segment_softmax(xp: Any, x: Array, out: Array, segments: Segments) -> None:
     peak = xp.empty((len(segments.counts), *x.shape[1:]), x.dtype)
     segment_max(xp, x, peak, segments)
     xp.exp(xp.subtract(x, peak[segments.rows], out=out), out=out)
-    segment_sum(xp, out, peak, segments)
+    segment_sum(xp, out, peak, segments)  # the sums overwrite the peaks
     xp.true_divide(out, peak[segments.rows], out=out)
 
 
@@ -263,7 +264,7 @@ def _logsumexp_edges(x: Any) -> Any:
 
 def _mean_edges(x: Any) -> Any:
     count = _count_edges(x)
-    return _sum_edges(x) / reshape(count + equal(count, 0.0), (1,) * x.ndim)
+    return _sum_edges(x) / reshape(count + equal(count, 0.0), (1,) * x.ndim)  # the mean of no edges is 0 / 1
 
 
 SUM_N = inspect.unwrap(_sum_n)  # rewriting may turn `x + y` of recorded values into it

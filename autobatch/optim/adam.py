@@ -37,6 +37,7 @@ class _MomentOptimizer(Optimizer):
     def _moments(self, step: int, lr: float, weight_decay: float, shrink: float) -> tuple[float, ...]:
         beta_1, beta_2 = self._options["beta_1"], self._options["beta_2"]
         rate, root = lr / (1.0 - beta_1**step), math.sqrt(1.0 - beta_2**step)
+        # In the order of `native/run/optimizer.h`.
         return rate, weight_decay, beta_1, beta_2, 1.0 - beta_1, 1.0 - beta_2, root, self._options["eps"], shrink
 
 
@@ -128,4 +129,4 @@ class AdamW(_MomentOptimizer):
         super().__init__(model, lr, betas, eps, weight_decay, groups, lazy)
 
     def _constants(self, step: int, lr: float, weight_decay: float) -> tuple[float, ...]:
-        return self._moments(step, lr, 0.0, shrink=1.0 - lr * weight_decay)
+        return self._moments(step, lr, 0.0, shrink=1.0 - lr * weight_decay)  # no decay in the gradient

@@ -217,6 +217,7 @@ class Optimizer(ABC):
         """
         with run_lock():
             read = self._read_grads(grads)
+            # New kernels are compiled before anything changes, because that may fail.
             for store in {self._parameters[name].store for name in read}:
                 if store not in self._updates:
                     self._updates[store] = _make_updates(store)
@@ -229,6 +230,7 @@ class Optimizer(ABC):
             found = grads if isinstance(grads, Gradients) else Gradients()
             for store, listed in changes.items():
                 self._updates[store].run(listed, bool(self._options["lazy"]), found.finite)
+        # Checking the previous step waits for its norm, so this step is queued first.
         check, self._check_last = self._check_last, found.check
         if check is not None:
             check()
@@ -263,6 +265,7 @@ class Optimizer(ABC):
 
     def _load(self, doing: str, state: OptimizerState) -> None:
         check_entries(doing, dict.fromkeys(state["options"], ()), dict.fromkeys(self._options, ()))
+        # Overrides must be of known parameters, but need not be of all.
         check_entries(doing, dict.fromkeys({**self._steps, **state["overrides"]}, ()), dict.fromkeys(self._steps, ()))
         check_entries(doing, dict.fromkeys(state["steps"], ()), dict.fromkeys(self._steps, ()))
         shapes = {key: array.shape for key, (array, _) in self._state_arrays().items()}
@@ -270,6 +273,7 @@ class Optimizer(ABC):
         self._check_options(state["options"])
         for name, own in state["overrides"].items():
             check_overrides(f"load the group of {name!r}", own)
+        # All conversions, which may raise errors, come before the first change.
         arrays = {
             (name, slot): np.array(state["arrays"][f"{slot}.{name}"], parameter.dtype, order="C")
             for name, parameter in self._parameters.items()
@@ -291,6 +295,7 @@ class Optimizer(ABC):
     def _change(self, name: str, grad: Gradient, made: dict[Any, FloatArray]) -> Change:
         """Describe the change of a parameter; `made` caches the constants of this step."""
         parameter, own = self._parameters[name], self._overrides.get(name, {})
+        # All that the constants depend on: parameters without overrides share the optimizer's options.
         key = self._steps[name], name if own else None, parameter.dtype
         if key not in made:
             lr, decay = self.lr * own.get("lr_factor", 1.0), own.get("weight_decay", self._options["weight_decay"])
@@ -309,7 +314,7 @@ class Optimizer(ABC):
             moved = array if store is lies_on else store.put(lies_on.get(array))
             state[slot] = moved.astype(parameter.dtype, copy=False)
         self._lies_on[name] = store
-        first, second, *_ = *state.values(), None, None
+        first, second, *_ = *state.values(), None, None  # a rule has up to two state arrays
         return Placed(parameter.array, (first, second))
 
     def __getstate__(self) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def _clip_on_host(numbers: Mapping[str, FloatArray], max_norm: float) -> float:
     norms = {name: _norm(array) for name, array in numbers.items()}
     for name, norm in norms.items():
         _check_norm(name, norm)
-    total = math.hypot(*norms.values())
+    total = math.hypot(*norms.values())  # unlike a sum of squares, does not overflow
     if total > max_norm:
         for array in numbers.values():
             array *= max_norm / total
@@ -184,7 +184,7 @@ class LateNorm:
         Raises:
             NumericError: a gradient is not finite; the message names it.
         """
-        self._is_read = True
+        self._is_read = True  # even if the norm raises an error, which is raised once
         norms = np.sqrt(self._squares())
         for name, norm in zip(self._names, norms, strict=True):
             _check_norm(name, norm)

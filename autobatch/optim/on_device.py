@@ -69,7 +69,7 @@ def describe_gradient(entry: Any, grad: Lines, device: Device) -> None:
     """Write the address, layout and item size of a gradient to its entry."""
     array, _, width, step = grad
     entry["gradient"], entry["gradient_step"] = device.address(array), step
-    entry["size"], entry["width"] = array.size, array.size if step == width else width
+    entry["size"], entry["width"] = array.size, array.size if step == width else width  # contiguous: one line
     entry["is_wide"] = array.itemsize == 8
 
 
@@ -118,8 +118,10 @@ class DeviceUpdates:
         These are copies if an array does not have the form of `Lines`, or the gradient has another dtype.
         """
         entry, dtype = self._entries[at], change.data.dtype
+        # A constant is in the first bytes of a word of 8 bytes, so every other float32 is left out.
         entry["constants"].view(dtype)[:: 8 // dtype.itemsize] = change.constants
         grad, known = change.grad, self._described[at]
+        # Entries of the same arrays are kept; copies and `Rows`, whose arrays change, are described in every step.
         if known and all(a is b for a, b in zip(known, (change.data, grad, *change.state), strict=True)):
             return change.data, known[1]
         device, given = self._device, grad.values if isinstance(grad, Rows) else grad
@@ -143,6 +145,7 @@ class DeviceUpdates:
         first = N_WORDS * len(grads)
         words, address = borrow(self._staging, first + sum(own.size for _, own in ids))
         for at, own in ids:
+            # Ids follow the entries in the upload; entries are copied last, as they hold the addresses of ids.
             self._entries[at]["ids"] = address + 8 * first
             words[first : first + own.size] = own
             first += own.size
@@ -152,10 +155,10 @@ class DeviceUpdates:
 
 
 def _which_rows(change: Change, lazy: bool) -> int:
-    """Select the rows that a sparse gradient updates."""
     if lazy:
         return GIVEN
     is_plain = change.state[0] is None
+    # Without state, decay and momentum, the rule leaves rows without a gradient as they are.
     return GIVEN if is_plain and not changes_all(change.constants) else SPARSE
 
 
@@ -194,7 +197,7 @@ class DeviceClipping:
         words[:clipping] = entries.view(np.int64)
         flag = 0 if finite is None else device.address(finite)
         words[clipping:] = address, n, 0, squares + 8 * n, squares, device.address(self._n_done), flag
-        words[clipping + 2 : clipping + 3].view(np.float64)[0] = max_norm
+        words[clipping + 2 : clipping + 3].view(np.float64)[0] = max_norm  # as bits in a word
         self._staging.send(0, words.nbytes)
         launch(device, "measure", n_pieces, address + 8 * clipping)
         if max_norm < math.inf:

@@ -60,7 +60,7 @@ class HostUpdates:
     def _change_rows(self, job: Job, grad: Rows, change: Change, lazy: bool) -> None:
         _, n_rows, width, step = job.data
         if job.touched is None:
-            job.touched = _touched_rows(change, n_rows, width)
+            job.touched = _touched_rows(change, n_rows, width)  # found from the state, because it is not stored
         ids, values = np.asarray(grad.ids, np.int64), np.asarray(grad.values, change.data.dtype, order="C").reshape(-1)
         rows = n_rows, width, step
         update_rows(rows, job.flat, *job.state, ids, values, job.touched, change.constants, lazy)
@@ -68,7 +68,7 @@ class HostUpdates:
 
 def _change_all(job: Job, grad: FloatArray, change: Change) -> None:
     if job.touched is not None:
-        job.touched.fill(True)
+        job.touched.fill(True)  # a dense gradient reaches every row
     if job.grad is None or job.grad.array is not grad:
         job.grad = _readable(np.asarray(grad, change.data.dtype))
         job.flat_grad = _flat(job.grad)

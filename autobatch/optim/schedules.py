@@ -250,6 +250,7 @@ class PlateauRate(LearningRate):
         self.n_worse += 1
         if self._is_better(number):
             self.best, self.n_worse = number, 0
+        # In the order of torch: a step that is not counted still updates the best measure.
         if self.n_cooling > 0:
             self.n_cooling -= 1
             self.n_worse = 0

@@ -103,6 +103,7 @@ def write_arrays(
     """
     import safetensors.numpy
 
+    # Converted before hashing, so that the checksum is of the bytes that are written.
     contiguous = {name: np.asarray(array, array.dtype.newbyteorder("="), order="C") for name, array in arrays.items()}
     checked = {**metadata, CHECKSUM: checksum_of(contiguous, metadata)}
     try:
@@ -180,7 +181,7 @@ def read_safetensors(
         ) from error
     header_end = _HEADER_LENGTH_BYTES + int.from_bytes(content[:_HEADER_LENGTH_BYTES], "little")
     metadata = json.loads(content[_HEADER_LENGTH_BYTES:header_end]).get("__metadata__") or {}
-    if metadata.get(CHECKSUM, expected := checksum_of(arrays, metadata)) != expected:
+    if metadata.get(CHECKSUM, expected := checksum_of(arrays, metadata)) != expected:  # other libraries write none
         raise CheckpointError(f"{doing}: its checksum does not match its content; use another copy of the file.")
     return arrays, metadata
 

@@ -76,6 +76,7 @@ class GradientBuffers:
         if not (
             rows == self._rows
             and [*parameters] == [*self._made]
+            # By identity: moving or casting a parameter gives it another array, and new gradients.
             and all(map(is_, parameters.values(), self._parameters))
             and all(map(is_, arrays, self._arrays))
         ):

@@ -71,6 +71,7 @@ class KnownModule:
         found = known[2] if known is not None and self._is_own and known[0].holds() else self.parameters()
         arrays, flags = [*map(ARRAY, found.values())], [*map(TRAINABLE, found.values())]
         before = self._state
+        # Without parameters, the device is the default one of the module, which may change.
         is_same = arrays and len(arrays) == len(self._arrays) and all(map(is_, arrays, self._arrays))
         if is_same and found is before.all and flags == self._flags:
             return before

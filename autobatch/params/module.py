@@ -143,6 +143,7 @@ class Module:
         first = {id(x): name for name, x in _walk(self)}
         for name, x in _walk(self):
             for key, child in () if isinstance(x, Parameter) else _children(x):
+                # A walk visits an object once, so a child whose first name is another path is shared.
                 other = f"{name}.{key}" if name else key
                 if isinstance(child, (Module, Parameter)) and first[id(child)] != other:
                     yield other, first[id(child)]
@@ -154,7 +155,7 @@ class Module:
     def __getstate__(self) -> Any:
         """Return the state for copies and pickles, without the functions that replace cells during a recording."""
         state: Any = super().__getstate__()
-        own, *slots = state if isinstance(state, tuple) else (state,)
+        own, *slots = state if isinstance(state, tuple) else (state,)  # a tuple if the class has __slots__
         own = {name: value for name, value in dict(own or {}).items() if not _stands_in(value)}
         return (own, *slots) if slots else own
 
@@ -291,6 +292,7 @@ def _check_name(owner: type, name: str, value: Any, in_class: bool) -> None:
     if name in VALUES:
         is_taken, what = not isinstance(value, VALUES[name]), f"a {VALUES[name].__name__.lower()}"
     else:
+        # In a class, a method may be overridden by a function or another descriptor, and a property by a property.
         is_method = hasattr(type(value), "__get__") and isinstance(value, property) is isinstance(own, property)
         is_taken, what = (
             value is not own and not (in_class and is_method),
@@ -378,7 +380,7 @@ def draw_tree(module: Module) -> str:
     pending: list[tuple[str, str, str, Any]] = [("", "", "", module)]
     while pending:
         indent, label, path, value = pending.pop()
-        if value is None:
+        if value is None:  # the end of a module whose parts have been drawn
             lines.append(f"{indent})")
             continue
         kind, is_known = type(value).__name__, id(value) in names
@@ -394,7 +396,7 @@ def draw_tree(module: Module) -> str:
             lines.append(f"{indent}{label}{kind}({', '.join([*shapes, *_numbers_of(value)])})")
         else:
             lines.append(f"{indent}{label}{kind}(")
-            pending.append((indent, "", "", None))
+            pending.append((indent, "", "", None))  # popped after the parts, which are pushed next
             prefix = path and f"{path}."
             pending += [(f"{indent}  ", f"({key}): ", f"{prefix}{key}", x) for key, x in reversed(parts)]
     return "\n".join(lines)
@@ -452,6 +454,7 @@ def _find(value: object, name: str) -> Parameter | None:
     for key, child in _children(value):
         if key == name and isinstance(child, Parameter):
             return child
+        # Keys may contain dots, so each child whose key begins the name is tried.
         if name.startswith(f"{key}."):
             found = _find(child, name[len(key) + 1 :])
             if found is not None:
@@ -478,6 +481,7 @@ def _load(module: Module, state: Mapping[str, npt.ArrayLike], source: str, stric
         arrays[first_name] = array
     names = LoadedNames([n for n in parameters if n not in arrays], [n for n, p in found.items() if p is None])
     given = {name: array.shape for name, array in arrays.items()}
+    # If strict, `check_entries` sees missing and unexpected names too; the shape of an unexpected one does not matter.
     shapes = {name: parameter.shape for name, parameter in parameters.items() if strict or name in arrays}
     check_entries(doing, {**given, **dict.fromkeys(names.unexpected_keys if strict else (), ())}, shapes)
     with run_lock():

@@ -200,7 +200,7 @@ class Parameter(Operators):
         twin = object.__new__(type(self))
         memo[id(self)] = twin
         vars(twin).update(deepcopy(self.__getstate__(), memo))
-        return twin.to(self.store)
+        return twin.to(self.store)  # the copied state is on the host
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         raise GraphError(

@@ -89,6 +89,8 @@ def find_whole(arrays: Sequence[FloatArray], rectangles: Sequence[Rectangle], st
     base: Any = arrays[0].base
     if getattr(base, "ndim", 0) != 2 or not base.flags.c_contiguous or not base.size:
         return None
+    # The first array is at (row, column) of its base, and the whole is above and left of it by the place of its
+    # rectangle.
     row, column = divmod((store.address(arrays[0]) - store.address(base)) // base.itemsize, base.shape[1])
     row, column = row - rectangles[0].row, column - rectangles[0].column
     height, width = bounds(rectangles)
@@ -98,6 +100,7 @@ def find_whole(arrays: Sequence[FloatArray], rectangles: Sequence[Rectangle], st
         if id(array.base) != id(base) or array.dtype != base.dtype or array.size != rectangle.height * rectangle.width:
             return None
         there = rectangle.moved(row, column).of(base, array.shape)
+        # Elsewhere in the base, or with its elements in another order.
         if store.address(array) != store.address(there) or array.strides != there.strides:
             return None
     return Rectangle(row, column, height, width).of(base, (height, width))

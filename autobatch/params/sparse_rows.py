@@ -58,7 +58,7 @@ class RowGroups(NamedTuple):
     starts: LongArray
 
     def task(self, step: int, width: int, itemsize: int) -> LongArray:
-        """Return what the kernel of `sum_on_device` reads, for rows of `width` elements that are `step` apart."""
+        """Return the input of the kernel of `sum_on_device`, for rows of `width` elements that are `step` apart."""
         about = step, width, self.ids.size, itemsize == FLOAT64.itemsize
         return np.concatenate((about, self.starts, (self.order.size,), self.order)).astype(np.int64, copy=False)
 
@@ -87,6 +87,7 @@ class HostRowSums:
 
     def add(self, held: Found, ids: IntArray, values: FloatArray, first: int, step: int | None) -> Found:
         room, n_held = self._held, held[0].size
+        # The held rows are a view of this memory, unless they came from elsewhere, such as the constructor.
         if n_held and held[1].base is not room.values:
             room.hold(*held)
         added = self._added if n_held else room
@@ -107,6 +108,7 @@ class ArrayRowSums:
             return held
         xp, rows = self._store.xp, self._rows(values[first:], ids.size, self._width if step is None else step)
         if held[0].size:
+            # Held rows come last, so that the new rows of an id are summed first, as on the host.
             rows = xp.concatenate((rows, held[1].reshape(held[0].size, self._width)))
             ids = np.concatenate((ids, held[0]))
         groups = group_rows(ids, self._shape)
@@ -119,7 +121,6 @@ class ArrayRowSums:
         return rows
 
     def _sum(self, rows: FloatArray, groups: RowGroups) -> FloatArray:
-        """Sum the rows of each group."""
         put = self._store.put
         sums: FloatArray = self._store.xp.add.reduceat(rows[put(groups.order)], put(groups.starts), axis=0)
         return sums
@@ -214,6 +215,7 @@ class Room:
         self.reserve(n, 0)
         if self._work.shape[1] < n:
             self._work = np.empty((4, self.ids.size), np.int64)
+        # The first of the four rows of work memory is the input of `sum_rows`; it overwrites all of them.
         keys = self._work[0, :n]
         keys[...] = ids
         check_ids(keys, self.shape)

@@ -41,6 +41,7 @@ class SharedBuffer:
         self._place = {id(part): place for place, part in enumerate(self.parts)}
         self._owned = [place for place, part in enumerate(self.parts) if part.buffer is None]
         self._copies = [place for place, part in enumerate(self.parts) if part.buffer is not None]
+        # Before the parameters refer to this buffer, because packing may raise an error.
         self._pack()
         for place in self._owned:
             self.parts[place].buffer = self
@@ -60,6 +61,7 @@ class SharedBuffer:
         known = [place for place in places if place is not None]
         if len(known) < len(places):
             return None
+        # The first part of a stack is at (0, 0), so its place here is that of the stack.
         row, column = self.rectangles[known[0]][:2]
         wanted = [rectangle.moved(row, column) for rectangle in stack.rectangles]
         if wanted != [self.rectangles[place] for place in known]:
@@ -87,7 +89,7 @@ class SharedBuffer:
 
     def _is_stale(self) -> bool:
         for place in self._owned:
-            if self.parts[place].array is not self._views[place] and not self.parts[place].is_gone:
+            if self.parts[place].array is not self._views[place] and not self.parts[place].is_gone:  # moved or cast
                 return True
         if not self._copies:
             return False
@@ -127,7 +129,7 @@ class Stack(Parameter):
         self.rows = tuple(rows)
         self.parts, self.rectangles = _parts(rows)
         height, width = bounds(self.rectangles)
-        self._shape = (height, width) if len(rows[0]) > 1 else (height, *rows[0][0].shape[1:])
+        self._shape = (height, width) if len(rows[0]) > 1 else (height, *rows[0][0].shape[1:])  # side by side: a matrix
         self._where = Rectangle(0, 0, height, width)
 
     @property
@@ -168,12 +170,10 @@ class Stack(Parameter):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Return the dtype of the parts."""
         return self.parts[0].dtype
 
     @property
     def store(self) -> Store:
-        """Return the device memory that holds the parts."""
         return self.parts[0].store
 
     @property
@@ -187,13 +187,11 @@ class Stack(Parameter):
             part.trainable = value
 
     def astype(self, dtype: npt.DTypeLike) -> Self:
-        """Change the dtype of the parts."""
         for part in self.parts:
             part.astype(dtype)
         return self
 
     def lie_in(self, buffer: SharedBuffer, where: Rectangle) -> None:
-        """Set the buffer and the rectangle that hold the numbers."""
         self.buffer, self._where = buffer, where
 
 
@@ -319,6 +317,7 @@ def make_gradients(parameters: Mapping[str, Parameter], rows: Collection[int]) -
         if id(parameter) in rows:
             made[name] = Rows.zeros(parameter.shape, parameter.dtype, store)
             continue
+        # One array for all parameters of a buffer, laid out alike, so that their gradients are adjacent too.
         key = name if buffer is None else buffer
         if key not in wholes:
             shape = parameter.shape if buffer is None else buffer.shape
@@ -419,7 +418,7 @@ def _overlapping(stacks: Sequence[Stack]) -> list[list[Stack]]:
     groups: list[tuple[set[tuple[int, ...]], list[Stack]]] = []
     for stack in stacks:
         rows, members = {_key(row) for row in stack.rows}, [stack]
-        for group in [g for g in groups if not rows.isdisjoint(g[0])]:
+        for group in [g for g in groups if not rows.isdisjoint(g[0])]:  # merges all groups that this stack joins
             rows |= group[0]
             members = [*group[1], *members]
             groups.remove(group)

@@ -47,7 +47,6 @@ class Result:
         print("  ".join(map(_text, row)), file=sys.stderr, flush=True)
 
     def note(self, text: str) -> None:
-        """Add a note, unless it is there already."""
         if text not in self.notes:
             self.notes.append(text)
 

@@ -62,7 +62,7 @@ def compare(check: Check, result: Result, load: Any, model: str, policy: str, dt
     """Run a model on the device and on another backend; add a failure for differences above the tolerance."""
     workload: Workload = load(model)
     instances = workload.first(check.choose(24, 3))
-    module = workload.model.astype(dtype).to("cpu")
+    module = workload.model.astype(dtype).to("cpu")  # an earlier case has moved it
     expected = answer(module, instances, "agenda", BACKENDS[against]())
     for place in ("cpu", check.device):
         found = answer(module.to(place), instances, policy, check.backend(poison=True))
@@ -97,7 +97,7 @@ def on_host(gradient: Any, store: Store) -> Any:
 def error_of(found: Any, expected: Any) -> float:
     """Compute the largest difference relative to the largest expected number; infinite with a NaN."""
     error = np.max(np.abs(found - expected)) / max(np.max(np.abs(expected)), 1e-3)
-    return float(np.nan_to_num(error, nan=np.inf))
+    return float(np.nan_to_num(error, nan=np.inf))  # a comparison with NaN would pass
 
 
 SIZE = 64  # instances per mini-batch
@@ -133,7 +133,7 @@ def train_model(check: Check, result: Result, model: str, data: str | None, dtyp
         expected, found = (float(np.mean(losses[backend][part])) for backend in ("cpu", "cuda"))
         error = abs(found - expected) / abs(expected)
         result.add(*about, name, expected, found, error)
-        if not error <= limit:
+        if not error <= limit:  # NaN fails too
             result.failures.append(f"{model}, {dtype}: the losses of the {name} differ by {error:.2g}")
 
 

@@ -43,7 +43,6 @@ class Sweeps:
         self._blocks, self._ran = blocks, 0
 
     def launch(self) -> None:
-        """Run the steps once."""
         first = self._ran * self._n
         self._ran += 1
         args = self._device.address(self._steps), first, first + self._n
@@ -81,6 +80,8 @@ class Product:
         self._outs = [device.empty(n_rows * n, REAL) for _ in range(2)]
         a, b, own, library = map(device.address, (*self._held, *self._outs))
         self._library = DeviceGemm(REAL, "float32", n_rows, n, inner, a, inner, b, inner, True, library, n, False)
+        # The operands as `rows_by_matrix` in `compiler/cuda/sweep.cuh` reads them: one tile (number of rows, first
+        # elements of a and of the result), the slots, of which the last is the row stride of b, and the descriptor.
         self._table = device.put(np.array([n_rows, 0, 0], np.int64))
         self._slots = device.put(np.array([device.address(self._table), a, b, own, inner], np.int64))
         self._descriptor = device.put(np.array([0, 1, 2, 3, 0, 1, 0, inner, 2, 0, n, 4, n, inner, 1, 3], np.int64))
@@ -93,7 +94,6 @@ class Product:
         return Sweeps(self.device, steps, min(count_product_tiles(n_rows, n), self.device.n_processors), launches)
 
     def ask_library(self) -> None:
-        """Compute the product with the library."""
         self.device.multiply(self._library)
 
     def errors(self) -> tuple[float, float]:
@@ -164,6 +164,7 @@ def time_blocks(check: Check, result: Result, blocks: int) -> None:
     }
     seconds = time_ways(ways, repeats)
     result.seconds |= {f"{what}, {blocks} blocks": timings for what, timings in seconds.items()}
+    # A launch of many + 1 steps costs as much as one of a single step, plus many barriers.
     one, launches, barriers = map(statistics.median, seconds.values())
     for what, cost in zip(ways, (one, launches / many, (barriers - one) / many), strict=True):
         result.add(what, blocks, 1e6 * cost)

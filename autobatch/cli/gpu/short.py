@@ -110,9 +110,10 @@ def run_apart(
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_send_all, args=(theirs, run, seconds))
     process.start()
-    theirs.close()
+    theirs.close()  # so that the end of the process ends the pipe
     try:
         for number in range(1 + len(SECTIONS)):
+            # The deadline is checked between settings only, so a hanging kernel is found by its silence.
             if not ours.poll(seconds + GRACE):
                 yield _ended(number, "did not end")
                 return

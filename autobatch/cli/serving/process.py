@@ -44,6 +44,8 @@ class Connection(H11Protocol):
 
     def _close_if_idle(self, before: object) -> None:
         """Close the connection if there is still no request since the previous check."""
+        # `cycle` is the current or the last request. The check of an idle connection passes its last request, or itself
+        # without any, to the next check; if that finds the same one, nothing has arrived in between.
         is_idle = self.cycle is None or self.cycle.response_complete
         now = (self.cycle or self) if is_idle else None
         if is_idle and now is before:
@@ -97,10 +99,11 @@ class Reloading:
 
     def _look(self) -> None:
         """Load the checkpoint if it has changed, or after SIGHUP."""
-        asked, self._asked = self._asked, False
+        asked, self._asked = self._asked, False  # before reading, so that a later SIGHUP counts
         seen = _stamp(self._trained.file)
         if not asked and seen == self._seen:
             return
+        # Before reading, so that a faulty file is reported once, and one written meanwhile is read next.
         self._seen = seen
         stored = self._trained.read()
         self._predictor.take(stored)

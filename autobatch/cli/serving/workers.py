@@ -75,7 +75,7 @@ def run_workers(n: int, listening: socket.socket) -> int:
     from autobatch.serving.workers import SEVERAL, VARIABLE, Board, make_memory
 
     ended: list[int] = []
-    theirs, ours = os.pipe()
+    theirs, ours = os.pipe()  # workers end when `ours` closes, however this process ends
     try:
         memory = make_memory(n)
     except OSError as error:
@@ -105,11 +105,13 @@ def run_workers(n: int, listening: socket.socket) -> int:
             time.sleep(CHECK_EVERY)
             for place, (process, since) in enumerate(workers):
                 status = process.poll()
-                if status is None or ended:
+                if status is None or ended:  # after a signal, workers are meant to end
                     continue
                 board.clear(place)
                 is_early = time.monotonic() - since < LEAST_LIFE
                 n_killed = n_killed + 1 if is_early else 0
+                # A worker that exits early has an error, which would recur. One killed early, such as for lack of
+                # memory, is restarted a few times.
                 if is_early and (status >= 0 or n_killed == MOST_KILLED):
                     LOG.error("a worker %s within %d seconds of its start.", describe_end(status), LEAST_LIFE)
                     pass_on(signal.SIGTERM, None)

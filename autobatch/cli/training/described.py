@@ -219,6 +219,7 @@ def _bounded(name: str, place: int) -> Callable[..., Any]:
 
     def drawing(self: Any, *args: Any, **options: Any) -> Any:
         size = options.get("size", args[place] if len(args) > place else None)
+        # Python ints, because a product of int64 could overflow and pass.
         self._n_left -= 1 if size is None else int(np.prod(size, dtype=object))
         if self._n_left < 0:
             raise CheckpointError(f"its dim and sizes need more parameters than it holds; {ADVICE}.")

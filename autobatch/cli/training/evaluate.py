@@ -162,6 +162,7 @@ def export(model: str, checkpoint: Path, out: Path, examples: int) -> None:
     is_fold = spec.predict is None and isinstance(getattr(workload.model, "predict", None), BoundRecursion)
     if spec.predict is None and not is_fold and isinstance(spec.load, FilesLoader):
         raise DataError(f"cannot export {model}: its attribute predict must be an ab.fold, ab.scan or ab.fold_edges.")
+    # A model without predictions exports its loss.
     method = "predict" if is_fold else "loss" if spec.predict is None else spec.predictor
     function = workload.batched(method, stored.policy, "reference")
     workload.model.eval()

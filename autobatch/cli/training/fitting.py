@@ -50,7 +50,6 @@ class Epoch:
     """Per mini-batch, as in `loss.last`."""
 
     def line(self) -> str:
-        """Format the results in one line."""
         metrics = "".join(f"  dev {metric}" for metric in self.metric_texts)
         return f"epoch {self.number}:  loss {say_loss(self.loss)}{metrics}  {self.instances_per_s:,.0f} instances/s"
 
@@ -173,6 +172,7 @@ class Fitting:
             _, value, n_instances = self._unread[0]
             self._last_loss = float(value)
             self.position.total_loss += self._last_loss * n_instances
+            # After the loss is read: if that raises an error, `_naming_the_step` finds the step here.
             del self._unread[0]
 
     def is_stuck(self, patience: int | None) -> bool:
@@ -205,16 +205,17 @@ class Fitting:
     def _train(self, what: str, progress: Progress, after_step: Callable[[], None]) -> None:
         """Take the remaining steps of an epoch."""
         position = self.position
-        self._rng.bit_generator.state = position.order
+        self._rng.bit_generator.state = position.order  # a resumed epoch has the order it began with
         shown = "".join(f"  {self._spec.say(metric, value, 0)}" for metric, value in position.metrics.items())
         batches = ab.distributed.shares(self._graphs, self._batch_size, self._rng, cost=self._costs)
-        start = time.perf_counter() - position.seconds
+        start = time.perf_counter() - position.seconds  # includes the time before a resume
         for batch in islice(batches, position.steps, None):
             with self._naming_the_step(what):
                 value, grads = self.loss.value_and_grad(batch, reduce=self._reduce(batch))
                 self.optimizer.step(grads)
                 position.steps += 1
                 self._unread.append((position.steps, value, batch.size))
+                # The device computes this step while the host reads the loss of the one before and records the next.
                 self.read_losses(n_left=1 if isinstance(value, Late) else 0)
                 position.tally.add(self.loss.last)
                 position.n_seen += batch.size

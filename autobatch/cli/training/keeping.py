@@ -67,6 +67,8 @@ class Keeper:
 
     def after_epoch(self, epoch: Epoch) -> None:
         """Write the last checkpoint, and the best one if this epoch is the best; raise the errors of `after_step`."""
+        # The best first: if the process is killed in between, the last checkpoint is older, and a resumed run finishes
+        # this epoch again.
         if epoch.is_best:
             self.write(BEST)
         self.write(LAST)

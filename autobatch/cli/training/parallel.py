@@ -62,6 +62,7 @@ def processes(n: int, advice: str) -> Iterator[Joined]:
         with ab.distributed.group() as joined:
             yield joined
         return
+    # Without waiting here, because `wait_for` also notices a process that has ended.
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=longest)
     with _Others(n, store.port, advice) as others:
         others.wait_for(store)
@@ -139,13 +140,14 @@ class _Others:
                 for process, _ in self._started:
                     process.send_signal(signal.SIGCONT)
             statuses = [process.poll() for process, _ in self._started]
+            # Statuses after Ctrl-C or SIGTERM are regular.
             if any(status and status not in STOPPED for status in statuses):
-                if self._is_over.wait(GIVE_UP_AFTER):
+                if self._is_over.wait(GIVE_UP_AFTER):  # the main thread reports it, unless it is blocked
                     return
                 for process, _ in self._started:
                     process.kill()
                 os.write(2, f"autobatch: {self.say_ended()}; {self._advice}.\n".encode())
-                os._exit(USER_ERROR)
+                os._exit(USER_ERROR)  # the main thread may be in native code
 
     def _was_asked(self) -> bool:
         """Return whether SIGINT or SIGTERM has arrived since the last call."""

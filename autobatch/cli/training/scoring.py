@@ -28,7 +28,7 @@ from autobatch.trace.record import noted_instance
 class Scorer:
     """A model with instances that are recorded once and may be measured repeatedly.
 
-    Programs that await values are recorded anew each time, because their decisions depend on the parameters.
+    Programs that await values are recorded again each time, because their decisions depend on the parameters.
     """
 
     def __init__(

@@ -130,6 +130,7 @@ class StoredModel:
         self.find_spec()  # raises its errors outside the `try` for errors of the data
         if data not in (None, settings.data):
             ignored = () if answered else ANSWERS
+            # Answers may be missing if they are not required, so their vocabularies do not count.
             vocabularies = {k: v if k in ignored else Counting(v) for k, v in encoding.vocabularies.items()}
             encoding = replace(encoding, vocabularies=vocabularies)
         try:
@@ -141,7 +142,7 @@ class StoredModel:
             if data is not None:
                 raise
             raise DataError(f"{error} The model was trained on this data; give other data with --data.") from error
-        if settings.split == LAST_TENTH and workload.dataset.dev_places is not None:
+        if settings.split == LAST_TENTH and workload.dataset.dev_places is not None:  # a single file, as it has places
             workload = replace(workload, dataset=workload.dataset.hold_out_the_last())
         return workload
 
@@ -215,6 +216,7 @@ def store_run(path: Path, settings: Settings, workload: Workload, fitting: Fitti
     Raises:
         CheckpointError: it cannot be written; an existing file is unchanged.
     """
+    # The losses of a device that are not read yet belong to the position.
     fitting.read_losses()
     optimizer: dict[str, Any] = dict(fitting.optimizer.state_dict())
     arrays = {PARAMETER + name: array for name, array in workload.model.state_dict().items()}

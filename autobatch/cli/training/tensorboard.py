@@ -83,7 +83,6 @@ class Scalars:
         self._steps, self._epochs = steps, epochs
 
     def after_step(self, fitting: Fitting) -> None:
-        """Write the figures of the last mini-batch."""
         if self._steps is None:
             return
         position = fitting.position
@@ -95,7 +94,6 @@ class Scalars:
         _write(self._steps, _n_steps(fitting), figures)
 
     def after_epoch(self, fitting: Fitting, epoch: Epoch) -> None:
-        """Write the figures of the last epoch."""
         if self._epochs is None:
             return
         figures = {
@@ -146,6 +144,7 @@ def open_scalars(folder: Path | None, fitting: Fitting) -> Iterator[Scalars]:
 
 def _wait_for_a_later_name(folder: Path) -> None:
     """Wait for the next second if a file is from this one, as TensorBoard orders files by the seconds in names."""
+    # Names are events.out.tfevents.SECONDS.HOST...
     seconds = [int(name.name.split(".")[3]) for name in folder.glob("*/events.out.tfevents.*")]
     time.sleep(min(max(max(seconds, default=0) + 1 - time.time(), 0.0), 1.0))
 
@@ -163,7 +162,6 @@ def _mark_start(writer: Writer, step: int) -> None:
 
 
 def _write(writer: Writer, step: int, figures: Mapping[str, float]) -> None:
-    """Write figures by tag, and flush them."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
 

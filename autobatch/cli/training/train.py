@@ -169,6 +169,7 @@ def train(
             workload = load_workload(**{name: settings[name] for name in names})
             chosen = Settings(**{**settings, "data": settings["data"] or workload.spec.default_data})
         else:
+            # Options left at their defaults keep the stored values.
             given = {name for name in settings if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT}
             chosen = stored.settle({name: settings[name] for name in given})
             workload = stored.load_workload()
@@ -178,7 +179,7 @@ def train(
         advice = "start again" if checkpoint is None else f"the checkpoint is in {checkpoint}, resume with --resume"
         with processes(data_parallel, advice) as joined:
             if joined.rank:
-                json_path = tensorboard = profile_path = None
+                json_path = tensorboard = profile_path = None  # only the first process writes
             n_epochs = 0 if stored is None else stored.position.epochs
             with open_json(json_path, append=stored is not None, n_epochs=n_epochs) as results:
                 return _run(
@@ -255,7 +256,7 @@ def _profile(fitting: Fitting, path: Path | None) -> Iterator[Callable[[], None]
         yield lambda: None
         return
     profile, is_on = fitting.loss.profile(), False
-    profile.save_trace(path)
+    profile.save_trace(path)  # fails now if the file cannot be written
     with ExitStack() as stack:
 
         def warm() -> None:

@@ -52,7 +52,6 @@ class ExportedFold(StoredModel):
 
     @property
     def policy(self) -> str | Policy:
-        """Return the policy in the file."""
         found: str | Policy = self.model.options["policy"]
         return found
 
@@ -123,7 +122,6 @@ class ExportedFold(StoredModel):
         return Dataset(data, items, (), {}, {})
 
     def build(self, spec: ModelSpec, dataset: Dataset, rng: np.random.Generator) -> Any:
-        """Return the model."""
         return self.model
 
     def load_workload(self, data: str | None = None, answered: bool = True) -> Workload:

@@ -42,7 +42,6 @@ def draw_brackets(
 
 
 def _draw_item(rng: np.random.Generator, depth: int, max_items: int, nesting: float) -> Tree[str]:
-    """Draw a list or a set."""
     kind = list(KINDS)[rng.integers(len(KINDS))]
     tree = Tree.leaf(WORD, kind)
     for _ in range(rng.integers(1, max_items, endpoint=True)):

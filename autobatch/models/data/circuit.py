@@ -80,7 +80,7 @@ def parse_circuit(line: Line, answered: bool = True) -> Circuit[str]:
         parts = _PARTS.fullmatch(token[0])
         if parts is None or (answered and parts[3] is None):
             raise line.fault("a circuit", token.start(), expected)
-        inputs = [int(node) for node in parts[2].split(",")] if parts[2] else []
+        inputs = [int(node) for node in parts[2].split(",")] if parts[2] else []  # "".split(",") is [""]
         if any(node >= number for node in inputs):
             readable = f"a node that reads earlier nodes, 0 to {number - 1}" if number else "a node without inputs"
             raise line.fault("a circuit", token.start(), readable)

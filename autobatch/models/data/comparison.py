@@ -73,6 +73,7 @@ def parse_comparison(line: Line, answered: bool = True) -> Comparison[str]:
         if not parts[-1] and (answered or len(parts) < len(_EXPECTED)):
             raise line.fault("a pair of texts", min(here, len(line.text)), expected)
         here += len(part) + 1
+    # The third part ends one place before `here`: at a tab, unless it is the end of the line.
     if here <= len(line.text):
         raise line.fault("a pair of texts", here - 1, "the end of the line after two texts and a label")
     left, right, label = parts

@@ -39,6 +39,7 @@ CUTOFF = 4.0
 
 _WORD = re.compile(r"[^ \t]+")
 _NUMBER = re.compile(r"[ \t]*([1-9][0-9]{0,8})[ \t]*")
+# The look-behind requires the start of a word, so that free_energy=1 is not read.
 _ENERGY = re.compile(r"(?<![^ \t])energy=([^ \t]*)")
 _COLUMNS = re.compile(r"(?<![^ \t])Properties=([^ \t]*)")
 _PLACED = "species:S:1:pos:R:3"
@@ -149,11 +150,11 @@ def _read_conformation(line: Line, lines: Iterator[Line], answered: bool) -> Con
         n_columns = (1 + len(atom[1]),)  # the atoms of a molecule have the same columns
         atoms.append((line, *atom))
     numbers = np.full((n_atoms, 6), math.nan)
-    numbers[:, : n_columns[0] - 1] = [row for _, _, row in atoms]
+    numbers[:, : n_columns[0] - 1] = [row for _, _, row in atoms]  # forces stay NaN without their columns
     positions, forces = np.ascontiguousarray(numbers[:, :3]), np.ascontiguousarray(numbers[:, 3:])
     distances = measure_distances(positions)
     if not distances.all():
-        _, other = np.argwhere(np.triu(distances == 0.0))[0]
+        _, other = np.argwhere(np.triu(distances == 0.0))[0]  # the later atom of the first such pair
         raise _fault(atoms[other][0], 0, "an atom at a position of its own")
     return Conformation([element for _, element, _ in atoms], positions, energy, forces, find_pairs(distances))
 

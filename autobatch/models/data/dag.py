@@ -84,7 +84,7 @@ def draw_dags(n_dags: int, rng: np.random.Generator, *, max_nodes: int = 16, max
 def _make_lexicon() -> list[str]:
     """Draw 24 different words of each length from 2 to 4."""
     rng = np.random.default_rng(_LEXICON_SEED)
-    words: dict[str, None] = {}
+    words: dict[str, None] = {}  # a set in the order of drawing
     for length in (2, 3, 4):
         while len(words) < (length - 1) * _WORDS_PER_LENGTH:
             words["".join(rng.choice(list(LETTERS), length))] = None
@@ -116,7 +116,7 @@ def read_words(text: str, lexicon: set[str]) -> list[list[tuple[int, str]]]:
     longest = max(map(len, lexicon))
     arcs: list[list[tuple[int, str]]] = [[]]
     for end in range(1, len(text) + 1):
-        starts = range(max(end - longest, 0), end - 1)
+        starts = range(max(end - longest, 0), end - 1)  # without the single letter
         words = [(start, text[start:end]) for start in starts if text[start:end] in lexicon]
         arcs.append([(end - 1, text[end - 1]), *words])
     return arcs

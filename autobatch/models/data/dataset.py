@@ -182,6 +182,7 @@ class Format:
             return ""
         file = path / self.parts[part] if path.is_dir() else path
         contents = [one.read_bytes() for one in (file, *self.beside(file)) if one.is_file()]
+        # A hash of hashes, which changes if text moves from one file to another.
         return sha256(b"".join(sha256(content).digest() for content in contents)).hexdigest()
 
 
@@ -200,6 +201,7 @@ def hold_out(read: Sequence[Any], data: str, rng: np.random.Generator, share: fl
     Raises:
         DataError: a given share is less than one instance; the message names `data`.
     """
+    # Exact, as the share was written: in floats, 0.29 * 100 is below 29.
     n_dev = int(Decimal(str(SHARE if share is None else share)) * len(read))
     if share is not None and not n_dev:
         raise DataError(
@@ -252,8 +254,10 @@ class Loader:
             name: words.collect(found.train, found.sizes.get(f"n_{name}")) for name, words in self.words.items()
         }
         for name, words in self.words.items():
+            # Only vocabularies of answers have a `min_count` of 1; without answers there is nothing to learn.
             if words.min_count == 1 and not known[name].words and vocabularies is None:
                 raise DataError(f"cannot train on {data!r}: its {len(found.train)} training instances lack {name}.")
+        # The development data has files of its own, which may have other labels.
         if vocabularies is None and found.dev_places is None and data not in self.form.generators:
             self._warn_of_new_labels(self.dev or data, found.dev, known)
         ids = [known[name].id for name in self.words]

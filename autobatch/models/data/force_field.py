@@ -102,6 +102,7 @@ def _attract(kinds: NDArray[np.int64], positions: Array) -> tuple[float, Array]:
     full, slope = depths * sixth * (sixth - 2), -12 * depths * sixth * (sixth - 1) / distances
     switch, switch_slope = _switch(distances)
     by_distance = (slope * switch + full * switch_slope) / distances  # (n, n), 0 on the diagonal
+    # The force on i is the sum over j of E'(r_ij) (x_j - x_i) / r_ij, here without the (n, n, 3) differences.
     forces = by_distance @ positions - by_distance.sum(1, keepdims=True) * positions
     return float((full * switch).sum() / 2), forces
 
@@ -128,8 +129,10 @@ def _bend(kinds: NDArray[np.int64], bonds: Bonds, positions: Array) -> tuple[flo
     u, v = u / u_length, v / v_length
     cosine = (u * v).sum(1, keepdims=True)
     off = cosine - _COSINES[kinds[j], None]
+    # With unit vectors u and v, the gradient of cos θ for the position of i is (v - cos θ u) / |u|, and likewise for k.
+    # The forces on i, j and k add up to zero.
     on_i, on_k = STIFFNESS * off * (cosine * u - v) / u_length, STIFFNESS * off * (cosine * v - u) / v_length
-    np.add.at(forces, i, on_i)
+    np.add.at(forces, i, on_i)  # an atom may be in several angles, which += would count once
     np.add.at(forces, k, on_k)
     np.add.at(forces, j, -on_i - on_k)
     return float(STIFFNESS / 2 * (off**2).sum()), forces
@@ -175,6 +178,6 @@ def _find_place(positions: Array, reach: Array, host: int, rng: np.random.Genera
     lengths = reach[host] * rng.uniform(*STRETCH, _N_TRIED) / np.linalg.norm(directions, axis=1)
     places = positions[host] + lengths[:, None] * directions
     apart = np.linalg.norm(places[:, None] - positions, axis=2) / reach
-    apart[:, host] = np.inf
+    apart[:, host] = np.inf  # the only atom that may be near
     fitting = np.flatnonzero(apart.min(1) >= NEAREST)
     return places[fitting[0]] if len(fitting) else None

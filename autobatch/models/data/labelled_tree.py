@@ -50,6 +50,7 @@ class LabelledTree(Generic[W]):
         while waiting:
             tree = waiting.pop()
             parents_first.append(tree)
+            # The last child is visited next, so the list is the reverse of postorder.
             waiting += tree.children
         return reversed(parents_first)
 
@@ -78,7 +79,7 @@ class LabelledTree(Generic[W]):
         """
         waiting: list[T] = []
         for node in self.postorder():
-            first = len(waiting) - len(node.children)
+            first = len(waiting) - len(node.children)  # the values of the children are on top
             value = make(node, waiting[first:])
             waiting[first:] = [value]
             yield node, value

@@ -152,7 +152,6 @@ class _Lines:
         self._last = Line(path, 1, "")
 
     def put_back(self, line: Line) -> None:
-        """Put a line back to be read next."""
         self.rest = chain([line], self.rest)
 
     def next(self, expected: str, skip_blank: bool) -> _Row:
@@ -192,6 +191,8 @@ def _read_tags(lines: _Lines, n_positions: int, names: Mapping[str, str] | None,
     row = lines.next(f"{n_positions} tags, one for each position", skip_blank=False)
     if not answered and not row.tokens:
         return []
+    # A single number is not a line of tags but that of the arcs at position 0. With one position both look alike: it is
+    # the tag if the line of arcs, "0", follows.
     if not answered and len(row.tokens) == 1 and (n_positions > 1 or not lines.goes_on_with("0")):
         lines.put_back(row.line)
         return []

@@ -100,6 +100,7 @@ def _draw_operation(rng: np.random.Generator, depth: int, max_arguments: int, ne
 
 def _median(values: Sequence[int]) -> int:
     ordered, middle = sorted(values), len(values) // 2
+    # `~middle` counts from the end: the same element if their number is odd, else the one below.
     return (ordered[middle] + ordered[~middle]) // 2
 
 

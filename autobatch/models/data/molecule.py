@@ -129,7 +129,7 @@ def find_bridges(n_nodes: int, edges: Sequence[tuple[int, int]]) -> set[tuple[in
 
     def top(node: int) -> int:
         while above[node] != node:
-            above[node] = node = above[above[node]]
+            above[node] = node = above[above[node]]  # halves the path for later calls
         return node
 
     for one, other in edges:
@@ -199,7 +199,6 @@ class _Reader:
     """Digit of an open ring to its atom, its bond ("" if implicit) and its column."""
 
     def take(self, token: re.Match[str]) -> None:
-        """Process a token."""
         text, here = token[0], token.start()
         if token["atom"]:
             self.atoms.append(text)
@@ -208,6 +207,7 @@ class _Reader:
             self.before, self.bond = len(self.atoms) - 1, ""
         elif self.before is None:
             raise self.fault(here, f"an atom, {_EXAMPLE}")
+        # A ring may follow a bond, so it comes before the branch that allows nothing else after one.
         elif token["ring"]:
             self.close_ring(_ring(text), self.before, here)
         elif self.bond:
@@ -241,6 +241,7 @@ class _Reader:
 
     def join(self, one: int, other: int, written: str) -> None:
         """Bond an atom to a later one."""
+        # The first letter, after the bracket and the mass number of atoms such as [13cH].
         kinds = [self.atoms[atom].lstrip("[0123456789")[:1] for atom in (one, other)]
         aromatic = all(kind.islower() or kind == "*" for kind in kinds)
         bond = _kind(written) or ("" if aromatic else SINGLE)
@@ -268,7 +269,6 @@ class _Reader:
             raise self.fault(here, f"a second {digit} for the ring that begins in column {column + 1}")
 
     def fault(self, position: int, expected: str) -> DataError:
-        """Make the error for a molecule without the expected text at a position."""
         return self.line.fault("a molecule", position, expected)
 
 

@@ -144,6 +144,7 @@ def parse_described_tree(line: Line, answered: bool = True) -> DescribedTree[str
 
 def _parse_tree(line: Line, start: int) -> OrderedTree[str]:
     """Read the tree from position `start` to the end of a line."""
+    # A node above the tree, so that every node, including the root, is a child of the last open one.
     root: OrderedTree[str] = OrderedTree("")
     open_nodes, after_bracket = [root], False
     for token in _TOKEN.finditer(line.text, start):
@@ -206,7 +207,7 @@ def draw_commands(n_commands: int, rng: np.random.Generator, *, max_actions: int
 def _draw_command(rng: np.random.Generator, max_actions: int) -> DescribedTree[str]:
     words: list[str] = []
     trees = []
-    adverbs = rng.permutation(ADVERBS).tolist()
+    adverbs = rng.permutation(ADVERBS).tolist()  # each once: siblings with one label need equal children
     for _ in range(rng.integers(1, max_actions, endpoint=True)):
         action = list(ACTIONS)[rng.integers(len(ACTIONS))]
         parts = [OrderedTree(*_split(part)) for part in ACTIONS[action]]

@@ -59,6 +59,8 @@ class FilesLoader:
             raise DataError(f"cannot load data: {reason}; give a file or a folder with --data.")
         train_path = _part_of(Path(data), "train")
         dev_path = _part_of(Path(data), "dev") if self.dev is None else Path(self.dev)
+        # A file, or a folder without a training part, is training data as a whole, unless its own development part has
+        # been found.
         if train_path is None and (dev_path is None or self.dev is not None):
             train_path = Path(data)
         elif train_path is None and vocabularies is None:

@@ -58,6 +58,7 @@ class Sentence(Generic[W]):
 
     def __str__(self) -> str:
         if not self.tags:
+            # A bar is added to words with a bar, whose last part would be read as a tag.
             return " ".join(f"{word}|" if "|" in str(word)[1:] else str(word) for word in self.words)
         return " ".join(f"{word}|{tag}" for word, tag in zip(self.words, self.tags, strict=True))
 

@@ -110,6 +110,7 @@ found ')'.
         else:
             raise _missing_subtree(text, position, place, open_nodes)
         position = _skip_spaces(text, token.end())
+        # A finished tree is the left child of the last open node, or its right child, which finishes that node too.
         while open_nodes:
             label, left = open_nodes.pop()
             if left is None:

@@ -65,6 +65,7 @@ class Tree(Generic[W]):
         while True:
             parents_first.append(tree)
             if not tree.is_leaf:
+                # The right child comes next, so the list is the reverse of postorder.
                 waiting.append(tree.left)
                 tree = tree.right
             elif waiting:
@@ -177,6 +178,7 @@ def brackets_of(actions: Sequence[int]) -> set[tuple[int, int, int]]:
             firsts.append(n_shifted)
             n_shifted += 1
         else:
+            # `firsts` has the first word of each element on the stack; the joined element keeps that of the left one.
             firsts.pop()
             brackets.add((action - REDUCE, firsts[-1], n_shifted - 1))
     return brackets
