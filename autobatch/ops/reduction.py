@@ -11,7 +11,7 @@ import numpy as np
 from autobatch.arguments import is_bool, is_int, refusal, show, to_plain
 from autobatch.errors import ShapeError
 from autobatch.ops.define import Array, Op, Shape, Value, composite, define_op, of_values, shape_of
-from autobatch.ops.elementwise import equal, exp, log, stop_gradient
+from autobatch.ops.elementwise import abs, equal, exp, log, stop_gradient, where
 from autobatch.ops.operators import FUNCTIONS
 from autobatch.ops.shaping import expand, reshape
 
@@ -167,15 +167,21 @@ def logsumexp(x: Value, axis: Axis = None, keepdims: bool = False) -> Value:
     """Compute the logarithm of the sum of exp(x) over `axis` (all axes by default), without overflow.
 
     Shapes: any x; the result lacks these axes, or with `keepdims` has length 1 there.
-    Gradient: softmax(x) over these axes.
+    Gradient: softmax(x) over these axes; nan where the result is infinite.
 
     >>> float(ab.logsumexp(np.array([1000.0, 1000.0])).round(4))
     1000.6931
     """
     # The peak cancels, so any constant is right, and the gradient of the rest is the softmax.
-    peak = stop_gradient(max(x, axis, keepdims=True))
+    peak = finite_peak(max(x, axis, keepdims=True))
     total = log(sum(exp(x - peak), axis, keepdims=True)) + peak
     return total if keepdims is True else reshape(total, _reduced(shape_of(x), axis, keepdims))
+
+
+def finite_peak(peak: Any) -> Any:
+    """Return the number to subtract before `exp`: the largest value, or 0 if it is infinite."""
+    # inf - inf would be nan, although the logarithm of the sum is then -inf or inf.
+    return stop_gradient(where(equal(abs(peak), np.inf), 0.0, peak))
 
 
 def _same_shape(x: Shape, axis: int) -> Shape:

@@ -33,7 +33,7 @@ from autobatch.ops.define import (
     shape_of,
     shortcut,
 )
-from autobatch.ops.elementwise import add, equal, exp, log, mul, stop_gradient
+from autobatch.ops.elementwise import add, equal, exp, log, mul
 from autobatch.ops.indexing import sum_runs
 from autobatch.ops.operators import Symbol
 from autobatch.ops.ports import VariadicPort, as_port
@@ -258,7 +258,7 @@ def _dot_n(weights: Any, values: Any, shape: Any) -> Any:
 
 
 def _logsumexp_edges(x: Any) -> Any:
-    peak = stop_gradient(_max_edges(x))
+    peak = reduction.finite_peak(_max_edges(x))
     return log(_sum_edges(exp(x - _spread_edges(peak, x)))) + peak
 
 
@@ -378,7 +378,7 @@ def logsumexp_n(values: Values) -> Value:
     would be minus infinity.
 
     Shapes: values of one shape; the result has the same shape.
-    Gradient: the softmax over the values.
+    Gradient: the softmax over the values; nan where the result is infinite.
 
     >>> float(ab.logsumexp_n([1000.0, 1000.0]).round(4))
     1000.6931

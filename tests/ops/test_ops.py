@@ -394,3 +394,27 @@ def test_adding_zero_is_nothing() -> None:
     assert (0 + parameter) is parameter
     assert (parameter + 0.0) is parameter
     assert (parameter + False) is not parameter
+
+
+INFINITE = [
+    ((-np.inf, -np.inf), -np.inf), ((np.inf, 0.0), np.inf), ((np.inf, -np.inf), np.inf), ((-np.inf, 1.0), 1.0),
+    ((np.nan, 0.0), np.nan),
+]  # fmt: skip
+
+
+@each("numbers, expected", INFINITE)
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_logsumexp_is_infinite_where_the_sum_is(numbers: tuple[float, float], expected: float, backend: str) -> None:
+    """Over an array, over two values, over a list in a cell, and over ragged rows."""
+
+    @ab.cell(ragged=("rows",))
+    def total(x: Any, listed: Any, rows: Any) -> Any:
+        return ab.logsumexp(x), ab.logsumexp_n([x[0], x[1]]), ab.logsumexp_n(listed), ab.logsumexp(rows, axis=0)[0]
+
+    instances = [(np.array(row[:2]), [*row], np.array(row)[:, None]) for row in (numbers, (1.0, 2.0, 3.0))]
+    found = ab.batched(lambda instance: total(*instance), backend=backend)(instances)
+    for column, finite in zip(found, (2.0, 2.0, 3.0, 3.0), strict=True):
+        others = np.array([1.0, 2.0, 3.0][: int(finite)])
+        np.testing.assert_allclose(column, [expected, np.log(np.exp(others).sum())], rtol=1e-5)
+    with np.errstate(divide="ignore"):
+        np.testing.assert_allclose(total(*instances[0]), [expected] * 4, rtol=1e-5)

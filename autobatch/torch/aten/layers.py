@@ -90,10 +90,7 @@ def argmax(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
 @op("logsumexp")
 def logsumexp(x: Any, dim: Dims, keepdim: bool = False) -> Any:
     """Compute the logarithm of the sum of exponentials over axes."""
-    largest = ops.stop_gradient(ops.max(x, _axes(dim), True))
-    largest = ops.where(ops.equal(ops.abs(largest), np.inf), 0.0, largest)
-    found = ops.add(ops.log(ops.sum(ops.exp(ops.sub(x, largest)), _axes(dim), True)), largest)
-    return found if keepdim else ops.reshape(found, shape_of(ops.sum(x, _axes(dim), False)))
+    return ops.logsumexp(x, _axes(dim), keepdim)
 
 
 @op("var")
