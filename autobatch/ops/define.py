@@ -155,8 +155,9 @@ class Op:
         if static:
             # Kernels get arrays by position, so arguments given by name are moved there.
             for name in self.names[len(args) :]:
-                if name in static:
-                    args = (*args, static.pop(name))
+                if name not in static:
+                    break
+                args = (*args, static.pop(name))
             static = {name: to_plain(x) for name, x in static.items()}
         try:
             for arg in args:

@@ -176,10 +176,9 @@ def _kernel(device: Device) -> Any:
 
 def check_ids(ids: IntArray, shape: Shape) -> None:
     """Raise a DataError if an id is outside the rows of an array of this shape."""
-    smallest, largest = (int(ids.min()), int(ids.max())) if ids.size else (0, 0)
-    if smallest < 0 or largest >= max(shape[0], 1):
+    if ids.size and not 0 <= (smallest := int(ids.min())) <= (largest := int(ids.max())) < shape[0]:
         wrong = smallest if smallest < 0 else largest
-        raise DataError(f"row id of Rows must be between 0 and {shape[0] - 1}, got {wrong}.")
+        raise DataError(f"row id of Rows must be at least 0 and less than {shape[0]}, got {wrong}.")
 
 
 class Room:

@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.cli.serving.workers import run_workers
 from helpers.runs.commands import Command
 
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
@@ -277,6 +278,43 @@ def test_workers_that_are_killed_again_and_again_end_the_server(run: Path) -> No
                     os.kill(worker, signal.SIGKILL)
             time.sleep(0.1)
         assert process.wait(60) == 1
+
+
+def test_a_signal_while_a_worker_starts_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The handler cannot know a worker that is not listed yet."""
+    begun: list[Any] = []
+
+    class Worker:
+        """A process that has ended if it is the first, and else runs until it is told to end."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            begun.append(self)
+            self.status = -signal.SIGKILL if len(begun) == 1 else None
+            if len(begun) == 2:
+                signal.raise_signal(signal.SIGTERM)
+
+        def poll(self) -> int | None:
+            return self.status
+
+        def terminate(self) -> None:
+            self.status = 0
+
+        def send_signal(self, number: int) -> None:
+            self.status = -number
+
+        def wait(self, timeout: float) -> None:
+            assert self.status is not None, "the worker was not told to end"
+
+    monkeypatch.setattr("autobatch.cli.serving.workers.subprocess.Popen", Worker)
+    monkeypatch.setattr("autobatch.cli.serving.workers.CHECK_EVERY", 0.0)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            assert run_workers(1, listening) == 0
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert [worker.status for worker in begun] == [-signal.SIGKILL, 0]
 
 
 @SLOW

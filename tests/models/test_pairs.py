@@ -58,6 +58,10 @@ def test_one_file_lies_beside_another(tmp_path: Path, beside: tuple[str, ...], f
         read_pairs(tmp_path / "train.en")
 
 
+def test_names_of_files_are_no_patterns(tmp_path: Path) -> None:
+    assert read_pairs(write_pairs(tmp_path, "train[1]", "a\n", "b\n")) == [make_pair("a", "b")]
+
+
 def test_words_that_training_had_once_are_unknown_but_in_the_reference(tmp_path: Path) -> None:
     write_pairs(tmp_path, "train", "a a b\n", "c d d\n")
     write_pairs(tmp_path, "dev", "e a\n", "f d\n")

@@ -418,3 +418,8 @@ def test_logsumexp_is_infinite_where_the_sum_is(numbers: tuple[float, float], ex
         np.testing.assert_allclose(column, [expected, np.log(np.exp(others).sum())], rtol=1e-5)
     with np.errstate(divide="ignore"):
         np.testing.assert_allclose(total(*instances[0]), [expected] * 4, rtol=1e-5)
+
+
+def test_a_missing_argument_is_named() -> None:
+    with pytest.raises(TypeError, match=r"add\(\): missing a required argument: 'x'"):
+        ops.add(y=1.0)

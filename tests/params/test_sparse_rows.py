@@ -151,8 +151,9 @@ def test_bytes_are_those_of_the_rows() -> None:
     [
         ([1, 1], np.ones(2), (4,), DataError, r"strictly increasing, got 1 before 1;"),
         ([2, 0], np.ones(2), (4,), DataError, r"strictly increasing, got 2 before 0;"),
-        ([0, 4], np.ones(2), (4,), DataError, r"between 0 and 3, got 4"),
-        ([-1, 2], np.ones(2), (4,), DataError, r"between 0 and 3, got -1"),
+        ([0, 4], np.ones(2), (4,), DataError, r"at least 0 and less than 4, got 4"),
+        ([-1, 2], np.ones(2), (4,), DataError, r"at least 0 and less than 4, got -1"),
+        ([0], np.ones(1), (0,), DataError, r"less than 0, got 0"),
         ([0.0], np.ones(1), (4,), DataError, r"got ids of float64 and values of float64"),
         ([0], [1], (4,), DataError, r"ids of int64 and values of int64"),
         ([0], np.ones(1, np.float16), (4,), DataError, r"float32 or float64 values, got .* values of float16"),

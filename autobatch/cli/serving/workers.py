@@ -119,6 +119,8 @@ def run_workers(n: int, listening: socket.socket) -> int:
                     return max(status, 1)
                 LOG.warning("a worker %s; starting another.", describe_end(status))
                 workers[place] = begin(place)
+                if ended:  # a signal came before the new worker was listed
+                    workers[place][0].terminate()
         _wait(workers)
     return status_after(ended)
 

@@ -192,23 +192,23 @@ ACTIONS: dict[str, list[str | tuple[str, str]]] = {
 """The children of each action: labels, or a label with the label of its only child."""
 
 
-def draw_commands(n_commands: int, rng: np.random.Generator, *, max_actions: int = 3) -> list[DescribedTree[str]]:
-    """Draw commands of 1 to `max_actions` actions, with their trees.
+def draw_commands(n_commands: int, rng: np.random.Generator) -> list[DescribedTree[str]]:
+    """Draw commands of 1 to 3 actions, with their trees.
 
     Returns:
-        Commands of about 3 words on average, by default, and trees of about 9 nodes.
+        Commands of about 3 words on average, and trees of about 9 nodes.
 
     >>> draw_commands(1, np.random.default_rng(1))[0].tree
     (do (salute (raise arm) nod))
     """
-    return [_draw_command(rng, max_actions) for _ in range(n_commands)]
+    return [_draw_command(rng) for _ in range(n_commands)]
 
 
-def _draw_command(rng: np.random.Generator, max_actions: int) -> DescribedTree[str]:
+def _draw_command(rng: np.random.Generator) -> DescribedTree[str]:
     words: list[str] = []
     trees = []
     adverbs = rng.permutation(ADVERBS).tolist()  # each once: siblings with one label need equal children
-    for _ in range(rng.integers(1, max_actions, endpoint=True)):
+    for _ in range(rng.integers(1, len(ADVERBS), endpoint=True)):
         action = list(ACTIONS)[rng.integers(len(ACTIONS))]
         parts = [OrderedTree(*_split(part)) for part in ACTIONS[action]]
         tree = OrderedTree(action, parts)

@@ -23,6 +23,7 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from glob import escape
 from itertools import zip_longest
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -92,7 +93,7 @@ def read_pairs(path: Path, answered: bool = True) -> list[Pair[str]]:
 
 def find_translations(path: Path) -> list[Path]:
     """List the files beside a file that differ from it only in the suffix."""
-    return sorted(p for p in path.parent.glob(f"{path.stem}.*") if p.stem == path.stem and p.name != path.name)
+    return sorted(p for p in path.parent.glob(f"{escape(path.stem)}.*") if p.stem == path.stem and p.name != path.name)
 
 
 def _refuse_none(pairs: list[Pair[str]], path: Path) -> list[Pair[str]]:
