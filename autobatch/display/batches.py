@@ -114,6 +114,7 @@ def _draw_column(lane: _Lane, size: int, x: float, width: float) -> Iterator[str
     height = max(size * lane.unit, LOWEST)
     box = f'x="{x:.2f}" y="{lane.base - height:.1f}" width="{width:.2f}" height="{height:.1f}"'
     yield f'<rect {box} fill="{lane.colour}"/>'
+    # Equality is exact: `draw_batches` passes either WIDEST itself or a smaller number.
     if width == WIDEST:
         is_inside = height > FONT
         y, colour = (lane.base - 3, ' fill="white"') if is_inside else (lane.base - height - 2, "")
@@ -125,7 +126,7 @@ def _number_batches(columns: _Columns, y: float, is_small: bool) -> Iterator[str
     left, end = columns.left, columns.x(len(columns))
     yield f'<line x1="{left:.1f}" y1="{y - 3:g}" x2="{end:.1f}" y2="{y - 3:g}" stroke="currentColor" opacity="0.4"/>'
     yield write_label(left - 8, y + FONT - 1, "batch", f'text-anchor="end" {FAINT}')
-    apart = NUMBERS_APART / columns.width * columns.per_column
+    apart = NUMBERS_APART / columns.width * columns.per_column  # in batches
     steps = (step * 10**power for power in range(10) for step in STEPS)
     step = 1 if is_small or columns.width == WIDEST else next(step for step in steps if step >= apart)
     for batch in range(0, columns.n_batches, step):

@@ -50,7 +50,7 @@ def write_fixed(text: str) -> str:
 
 
 def fold(summary: str, inside: str) -> str:
-    """Write HTML that is hidden behind a summary line until that is clicked."""
+    """Write HTML that is hidden behind a summary line until the line is clicked."""
     return f"<details><summary>{escape(summary)}</summary>{inside}</details>"
 
 

@@ -74,5 +74,6 @@ def _show_output() -> Iterator[Callable[[str, float | None], None]]:
     try:
         yield show
     finally:
+        # The last line may have come too early after the one before to be shown.
         if handle is not None:
             handle.update(shown, raw=True)

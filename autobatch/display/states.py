@@ -94,11 +94,11 @@ class Drawing:
         return width, ROW * (len(self.states) + 1.5 + len(self.legend())) + 4
 
     def svg(self) -> str:
-        """Write an SVG element."""
         parts = [self._write_arc(a, b) for a, b in self.moves]
         parts += [_write_head(self._x, place) for place in sorted({b for a, b in self.moves if a != b})]
         hints = ["", *(state.text for state in self.states)]
         for row, (cells, hint) in enumerate(zip(self._rows(), hints, strict=True)):
+            # Only a description that was cut off needs a tooltip; the heading, row 0, has none.
             told = write_hint(hint) if cells[0] != hint and hint else ""
             parts.append(f"<g>{told}{''.join(self._write_cells(cells, row))}</g>")
         for place, state in enumerate(self.states):

@@ -122,6 +122,7 @@ def _parse_id(token: Token, parser: Any) -> Any:
         position = token.starts[len(fields)] if n_columns > len(fields) else len(token.line.text)
         raise token.line.fault(_WHAT, position, f"{len(fields)} columns separated by tabs")
     for column, start in zip(token.columns, token.starts, strict=True):
+        # The library conllu also splits lines at two spaces, which would shift the columns.
         if not column.strip(" ") or "  " in column:
             raise token.line.fault(_WHAT, start, "a value without repeated spaces, or '_'")
     for name in ("id", "head", "deps"):
@@ -181,6 +182,7 @@ def _find_parents(heads: Sequence[tuple[Line, int, str]]) -> list[int]:
             raise line.fault(_WHAT, position, f"the number of the head, from 0 to {len(heads)}")
         parents.append(int(text) - 1)
     try:
+        # A root's head, -1, has no head itself, so it is in no cycle.
         TopologicalSorter({n: [parent] for n, parent in enumerate(parents)}).prepare()
     except CycleError as error:
         line, position, _ = heads[min(error.args[1])]

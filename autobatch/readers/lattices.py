@@ -62,11 +62,13 @@ def to_instance(words: Sequence[str], arcs: Sequence[Arc], names: Sequence[str])
     n = len(words)
     found: dict[str, Any] = {
         "word": [*words, *(arc.word for arc in arcs)],
+        # Arc number k - n is node k: an edge leads to it from the junction at its start, and one from it to its end.
         "edges": [pair for k, arc in enumerate(arcs, start=n) for pair in ([arc.start, k], [k, arc.end])],
     }
     return found | {name: [0.0] * n + [arc.scores.get(name, 0.0) for arc in arcs] for name in names}
 
 
+# `*+` does not backtrack: a quote that is not closed could not match with a shorter text either.
 _TOKEN = re.compile(
     r"""(?P<mark>[(),])|(?P<text>'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+")|(?P<number>[-+0-9.][-+.0-9eE]*+)|(?P<stray>\S)"""
 )
@@ -173,7 +175,6 @@ class _Tokens:
         return str(ast.literal_eval(token))
 
     def fault(self, expected: str) -> Exception:
-        """Make the error for a missing token."""
         return self._line.fault(_WHAT, self.here, expected)
 
     def _advance(self) -> None:
@@ -205,6 +206,7 @@ class _Fields:
         while position < len(line.text):
             field = _FIELD.match(line.text, position)
             end = _SPACES.match(line.text, field.end()) if field else None
+            # Fields end at a space or at the end of the line.
             if not field or not end or (end.start() == end.end() < len(line.text)):
                 raise line.fault(_WHAT, position, "a field such as W=word")
             name = SHORT.get(field[1], field[1])
@@ -332,6 +334,7 @@ def _check_order(nodes: list[_Fields], links: list[_Fields], arcs: list[Arc]) ->
         cycle = {*error.args[1]}
         link = next(link for link, arc in zip(links, arcs, strict=True) if {arc.start, arc.end} <= cycle)
         raise link.line.fault(_WHAT, link.positions["E"], "links without a cycle") from None
+    # Without cycles, there is at least one node without successors; a fold needs a single one, its root.
     ends = {*range(len(nodes))} - {arc.start for arc in arcs}
     if len(ends) > 1:
         late = nodes[sorted(ends)[1]]

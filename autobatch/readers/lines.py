@@ -57,6 +57,7 @@ def read_lines(path: Path, what: str) -> Iterator[Line]:
             inside a line; the message has file, line and column.
     """
     try:
+        # `peek` looks at the first bytes without taking them.
         with open_regular(path) as raw, gzip.open(raw) if raw.peek(2)[:2] == _GZIP else raw as file:
             for number, content in enumerate(_split(file), start=1):
                 yield Line(path, number, _decode(content, path, number, what))
@@ -124,6 +125,7 @@ def fault(what: str, place: str, text: str, position: int, expected: str) -> Dat
 def _split(file: Iterable[bytes]) -> Iterator[bytes]:
     """Split a file into lines without line endings."""
     for number, content in enumerate(file, start=1):
+        # A first line without a line feed is the whole file, whose lines end in carriage returns, if it has several.
         if number == 1 and not content.endswith(b"\n"):
             yield from content.removesuffix(b"\r").split(b"\r")
         else:
@@ -136,6 +138,7 @@ def _decode(content: bytes, path: Path, number: int, what: str) -> str:
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
+        # Columns count characters, and the bytes before the first fault are valid.
         column = len(content[: error.start].decode("utf-8")) + 1
         raise DataError(
             f"{doing}, column {column}: byte 0x{content[error.start]:02x} is not UTF-8; convert the file to UTF-8."

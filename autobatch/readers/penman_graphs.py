@@ -68,7 +68,7 @@ def _silent() -> Iterator[None]:
 
 
 class _Taken:
-    """An iterator over texts of lines that keeps the last line, as penman silently stops at text between graphs."""
+    """Iterate over the texts of lines and keep the last line, because penman silently stops at text between graphs."""
 
     def __init__(self, lines: list[Line]) -> None:
         self.lines, self.line, self.is_done = lines, lines[0], False

@@ -42,6 +42,8 @@ def _parse(line: Line, chemistry: Any) -> dict[str, Any]:
     parts = _PARTS.fullmatch(line.text.rstrip(" \t"))
     if parts is None:
         raise line.fault(_WHAT, 0, "SMILES, such as CCO")
+    # Sanitize separately: in one step, MolFromSmiles returns None for bad syntax and for invalid molecules, without the
+    # reason. If it does not sanitize, it keeps hydrogens too.
     molecule = chemistry.MolFromSmiles(parts[1], sanitize=False)
     if molecule is None:
         raise line.fault(_WHAT, parts.start(1), "SMILES, such as CCO")

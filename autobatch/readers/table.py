@@ -66,6 +66,7 @@ def _rows(path: Path, delimiter: str) -> Iterator[tuple[str, Sequence[str]]]:
     """Yield the place and the values of each row."""
     reader = csv.reader((f"{line.text}\n" for line in read_lines(path, "rows")), delimiter=delimiter, strict=True)
     while True:
+        # `line_num` counts the lines taken, of which a row with quoted line endings takes several.
         first = reader.line_num + 1
         try:
             row = next(reader, None)

@@ -60,6 +60,8 @@ def read_tu(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
     given = {part: _read(file(part), part, _parser(part)) for part in FIELDS if file(part).exists()}
     indicator = _read(file("graph_indicator"), "graphs", lambda line: (line, *_ints(line, 1)))
     known = [len(values) for part, values in given.items() if part.startswith("graph")]
+    # Without a file of graphs, the greatest number in the indicator is their number, but at most that of nodes: a
+    # greater one is an error below, found before lists are made for so many graphs.
     n_graphs = known[0] if known else min(max((graph for _, graph in indicator), default=0), len(indicator))
     for line, graph in indicator:
         if graph > n_graphs:
@@ -76,6 +78,7 @@ def read_tu(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
     read: list[dict[str, Any]] = [
         {"edges": []} | {FIELDS[part]: [] for part in given if not part.startswith("graph")} for _ in range(n_graphs)
     ]
+    # The number of each node within its graph, from 0.
     numbers, sizes = list[int](), [0] * n_graphs
     for graph in graphs:
         numbers.append(sizes[graph - 1])

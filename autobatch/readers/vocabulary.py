@@ -279,6 +279,7 @@ def encode(instance: Any, vocabularies: Mapping[str, Vocabulary]) -> Any:
         elif _is_nested(value):
             holder[key] = items = list(value)
             waiting += [(items, i) for i in range(len(items))]
+    # An instance may lack a field, but not because of a misspelled name.
     for name in vocabularies.keys() - found if texts else ():
         if near := nearest(name, texts, LEAST_ALIKE):
             raise DataError(f"field {name!r} must be in the instance; did you mean {near!r}?")

@@ -56,6 +56,7 @@ class Job(Generic[T]):
         if self.is_done:
             return True
         left = self.asked + seconds - monotonic()
+        # `wait` raises an OverflowError for longer times, such as inf.
         return self._done.wait(None if left > threading.TIMEOUT_MAX else max(left, 0.0))
 
     def result(self) -> T:
@@ -69,7 +70,7 @@ class Job(Generic[T]):
         """Make the call and keep its result or error."""
         try:
             self._result = self._run()
-            del self._run
+            del self._run  # frees its inputs
         except Exception as error:  # raised by `result`
             self._error = error
         self._done.set()
@@ -84,7 +85,9 @@ class _Worker:
 
     def __init__(self) -> None:
         self.waiting: dict[Job[Any], None] = {}
-        self._turn, self._busy = threading.Lock(), threading.Lock()  # held to start a job, and while one runs
+        # `_turn` is held to start a job, `_busy` while one runs. Locks are not fair: with `_busy` alone, the thread
+        # could start one job after another while `pause` waits.
+        self._turn, self._busy = threading.Lock(), threading.Lock()
         self.n_done, self.is_stopped, self.has_told = 0, False, False
         self._jobs: SimpleQueue[Job[Any]] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -94,6 +97,7 @@ class _Worker:
 
     def submit(self, job: Job[Any]) -> None:
         with self._lock:
+            # Before `put`, because the thread deletes the job here when it is done.
             self.waiting[job] = None
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="autobatch compiling", daemon=True)
@@ -108,6 +112,8 @@ class _Worker:
     def pause(self) -> None:
         """Wait for the running job, and keep the thread from starting another."""
         if not self.is_stopped:
+            # As in `_work`, `_turn` comes first: the thread can start no other job while this waits for the running
+            # one.
             self._turn.acquire()
             self._busy.acquire()
 
@@ -181,6 +187,7 @@ def has_compiled(since: float) -> bool:
 
 def wait_for_all() -> None:
     """Wait until all jobs are done or have failed, so that timings are reliable."""
+    # A copy, because the thread removes jobs meanwhile.
     for job in tuple(_worker.waiting):
         job.wait(float("inf"))
 
@@ -200,6 +207,7 @@ def _patience() -> float:
         seconds = float(text or PATIENCE_S)
     except ValueError:
         seconds = -1.0
+    # This form also refuses NaN.
     if not seconds >= 0.0:
         raise BackendError(f"{VARIABLE} must be a number of seconds, such as 0.3 or inf, got {text!r}")
     return seconds
@@ -234,6 +242,7 @@ def _stop() -> None:
 def _renew() -> None:
     """Give a forked child a thread of its own, with the parent's pending jobs."""
     global _worker
+    # A new worker has new locks; the parent held the old ones during the fork (`pause`), and its thread is not here.
     left, _worker = list(_worker.waiting), _Worker()
     for job in left:
         job.renew()

@@ -74,6 +74,7 @@ def make_own(folder: str | os.PathLike[str]) -> None:
     """
     parent = os.path.dirname(os.path.abspath(folder))
     os.makedirs(os.path.dirname(parent), exist_ok=True)
+    # `makedirs` would use the default mode, and with a umask of 002 let the group write.
     for path in (parent, folder):
         try:
             os.mkdir(path, PUBLIC[0])
@@ -188,6 +189,7 @@ def find_code(kind: str, signature: str) -> bytes | None:
         code = content[DIGEST_BYTES:]
         if _digest(signature, code) != content[:DIGEST_BYTES]:
             raise DataError("its checksum does not match")
+        # `_shrink` takes the time of modification for that of the last use.
         with suppress(OSError):  # a read-only cache
             os.utime(path)
         return code

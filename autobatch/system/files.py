@@ -42,6 +42,8 @@ def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
     Raises:
         OSError: the file cannot be opened, or is not a regular file.
     """
+    # O_NONBLOCK: opening a pipe would wait for a writer. O_NOCTTY: a terminal would become the controlling one. The
+    # type is read from the open file, so that nobody can exchange it in between.
     never_wait = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
     opened = os.open(path, os.O_RDONLY | never_wait)
     try:
@@ -82,6 +84,7 @@ def write_whole(path: str | os.PathLike[str], content: bytes, mode: int | None =
     Raises:
         OSError: the file cannot be written, or the path exists and is not a regular file.
     """
+    # A link stays, and the file it leads to is replaced.
     target = os.path.realpath(path)
     if os.path.exists(target) and not os.path.isfile(target):
         raise OSError(errno.EINVAL, "it exists and is not a regular file")
@@ -90,6 +93,7 @@ def write_whole(path: str | os.PathLike[str], content: bytes, mode: int | None =
         with open(unfinished, "xb", opener=opener) as file:
             file.write(content)
             file.flush()
+            # Before the rename, or a crash could leave the new name with no content.
             os.fsync(file.fileno())
         os.replace(unfinished, target)
     _sync_folder(os.path.dirname(target))

@@ -64,6 +64,7 @@ def run_lock() -> AbstractContextManager[object]:
     Cost: 0.3 us.
     """
     lock = _locks.running
+    # A thread that has the lock must not queue: the next in line waits for it while it holds `next`.
     if not lock._is_owned():  # type: ignore[attr-defined]
         with _locks.next, lock:
             pass

@@ -41,6 +41,7 @@ def parse_json(text: str, parse_constant: Callable[[str], Any] | None = None) ->
     position = _skip(text, 0)
     while True:
         opening = text[position : position + 1]
+        # At the end of the text, `opening` is empty, and "" is in any string.
         if opening and opening in "[{":
             value: Any = [] if opening == "[" else {}
             position = _skip(text, position + 1)
@@ -52,6 +53,8 @@ def parse_json(text: str, parse_constant: Callable[[str], Any] | None = None) ->
         else:
             value, position = parse_scalar(text, position)
             position = _skip(text, position)
+        # Put the value into its holder. If the holder ends here, it is the next value; if a comma follows, the value
+        # after it is parsed first. Without an open holder, the value is complete.
         while open_values:
             holder, key = open_values.pop()
             is_list = isinstance(holder, list)

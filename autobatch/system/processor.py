@@ -43,6 +43,7 @@ def quota_of_cores() -> float:
 
 def _quota_in(folder: Path) -> float:
     """Return the CPU quota of a control group (v1 or v2) in cores; `inf` if unlimited."""
+    # Version 2 has quota and period in one file, version 1 has a file for each.
     lines = [*_lines(folder / "cpu.max"), *_lines(folder / "cpu.cfs_quota_us"), *_lines(folder / "cpu.cfs_period_us")]
     words = " ".join(lines).split()
     if len(words) != 2 or not all(word.isdecimal() for word in words) or words[1] == "0":

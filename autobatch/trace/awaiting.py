@@ -66,7 +66,7 @@ class Asked(MustAwait, Request):
         """End the wait."""
 
     def _await_slowly(self) -> Generator[Any, Any, Any]:
-        """Await other values than one or a tuple of the current recording, which the core awaits."""
+        """Await anything but a value of the current recording or a tuple of such values, which the core awaits."""
         values = self.values
         if self.is_awaited:
             raise GraphError("a call of ab.value must be awaited only once, got a second await; call ab.value again.")
@@ -100,6 +100,8 @@ class Gathered(MustAwait):
         source, results = EAGER.source, list[Any]()
         before = source.draws
         try:
+            # The target `source.draws` is the counter itself: each branch draws from a fork of its own, so its numbers
+            # are those of a mini-batch, where branches resume in another order.
             for branch, source.draws in zip(self.branches, before.fork(len(self.branches)), strict=True):
                 results.append((yield from branch.__await__()))
         finally:
@@ -198,6 +200,7 @@ def eager(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         request = next(steps)
     except StopIteration as end:
         return end.value
+    # Eager requests answer themselves, so this one is for the driver of a recording, or for an event loop.
     steps.close()
     if isinstance(request, (Asked, Gathered)):
         raise GraphError("ab.eager must not be called inside a recorded function; await the program there instead.")
@@ -209,6 +212,7 @@ def holds_value(x: Any) -> bool:
     if isinstance(x, Value):
         x.require_recording()
         return True
+    # `any` would stop at the first value, and miss values of other recordings after it.
     return is_structure(x) and sum(map(holds_value, parts_of(x))) > 0
 
 

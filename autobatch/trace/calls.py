@@ -137,6 +137,7 @@ class Calls:
 
     def start_phase(self) -> None:
         """Empty the log for the next phase of a recording."""
+        # Both read the log, so they come before it is cleared.
         for tape in self.open_tapes:
             tape.save()
         if self.noted is not None:
@@ -163,6 +164,7 @@ class Calls:
 
     def type_at(self, at: int) -> NodeType:
         """Return the type of the node whose call begins at this position of the log."""
+        # A call begins with the ref of its first output, and the code of a form with its type.
         (ref,) = self.log.ints(at, at + 1)
         return self.types[self.forms[self.log.form_of(ref)].code[0]]
 
@@ -170,6 +172,8 @@ class Calls:
 
     def entry(self, cell: Cell, owner: Any) -> Entry:
         """Return the entry of a cell; `owner` is the module that it is a method of, or None."""
+        # The `id`s in keys stay unique, because the entries keep the owners, parameters and tables alive
+        # (`Entry.identity`).
         known = self._entries.get((cell, id(owner)))
         if known is not None:
             return known
@@ -357,11 +361,11 @@ class Calls:
         tape.close()
 
     def layout(self, form: int) -> Layout:
-        """Return the layout of the calls of a form."""
         from autobatch.trace.tape import make_layout
 
         specialization = self.specializations[form]
         program, found = specialization.node_type.program, self._layouts.get(form)
+        # A cell that is retraced, or keeps products, has another program under the same form and type number.
         if found is None or found[0] is not program:
             found = self._layouts[form] = program, make_layout(form, self.forms[form], specialization)
         return found[1]
@@ -373,7 +377,6 @@ class Calls:
         return make_rule(self, *args)
 
     def zeros(self, shape: tuple[int, ...]) -> Any:
-        """Record zeros."""
         return self.wrapping.wrap(np.zeros(shape))
 
     def entry_of(self, origin: tuple[Any, ...]) -> Entry:
@@ -505,6 +508,7 @@ class Calls:
             tells_bools = self.adopt is not None
             reader = FormReader(arguments, self.handles, entry.is_static, entry.ragged, fixed, tells_bools)
             keys = {name: reader.read(name, x, name) for name, x in arguments.items()}
+            # Parts that are read as fixed have other keys, so each turn finds another entry, until there is none.
             needed = entry.fixed.get((tuple(keys.items()), tuple(reader.lengths)))
             if needed is None:
                 return reader, keys
@@ -542,6 +546,7 @@ class Calls:
                     f"cell {entry.name!r} applies {op} to the rows of {names[group]!r}, which must have at least "
                     f"{least}, got {lengths[group]}; call the cell only with enough rows."
                 )
+        # The core refused the lengths, but not for the reasons above: two tied lists differ.
         unequal = next(tie for tie in program.ties if lengths[tie[0]] != lengths[tie[1]])
         first, second = (f"{lengths[group]} of {names[group]!r}" for group in unequal)
         raise GraphError(
@@ -569,6 +574,7 @@ class Calls:
             elif any(form.code[0] in retired for form in entry.known.values()) or entry.former:
                 self._know(entry, {c: form for c, form in entry.known.items() if form.code[0] not in retired})
                 entry.former.clear()
+        # The core's table owns cells, owners and functions, and would keep removed modules alive.
         self.log.forget_cells()
         self.rules.clear()
 

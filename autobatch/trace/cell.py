@@ -113,6 +113,7 @@ class Cell(CellBase):
             data, number = DATA_INSIDE, None
         else:
             given = self.names[: len(args) + (owner is not None)]
+            # Defaults that hold floats are passed like arguments, so that they become data too.
             kwargs = {**{name: x for name, x in self.float_defaults.items() if name not in given}, **kwargs}
             data, number = (*DATA_INSIDE, float, np.integer, np.bool_), dtype or _float_type(leaves((args, kwargs)))
         own = partial(_read_only, dtype=dtype, number=number)
@@ -144,6 +145,7 @@ class Cell(CellBase):
         def given(x: Any, name: str) -> Any:
             return _on_arrays(x, own, kinds if name in self.static else kinds + data)
 
+        # Arguments beyond the last name are taken for those of `*args`.
         args = tuple(map(given, args, chain(names, repeat(names[-1] if names else ""))))
         return args, {name: given(x, name) for name, x in kwargs.items()}
 
@@ -161,12 +163,10 @@ class Cell(CellBase):
         return self
 
     def __deepcopy__(self, memo: object) -> Self:
-        """Return the cell itself."""
         return self
 
     @cached_property
     def signature(self) -> inspect.Signature:
-        """Return the signature of the function."""
         return inspect.signature(self.function)
 
     @cached_property
@@ -191,6 +191,7 @@ class Cell(CellBase):
         update_wrapper(found, self.function)
         vars(found).pop("__wrapped__")
         vars(found).update(vars(self.function))
+        # Picklers look a function up by its qualified name, and find this one as an attribute of the cell.
         found.__qualname__ = vars(self)["__qualname__"] + CARRIED
         return found
 
@@ -220,6 +221,7 @@ def _carried(carrier: Callable[..., Any]) -> Cell:
     found: Any = sys.modules.get(carrier.__module__)
     for name in carrier.__qualname__.split("."):
         owner, found = found, getattr(found, name, None)
+    # The path ends in `.carrier`, so the object before it is the cell.
     return owner if found is carrier else Cell.__new__(Cell)
 
 

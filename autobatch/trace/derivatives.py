@@ -53,6 +53,7 @@ class Variables:
             raise GraphError(
                 "a function to differentiate must have arguments or wrt, got neither; pass wrt, such as lambda: weight."
             )
+        # Variables are told apart by identity, but an equal constant may be the same float object.
         if wrt is None and type(args[0]) is float:
             args = (np.asarray(args[0]), *args[1:])
         chosen = args[0] if wrt is None else wrt(*args, **kwargs)
@@ -66,6 +67,7 @@ class Variables:
             )
         wanted = {id(x) for x in self.values}
         held = Held((args, kwargs), lambda x: id(x) in wanted)
+        # The function may read a parameter from anywhere, but gets stand-ins of other variables only as arguments.
         missing = [x for x in self.values if not isinstance(x, Parameter) and all(x is not y for y in held.arrays)]
         if missing and isinstance(missing[0], Element):
             raise NeedsLength(missing[0].var.domain, "differentiates with respect to an element of it")
@@ -187,6 +189,7 @@ class Differentiated:
                 raise GraphError(f"with has_aux=True, the function must return (value, aux), got {result!r}.")
             result, aux = result
         returned, others = ([*map(_as_array, _leaves(part))] for part in (result, aux))
+        # One `result` per object, also if the function returns it twice: each call may record a new value.
         made = {id(x): self._by.result(x) for x in (*returned, *others)}
         self._results = [made[id(x)] for x in returned]
         self._shapes = [*map(_shape, self._results)]

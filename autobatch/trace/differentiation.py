@@ -102,6 +102,8 @@ class ArrayReads:
             return None
         found = []
         for positions, value in self.reads:
+            # `positions` count elements of the whole array. A part is a row if its positions are consecutive, and the
+            # first is a multiple of the row's size.
             listed = positions if isinstance(value, Rows) else positions[None]
             first = listed.reshape(len(listed), -1)[:, :1]
             if listed.shape[1:] != shape or (first % size).any():
@@ -137,6 +139,7 @@ class Recorded:
         """Return an alias of a value, an input whose parts are read as values for an array, a parameter itself."""
         if isinstance(x, Parameter):
             self._variables.append(x)
+            # A source of the parameter from before the call would not be on the tape, so the next use records another.
             self._calls.wrapping.forget(x)
             return x
         if isinstance(x, Value):
@@ -182,7 +185,6 @@ class Recorded:
         return [self._gradient(x, found) for x in self._variables]
 
     def push(self, results: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
-        """Record tangents."""
         seeds, parameters = list[tuple[Any, Any]](), list[tuple[Parameter, Any]]()
         for x, tangent in zip(self._variables, tangents, strict=True):
             if isinstance(x, Parameter):
@@ -193,6 +195,7 @@ class Recorded:
             else:
                 tangent = self.given(tangent) if isinstance(tangent, Parameter) else tangent
                 tangent = tangent if isinstance(tangent, Symbol) else plain_array(tangent)
+                # Some read is not of whole rows, so its tangent must be taken from a single value.
                 if isinstance(tangent, Rows) and x.rows() is None:
                     tangent = self._as_rows_of(None, tangent)
                 seeds += [(value, self._part(tangent, x, number)) for number, (_, value) in enumerate(x.reads)]
@@ -221,6 +224,8 @@ class Recorded:
             ref = found.of_parameter(x, x.shape)
             return zeros(x.shape) if ref is None else self._value(ref, x.shape)
         rows = x.rows()
+        # If all reads are of whole rows, such as x[i], or a matrix is not read, the gradient is a `Rows` of one value
+        # per row, which needs no node to join them. Otherwise it is one value of the array's shape.
         if rows is None or not (x.reads or x.data.ndim > 1):
             pairs = [(at, ref) for positions, value in x.reads for at, ref in _pairs(positions, value)]
             gradients = [(at, found.total(ref, at.shape)) for at, ref in pairs]
@@ -296,6 +301,8 @@ class InCell:
 
     def _equal(self, x: Any) -> Traced:
         value = self._builder.wrap(x)
+        # Expanding to the same shape copies the value: only the function reads the copy, so other uses of `x` are
+        # constants.
         source = Instruction(OPS["expand"], (value.index,), {"shape": value.var.shape})
         return self._builder.add(source, value.var.shape, value.var.domain)
 
@@ -310,14 +317,12 @@ class InCell:
     result = given
 
     def pull(self, results: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
-        """Append the ops of gradients."""
         seeds = [(self.given(x).index, _row(self.given(g))) for x, g in zip(results, gradients, strict=True)]
         flat = [part for x in self._variables for part in _parts(x)]
         found = map(self._as_variable, flat, pull_back(self._builder, seeds, [x.index for x in flat]))
         return [self._like(x, found) for x in self._variables]
 
     def push(self, results: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
-        """Append the ops of tangents."""
         of_list = next((x for x in self._variables if isinstance(x, TracedList)), None)
         if of_list is not None:
             raise NeedsLength(of_list.group, "differentiates along it")
@@ -394,13 +399,13 @@ class Eager:
         return self._tape.strip(result)
 
     def pull(self, results: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
-        """Compute gradients."""
         given = [value_on(STAGE.current, g) for g in gradients]  # the function may have run inside another derivative
         found = iter(self._tape.gradients(zip(results, given, strict=True), self._leaves()))
         return [self._gradient(x, found) for x in self._variables]
 
     def push(self, results: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
         """Compute tangents, as the gradients of gradients; see `autobatch.ir.autodiff.push_forward`."""
+        # The gradients are linear in `seeds`; `linear` records how they are computed from these, to be transposed.
         linear = EagerTape(self._tape.outer)
         seeds = [linear.leaf(np.zeros(shape_of(x), x.dtype)) for x in results]
         gradients = self._tape.gradients(zip(results, seeds, strict=True), self._leaves(), linear)

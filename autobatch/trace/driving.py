@@ -49,6 +49,7 @@ class Branch:
             caught: class of the errors of `finally` blocks that are added to `error` as notes; others propagate.
         """
         branches = [self]
+        # The list grows during the loop, branches before those below them; closing in reverse starts with the deepest.
         for branch in branches:
             branches += branch.below
         for branch in reversed(branches):
@@ -116,6 +117,7 @@ class Program(AsyncProgram):
             found: a result, an error, or a request other than of values.
         """
         self.steps = None
+        # A status of -1 selects the last of the three. Without `steps`, the core leaves the program to `advance`.
         (self._end, self._take, self._fail)[status](self._root, found)
 
     def advance(self, log: Log) -> None:
@@ -126,6 +128,7 @@ class Program(AsyncProgram):
         """
         ready, waiting = self._ready, self._waiting
         while ready:
+            # An error of another branch may have ended this one after it became ready; see `_fail`.
             branch, answer, error = ready.popleft()
             if branch.is_over:
                 continue
@@ -172,6 +175,8 @@ class Program(AsyncProgram):
 
     def _in_its_mode(self, branch: Branch, go_on: Callable[[Any], Any], given: Any) -> Any:
         assert self._switch_mode is not None
+        # Switching returns the previous mode: first the caller's, to be restored, then that in which the branch
+        # stopped.
         around = self._switch_mode(branch.mode)
         try:
             return go_on(given)
@@ -211,6 +216,7 @@ class Program(AsyncProgram):
         beside, above.below = above.below, []
         for other in beside:
             other.end(error, self._caught)
+        # In place, because a running `advance` holds this list in a local variable.
         self._waiting[:] = [(x, asked) for x, asked in self._waiting if not x.is_over]
         self._ready.append((above, None, error))
 

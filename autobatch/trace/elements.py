@@ -223,6 +223,7 @@ class ListBuilder(PairBuilder):
             elif kind is Traced or kind is TracedCondition:
                 parts += kind, arg.index
             elif kind is float or kind is int:
+                # `repr`, because 0.0 and -0.0 are equal keys.
                 parts += kind, repr(arg)
             elif id(arg) in weights:
                 parts += Weight, weights[id(arg)]
@@ -276,6 +277,8 @@ class ListBuilder(PairBuilder):
         if element is None:
             return values
         group = element.var.domain
+        # A map over the list: value k contains elements at position k only, and in the program all are the same value
+        # (`trees` holds numbers of values).
         places = self.places(self.length(group))
         found = [{x.at for x in parts if isinstance(x, Element)} for parts in listed]
         trees = [map_leaves(lambda x: self.wrap(x).index, value) for value in values]
@@ -431,6 +434,7 @@ class TracedList(VariadicPort):
     __setitem__ = __delitem__ = __iadd__ = __imul__ = _changes
 
 
+# Sequence patterns of `match` ask for a flag of the true class, which this sets; they ignore `__class__`.
 Sequence.register(TracedList)
 
 

@@ -95,6 +95,8 @@ class Entry:
     def _wrapped(self, name: str) -> int:
         if name in self.ragged or self.is_static(name, AN_ARRAY):
             return 0
+        # Sequences that become lists of values (`to_values`) or are static are left to Python, so the core wraps no
+        # parts.
         is_whole = self.lists or self.is_static(name, (AN_ARRAY,))
         return (ARRAYS if is_whole else PARTS) | (0 if self.is_static(name, A_PARAMETER) else PARAMETERS)
 

@@ -121,6 +121,7 @@ def _read_parents(name: str, parents: Any, n: int | None) -> Any:
         with naming("parents", name):
             return Forest.edges_of(parents)
     except DataError:
+        # Look for a fault that names an item or a length; if there is none, the error of the core propagates.
         n_parents = count_items((name,), (parents,))
         if n not in (None, n_parents):
             raise DataError(f"field {name!r} must have an item for each of the {n} nodes, got {n_parents}.") from None

@@ -62,7 +62,6 @@ class FoldEdges(Recursion):
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def functions(self) -> list[Function]:
-        """Return the functions that are given."""
         return [x for x in (self.node, self.start, self.message, self.each, self.readout) if x is not None]
 
     def run(self, owner: object, instance: Any, each: Function | None, where: str | None, initial: Any) -> Any:
@@ -130,7 +129,7 @@ def _read_edges(name: str, pairs: Any, n: int | None) -> tuple[int, list[int], l
 
 
 def _check_edges(instance: Any, n: int, message: Called) -> None:
-    """Raise a DataError unless the fields of an instance with n edges are those of messages."""
+    """Raise a DataError unless each field that messages take has an item for each of the n edges."""
     for name, is_required in zip(message.fields.names, message.fields.are_required, strict=True):
         (value,) = _columns(instance, n, (name,), 0)
         found = count_items((name,), (value,))
@@ -159,8 +158,10 @@ def _call(
     Args:
         states: the items of each argument that is not a field.
         number: the number of the round; None if functions do not take it.
-        last: is called with each result, if given; where: the field of the nodes that have one.
+        last: a function to call with each result; where: the field that says which nodes have one.
     """
+    # The columns are, in this order, the states, the fields of the function (up to `n_own`), the fields of `last` (up
+    # to `n_all`), and `where`. A node has no children, and with `is_spread` no list of them is passed either.
     names = [*called.fields.states, *called.fields.names, *last.fields.names, *filter(None, (where,))]
     columns = [*states, *_columns(instance, n, called.fields.names, number)]
     n_own = len(columns)

@@ -3,7 +3,7 @@
 A form is a list of steps for the native core (`native/record/forms.h`). They test the arguments, which are in numbered
 registers, and load their parts into further registers. For `merge(left, right)` of two pairs of values:
 
-    ("class", 0, tuple), ("size", 0, 2), ("item", 0, 0, 2), ("class", 2, Value), ("item", 0, 1, 3), ("class", 3, Value),
+    ("class", 0, tuple), ("size", 0, 2), ("item", 0, 0, 2), ("item", 0, 1, 3), ("class", 2, Value), ("class", 3, Value),
     ("class", 1, tuple), ...
 
 If all tests hold, the core logs the call: the ref of its result, then the ints that the writers name, ("ref", 2),
@@ -36,7 +36,7 @@ VALUE, WORDS, EACH, ROWS, END = 0, 1, 2, 3, 4
 
 BOOL = "bool"
 INTS = ("int", "ints", "each")
-MOST = 2**62  # upper bound of the number of rows of a list
+MOST = 2**62  # above the number of rows of any list
 Step: TypeAlias = tuple[Any, ...]
 """A test or load: its name, the register, and operands; objects to compare bit by bit are `Static`."""
 
@@ -95,7 +95,6 @@ class Steps:
         self.n_registers = n
 
     def test(self, name: str, register: int, *what: Any) -> None:
-        """Append a test of a register."""
         self.steps.append((name, register, *what))
 
     def load(self, name: str, register: int, what: Any) -> int:
@@ -110,6 +109,7 @@ class Steps:
             self.test("is", register, Static(x))
         elif type(x) is tuple and all(type(part) in (str, int) for part in x):
             self.test("plain", register, Static(x))
+        # By bits: == equates 0.0 with -0.0 and, inside tuples, 1 with True; and NaN with nothing.
         elif isinstance(x, (float, complex, np.generic, tuple, frozenset)) or is_dataclass(x):
             self.test("class", register, Static(type(x)))
             self.test("same", register, Static(exact), Static(exact(x)))
@@ -296,6 +296,7 @@ class FormReader:
             return Key("each", None)
         group, found = len(self.lists), dict[Any, tuple[Element, Steps]]()
         try:
+            # Elements of one make-up have the same key and steps, so one of them is read.
             for element in {_make_up(element): element for element in x}.values():
                 steps = Steps(1)
                 part = self._element(name, element, 0, steps, count(first_leaf(group)))
@@ -423,6 +424,8 @@ def make_form(reader: FormReader, log: Log, node_type: NodeType, lengths: Length
     group_of = {register: group for group, register in enumerate(reader.registers)}
     write_ints, ints = list[Step](), list[Item]()
     write_floats, floats = list[Step](), list[Item]()
+    # `write_ints` says what the core logs, and `ints` how the decoder and tapes read it, so both need the same order;
+    # so do `write_floats` and `floats`.
     for leaf in reader.leaves:
         if leaf.kind == "value":
             item = Item(VALUE, (leaf.leaves,), group=NODE)
@@ -451,8 +454,10 @@ def make_form(reader: FormReader, log: Log, node_type: NodeType, lengths: Length
         write_floats += float_rows
         ints.append(of_ints)
         floats.append(of_floats)
+    # No output needs the draw, but it is counted, so that later draws have the same numbers as in eager mode.
     if program.draws and DRAW not in data:
         write_ints.append(("count_draw",))
+    # (group, other, least, most): the groups have equal lengths or, if `other` is -1, the length is in least..most.
     bounds = [(first, second, 0, 0) for first, second in program.ties]
     bounds += [(group, -1, 1, 1) for group in program.ones]
     bounds += [(group, -1, n, MOST) for group, (n, _) in program.least.items()]
@@ -488,6 +493,8 @@ def _rows_of(reader: FormReader, program: CellProgram, group: int, is_float: boo
         return item, []
     if reader.lists[group] in reader.rows:
         return item, [("floats" if is_float else "ints", reader.registers[group])]
+    # `own` is in the order of the program's attributes, which is that of the columns, not in the order of the
+    # arguments.
     parts = {leaf: register for register, leaf in (data.floats if is_float else data.ints)}
     return item, [("each_floats" if is_float else "each", reader.registers[group], tuple(parts[leaf] for leaf in own))]
 
@@ -511,7 +518,6 @@ def _make_up(x: Any) -> Any:
 
 
 def _describe(x: Any) -> str:
-    """Describe a list element for messages."""
     if isinstance(x, (bool, str, type(None))):
         return f"{x!r}, which is part of the type"
     if isinstance(x, list):

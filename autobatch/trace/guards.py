@@ -106,7 +106,6 @@ class Lives:
 
     @property
     def n_taken(self) -> int:
-        """Return the number of changes of all numbers."""
         return sum(live.n_taken for live in self.known.values()) if self.known else 0
 
 
@@ -183,7 +182,6 @@ class Guard:
         return named_parts(self.holder) if self.get is None else ((self.name,), [self.get(self.name, MISSING)])
 
     def describe(self, name: Any) -> str:
-        """Return a description of the value of this name."""
         return f"{self.text}[{name!r}]" if self.get is None else self.text
 
     def retake(self) -> None:
@@ -200,7 +198,7 @@ class Guard:
         if self.is_deep or not (are(found, self.seen) and are(names, self.names)):
             if self._compare(names, found):
                 return False
-            self.seen = found
+            self.seen = found  # equal to the former objects, and found by identity next time
         return True
 
     def differences(self) -> list[Difference]:
@@ -248,6 +246,7 @@ class GuardSet:
                 return False
             self._seen = found
         if self._snapshot is None or not self._snapshot.holds():
+            # Taken before the comparison: a change by another thread in between then fails the next check.
             snapshot = Snapshot([guard.holder for guard in self._containers])
             if not all(guard.holds() for guard in self._containers):
                 return False
@@ -257,6 +256,7 @@ class GuardSet:
 
 def _content(guard: Guard) -> Hashable:
     """Return a key that is equal for equivalent guards."""
+    # The guard keeps these objects alive, so their `id`s are unique.
     return guard.key, *map(id, guard.seen), *map(id, guard.lives.values()), *guard.copies
 
 

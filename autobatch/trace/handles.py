@@ -192,6 +192,7 @@ class Handles:
                 f"return fewer, such as one array to slice."
             )
         kinds = tuple(
+            # An output computed from parameters alone (SHARED, -2) is a value of its node like any other.
             (self.class_of(_key_of(program.vars, output)), max(program.vars[output].domain, -1))
             for output in program.results
         )
@@ -220,7 +221,7 @@ class Handles:
             if key.kind == "rows":
                 base: type[Value] = Rows
                 own["row"] = self.class_of(key.children[0])
-            else:
+            else:  # the last axis of a complex value holds its two parts, which users do not see
                 base, own["shape"] = Value, key.detail[:-1] if key.is_complex else key.detail
             self._classes[key] = type(base.__name__, (*self._methods, base), own)
             seal(self._classes[key])
@@ -228,6 +229,7 @@ class Handles:
 
     def own_all(self, handles: Sequence[Any]) -> bool:
         """Return whether all of these are values of this recording."""
+        # Each recording has its own classes of values, so it is enough to look at the distinct classes.
         return all(issubclass(x, Value) and x.refer() is self._recording for x in {*map(type, handles)})
 
     def check(self, handle: Value) -> None:

@@ -62,6 +62,8 @@ def hooked(kind: type, silent: Collection[str] = (), announces: bool = False) ->
     Args:
         announces: whether to report new instances too, such as slices of a `ModuleList`.
     """
+    # `type.__setattr__` avoids a metaclass's own, which might refuse. Attributes that the class inherits (None here)
+    # are deleted again at the end.
     before = {name: vars(kind).get(name) for name in ("__getattribute__", "__init__")}
     type.__setattr__(kind, "__getattribute__", _reporting(type.__getattribute__(kind, "__getattribute__"), silent))
     if announces:
@@ -109,6 +111,8 @@ def _reporting(original: Callable[[Any, str], Any], silent: Collection[str]) -> 
         if name != "__dict__":
             given = tracker.given.get((id(self), name))
             return given[2] if given is not None and given[1] is value else tracker.read(self, name, value)
+        # A known `__getattr__` looks only in some of the dicts; any other reader of `__dict__` may take all of its
+        # names.
         reader = cast(Any, currentframe()).f_back
         tracker.read_own(self, value, LOOKUPS.get(reader.f_code, value), reader.f_globals.get("__name__"))
         return value

@@ -60,7 +60,7 @@ class FloatInput(Concrete):
 
     Attributes:
         data: its numbers.
-        positions: the positions of its numbers among the numbers of all inputs.
+        positions: the positions of its numbers among those of all inputs; inside a program, of the array alone.
         inputs: the reads of all inputs.
         base: the array that it replaces, or a part of an input of an outer derivative.
     """
@@ -76,15 +76,12 @@ class FloatInput(Concrete):
 
     @property
     def T(self) -> FloatInput:
-        """Return the input with its axes reversed."""
         return self._view(lambda array: array.T)
 
     def reshape(self, *shape: Any) -> FloatInput:
-        """Return the input in another shape."""
         return self._view(lambda array: array.reshape(*shape))
 
     def ravel(self) -> FloatInput:
-        """Return the input with one axis."""
         return self.reshape(-1)
 
     flatten = ravel
@@ -176,6 +173,8 @@ class Held:
                 self.arrays.append(x)
                 continue
             pending.append((x, True))
+            # `pending`, and then `met` or `arrays`, keep each part alive, so that `id`s are unique even for parts made
+            # by `_parts`. Reversed, because the last one pending is the next.
             for part in reversed(list(_parts(x))):
                 kind = type(part)
                 if kind in PLAIN or ((kind is tuple or kind is list) and PLAIN.issuperset(map(type, part))):
@@ -207,6 +206,8 @@ class Held:
             other: returns the replacement of a part that holds no float array.
         """
         made = {key: leaves[number] for key, number in self._number.items()}
+        # Copies of mutable holders are made first and filled below, so that cycles end at a copy. Tuples cannot be
+        # filled, so `get` makes each from its replaced parts.
         tuples = {id(x): x for x in self._holders if isinstance(x, tuple)}
         for x in self._holders:
             if id(x) not in tuples:
@@ -215,6 +216,7 @@ class Held:
         def get(part: Any) -> Any:
             key = id(part)
             if key in tuples and key not in made:
+                # The constructor of a named tuple takes separate arguments.
                 made[key] = tuple.__new__(type(part), map(get, part))
             return made[key] if key in made else other(part)
 
@@ -227,6 +229,7 @@ class Held:
                     twin[name] = get(part)
             elif not isinstance(x, tuple):
                 for name, part in attributes(x).items():
+                    # Frozen dataclasses define `__setattr__` to raise.
                     object.__setattr__(twin, name, get(part))
         return get(self._instance)
 
@@ -299,6 +302,7 @@ class Inputs:
         Args:
             gradients: the gradients of all `size` numbers.
         """
+        # The arrays come in the order in which `_leaf` numbered their elements.
         found, first = [], 0
         for held in self._held:
             leaves = []
