@@ -62,6 +62,7 @@ def min_(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
 def _shared(found: Any, x: Any) -> Any:
     """Return a found element whose gradient is shared by all equal elements, or by all NaN if it is NaN."""
     found = ops.stop_gradient(found)
+    # Only NaN differs from itself.
     is_there = ops.where(ops.equal(found, found), ops.equal(x, found), ops.not_equal(x, x))
     return instead(ops.div(ops.sum(ops.where(is_there, x, 0.0)), ops.sum(is_there)), found)
 
@@ -91,6 +92,7 @@ def argmax(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
 def logsumexp(x: Any, dim: Dims, keepdim: bool = False) -> Any:
     """Compute the logarithm of the sum of exponentials over axes."""
     largest = ops.stop_gradient(ops.max(x, _axes(dim), True))
+    # Infinity minus infinity would be NaN.
     largest = ops.where(ops.equal(ops.abs(largest), np.inf), 0.0, largest)
     found = ops.add(ops.log(ops.sum(ops.exp(ops.sub(x, largest)), _axes(dim), True)), largest)
     return found if keepdim else ops.reshape(found, shape_of(ops.sum(x, _axes(dim), False)))
@@ -128,6 +130,7 @@ def vector_norm(x: Any, ord: float = 2, dim: Dims = None, keepdim: bool = False,
 def _root(x: Any) -> Any:
     """Compute the square root; its gradient at zero is zero, as in torch's norms."""
     is_zero = ops.equal(x, 0.0)
+    # The inner choice keeps the infinite derivative at 0 out: 0 times infinity would be NaN.
     return ops.where(is_zero, 0.0, ops.sqrt(ops.where(is_zero, 1.0, x)))
 
 
