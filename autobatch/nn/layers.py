@@ -296,6 +296,7 @@ class GRUCell(_RecurrentCell):
         r_x, z_x, n_x = ops.split(_linear(self.weight_ih, x, self.bias_ih), 3)
         r_h, z_h, n_h = ops.split(_linear(self.weight_hh, state, self.bias_hh), 3)
         n = ops.tanh(n_x + ops.sigmoid(r_x + r_h) * n_h)
+        # The formula above, with one product less.
         return n + ops.sigmoid(z_x + z_h) * (state - n)
 
 

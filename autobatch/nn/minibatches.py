@@ -111,6 +111,7 @@ def plan_ahead(batches: Iterable[Sequence[T]], n: int = 2) -> Iterator[list[T]]:
         raise refusal("batches of plan_ahead", "an iterable of mini-batches", batches)
     remaining, queue = iter(batches), deque[QueuedBatch]()
     while True:
+        # An iterator, so that each loop goes on after the last fetched one; the queue holds the next and `n` more.
         for batch in remaining:
             if isinstance(batch, str) or not isinstance(batch, Iterable):
                 raise refusal("a mini-batch", "a list of instances", batch)

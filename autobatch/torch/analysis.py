@@ -45,6 +45,7 @@ class Kind(NamedTuple):
             x = torch.ones((*n, *self.shape), dtype=self.dtype, device=device)
             if device != "meta" and self.dtype.is_floating_point and len(self.shape) > 1:
                 x = x + torch.eye(*self.shape[-2:], dtype=self.dtype, device=device)  # make matrices invertible
+            # The copy has a `grad_fn`, by which the analysis recognizes the argument in torch's graph.
             return x.requires_grad_().clone() if self.has_gradient else x
 
 
@@ -127,12 +128,14 @@ class Analysis:
         self.n_draws, self.may_draw = 0, False
         self.is_respelled, self.attends, self._is_never_mapped = False, False, False
         self.only_checks = False
+        # Memory and tensors are identified by address. These dicts keep them alive, so that no address is reused.
         self._made: dict[int, torch.UntypedStorage] = {}
         self._varying: dict[int, torch.UntypedStorage] = {}
         self._twins: dict[int, tuple[Tensor, Tensor]] = {}
         functions, kinds = self._run(function, kinds)
         found = tensors_in(self.result)
         storages = [x.untyped_storage()._cdata for x in found if is_plain(x)]
+        # Memory that no op has made is that of an argument, a parameter or a constant.
         self.may_share = not self._made.keys() >= set(storages)
         self.results_share = len(set(storages)) < len(storages)
         behind = functions_behind(found)
@@ -162,6 +165,7 @@ class Analysis:
                 try:
                     return self._run_once(function, constant), constant
                 except RuntimeError as other:
+                    # Torch names one argument at a time: with another message, this one was to blame, but not alone.
                     if _lacks_gradient(other) and str(other) != str(error):
                         return self._run(function, constant)
             raise
@@ -178,6 +182,7 @@ class Analysis:
             except NotImplementedError:
                 if device != "meta":
                     raise
+                # Arbitrary numbers prove nothing about others, so many rows are computed one by one.
                 self._is_never_mapped = True
             else:
                 break
@@ -185,7 +190,6 @@ class Analysis:
 
     @property
     def draws(self) -> bool:
-        """Return whether the function draws random numbers."""
         return self.n_draws > 0
 
     def _can_be_mapped(self, function: Callable[..., Any], kinds: Sequence[Kind]) -> bool:
@@ -225,6 +229,7 @@ class Analysis:
 
     def _leaves(self, behind: set[Any]) -> list[Tensor]:
         """Find the tensors that gradients flow to through nodes of torch's graph, including through twins."""
+        # A twin is a leaf, but the tensor that it replaces may be computed: then look for the leaves behind that.
         origin = {id(twin): x for x, twin in self._twins.values()}
         read = [origin.get(id(leaf), leaf) for leaf in leaves_behind(behind)]
         ends = [x.is_leaf or find_parameter(x) is not None for x in read]
@@ -327,6 +332,7 @@ class _Functions(TorchFunctionMode):
             twin = partial(self._analysis.twin, of_numbers=function in JOINING)
             args, kwargs = on_tensors(twin, args), on_tensors(twin, kwargs)
         if function in OTHERWISE_SHAPED and any(x.is_meta for x in tensors):
+            # `_run_once` then runs the function with numbers.
             raise NotImplementedError("its shapes are only known with numbers.")
         n_draws = self._analysis.n_draws
         self._analysis.may_draw |= function in DROPPING
@@ -397,7 +403,6 @@ def _without_fallback() -> Iterator[None]:
 
 
 def _lacks_gradient(error: Exception) -> bool:
-    """Return whether torch raised an error because it has no gradient for a function."""
     return any(text in str(error) for text in NO_GRADIENT)
 
 
@@ -552,6 +557,7 @@ class Linked(torch.autograd.Function):
 
 def link(made: Tensor, *tensors: Tensor) -> Tensor:
     """Connect a tensor that we have made to those that it is computed from, in torch's graph."""
+    # The lambda hides `made` from torch: a tensor that is an argument too would be returned as a view of it.
     linked: Tensor = Linked.apply(lambda: made, *tensors)  # type: ignore[no-untyped-call]
     return linked
 

@@ -266,6 +266,7 @@ def _take_ints(x: Tensor, index: tuple[Any, ...]) -> Tensor:
     axis, others = 0, list[Any]()
     for place, part in enumerate(index):
         if _is_int(part):
+            # Torch reads the number of an index tensor without axes, but not of one with an axis.
             x = x[(*[slice(None)] * axis, part.reshape(1))].squeeze(axis)
             continue
         others.append(part)

@@ -145,6 +145,7 @@ class TorchBatched(OnDevice):
                 of_parameters.append((parameter, module.tangent(name, parameter, d.requires_grad), d))
         with torch.enable_grad():  # so that functions of inputs have gradients, as in the first run
             dtype = passing.dtype
+            # A view of each: inputs are identified by object, and a direction may be a tensor of an instance too.
             of_inputs = {k: to_floats(d.view_as(d), dtype) for k, d in enumerate(directions[n:]) if d is not None}
             moved = Directions([(parameter, tangent) for parameter, tangent, _ in of_parameters], of_inputs)
             instances = [Moved(instance, moved) for instance in passing.instances]
@@ -154,6 +155,7 @@ class TorchBatched(OnDevice):
         check_inputs(passing.inputs.tensors, moved.met)
         check_values(*tables, passing.columns, own.columns)
         slots = slots_of_tangents(*tables, gradients)
+        # To torch, the run depends on the directions themselves; tangents only hold their numbers.
         instead = {id(tangent.tensor): d for _, tangent, d in of_parameters}
         own.tensors = [instead.get(id(x), x) for x in own.tensors]
         columns = Passed.apply(own, *own.tensors)  # type: ignore[no-untyped-call]
@@ -252,6 +254,7 @@ class TorchBatched(OnDevice):
     def options_now(self, training: bool, has_aux: bool | None) -> Options:
         """Return the options of a call, see `autobatch.engine.session.Session`."""
         if self._is_served:
+            # Grad mode belongs to a thread; this runs in the one that serves.
             torch.set_grad_enabled(False)
             self._met(())
         return super().options_now(training, has_aux)

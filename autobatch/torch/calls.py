@@ -80,6 +80,7 @@ class Call:
         n_rows = len(self.is_noted)
         is_whole = len(rows) == n_rows and np.array_equal(rows, np.arange(n_rows))
         if not is_whole:
+            # Torch's graph is of all rows: those that are not asked for get gradient 0.
             given = gradient.new_zeros(n_rows, gradient.shape[1])
             gradient = given.index_copy_(0, torch.from_numpy(rows).to(gradient.device), gradient)
         outputs, seeds, first = [], [], 0
@@ -92,12 +93,14 @@ class Call:
         asked = [*(self._inputs if inputs else ()), *(self._weights if weights else ())]
         found: list[Any] = [None] * len(asked)
         if outputs and asked:
+            # Another call follows for the other rows, or for the arguments if only the parameters are asked for now.
             is_kept = not is_whole or bool(self._inputs and not inputs)
             found = list(torch.autograd.grad(outputs, asked, seeds, allow_unused=True, retain_graph=is_kept))
         if weights:
             self.is_noted[rows] = True
         n_inputs = len(self._inputs) if inputs else 0
         own = found[:n_inputs] if is_whole else [None if x is None else x[rows] for x in found[:n_inputs]]
+        # Torch may return the given gradient itself, or a view of it, but the backend reuses its memory.
         memory = gradient.untyped_storage().data_ptr()
         of_weights = [x.clone() if x is not None and _lies_at(x, memory) else x for x in found[n_inputs:]]
         return own, of_weights
@@ -174,6 +177,7 @@ class Tape:
         total = self._totals.get(function, {}).get(number)
         if total is None or function.draws or total.is_finite():
             return
+        # Begin the sum again, without the rows that the loss does not depend on.
         if not total.is_of_rows:
             self._totals[function][number] = total = Total(torch.zeros_like(total.value), is_of_rows=True)
         for call, rows, given in self._find(tickets):
@@ -200,6 +204,7 @@ class Tape:
     def _find(self, tickets: Array) -> Iterator[tuple[Call, Array, slice]]:
         """Yield, for each call of the rows, the call, the numbers of the rows in it, and their slice of `tickets`."""
         numbers, rows = tickets.astype(np.int64).T
+        # A call ends at a row whose successor has the number of another call.
         ends = [*(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
         for first, end in zip([0, *ends], ends, strict=False):
             if first < end:
@@ -227,7 +232,6 @@ class Total:
         return bool(self.value.sum().isfinite())
 
     def add(self, other: torch.Tensor) -> None:
-        """Add a gradient."""
         if self._is_own:
             self.value.add_(other)
         else:

@@ -66,6 +66,7 @@ def make_body(function: Callable[..., Any], runs: str) -> Callable[..., Any]:
                 result = function(*given[0], **given[1])
             tracing.check_lists()
             return tracing.results(result)
+        # The tracer answers these by tracing again, with a known length, or with the number as a constant.
         except (NeedsLength, NeedsNumber):
             raise
         except NoCounterpart as lack:
@@ -275,7 +276,7 @@ class BoundTorchCell(BoundCell):
 
     @property
     def called(self) -> BoundTorchCell:
-        """What calls of the module run, if this is its `forward`."""
+        """Return the cell that a call of the module runs, if this is its `forward`."""
         return BoundTorchCell(cell_of_method(type(self.owner), "__call__", self.cell.runs), self.owner)  # type: ignore
 
     def __reduce__(self) -> Any:
@@ -285,6 +286,7 @@ class BoundTorchCell(BoundCell):
 
 def _call(cell: Any, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     current = STAGE.current
+    # Within the trace of another cell, the body is called directly and becomes part of that cell.
     if current is not None and not isinstance(current, Builder):
         if isinstance(cell, MethodCell) and cell.method == "forward" and _has_backward_hooks(owner):
             raise GraphError(

@@ -30,6 +30,7 @@ OPERATORS = {
 """Python's in-place operators and the tensor methods that they call."""
 FILLING: dict[str, Callable[..., Any]] = {
     "zero_": torch.zeros_like,
+    # Adding zeros broadcasts to the shape of x.
     "fill_": lambda x, value: torch.zeros_like(x) + value,
     "copy_": lambda x, other, non_blocking=False: torch.zeros_like(x) + other,
 }

@@ -135,7 +135,6 @@ def _compare_gradients(what: str, wanted: Tensor | None, given: Tensor | None, t
 
 
 def _compare(what: str, wanted: Tensor, given: Tensor, tolerance: float | None) -> None:
-    """Compare a tensor of torch alone with that of a batched function."""
     if wanted.shape != given.shape or wanted.dtype != given.dtype:
         kinds = [f"{x.dtype} of shape {tuple(x.shape)}" for x in (given, wanted)]
         raise NumericError(f"{what}: batched it is {kinds[0]}, torch alone gives {kinds[1]}.")

@@ -101,6 +101,7 @@ class TensorInputs(Inputs):
             end = first + math.prod(shape)
             part = wholes[tensor.device][first:end].reshape(shape)
             is_own = is_reached[first:end]
+            # An empty tensor has no number that a result could depend on; it gets an empty gradient.
             found.append(from_floats(part, tensor.dtype) if is_own.any() or not is_own.size else None)
             first = end
         return found

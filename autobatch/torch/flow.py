@@ -70,6 +70,7 @@ class Flow:
     def __init__(self, calls: Any, instance: int | None) -> None:
         self._calls, self.instance, self._is_async = calls, instance, instance is None
         self._read_up_to = calls.begun or (0, 0)
+        # The log lacks calls before the last wait. If one of their values in use may share memory, any value may.
         self._has_views = self._is_async and any(map(self._is_view_in_use, range(len(calls.forms))))
         self._with_gradient: set[int] = set()
         self._shared: set[int] = set()
@@ -279,6 +280,7 @@ class Reaching:
         if not of_source.any():
             return is_reached
         attributes, _ = data_starts(graph.type_id, graph.attr, graph.types.arrays())
+        # The data of a source begin with the number of its read.
         for number in graph.attr[attributes[:-1][of_source & self._marks.nodes]].tolist():
             is_reached[inputs.reads[number]] = True
         return is_reached

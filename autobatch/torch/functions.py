@@ -73,6 +73,7 @@ def embedding(
         return NotImplemented
     rows = ops.lookup(weight, input)
     if scale_grad_by_freq:
+        # The rows themselves, whose gradients are divided by the counts.
         rows = instead(ops.div(rows, _counts(input, shape_of(weight)[1:])), ops.stop_gradient(rows))
     if padding_idx is None:
         return rows

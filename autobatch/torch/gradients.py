@@ -81,6 +81,7 @@ def grad(
     given = [None] * len(results) if grad_outputs is None else _listed(grad_outputs)
     variables = [_variable(x) for x in _listed([*inputs.values()] if isinstance(inputs, dict) else inputs)]
     seeds = [(x, wrap(_seed(x, g))) for x, g in zip(results, given, strict=True)]
+    # Closed at once, the tape has the calls of this instance so far, without those of its gradients.
     tape = calls.open_tape(calls.begun)
     calls.close_tape(tape)
     values = [x for x in variables if isinstance(x, Value)]
@@ -155,6 +156,7 @@ def _seed(x: Value, gradient: Any) -> Any:
 
 def _without_saving(*args: Any, **kwargs: Any) -> Iterator[None]:
     """Run the steps around a checkpointed function; skip them while recording, which keeps nothing for backward."""
+    # Only a recording has patches; the trace of a cell has none.
     if hasattr(STAGE.current, "patches"):
         yield
     else:

@@ -66,16 +66,20 @@ class HostCopies:
         found = self._find(x) if self._of_storage and _is_plain(x) else None
         if found is None:
             return x.cpu()
+        # All copies of a dtype are parts of one tensor: shift the offset of `x` to the place of its copy there.
         return found.copy.as_strided(
             x.shape, x.stride(), found.copy.storage_offset() + x.storage_offset() - found.first
         )
 
     def _find(self, x: torch.Tensor) -> Copied | None:
         copies = self._of_storage.get(_storage_of(x), ())
+        # The last copy that begins at `x` or before it. If only an earlier, longer one holds `x`, it is not found here,
+        # and `x` is copied alone.
         place = bisect_right(copies, x.storage_offset(), key=FIRST) - 1
         if place < 0 or not x.numel():
             return None
         found = copies[place]
+        # Strides of tensors are never negative, so the last element is that with the largest index along each axis.
         last = x.storage_offset() + sum(step * (n - 1) for step, n in zip(x.stride(), x.shape, strict=True))
         return found if last < found.end and x._version == found.version else None
 

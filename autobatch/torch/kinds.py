@@ -83,6 +83,7 @@ def from_floats(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return x
     if not dtype.is_complex:
         return x.to(dtype)
+    # In a part of wider rows, numbers may begin at odd places, which torch cannot view as complex.
     return torch.view_as_complex(x.clone(memory_format=torch.contiguous_format)).to(dtype)
 
 

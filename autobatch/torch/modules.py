@@ -84,6 +84,7 @@ class KnownTensors:
     def look(self) -> Walk:
         """Return the current parameters and buffers; the same object until something changes."""
         snapshot = self._snapshot
+        # Classes may be assigned, as by torch's parametrizations, which changes no dict.
         if snapshot is None or not snapshot.holds() or not all(map(is_, map(type, self._walk.modules), self._kinds)):
             self._find()
         return self._walk
@@ -102,7 +103,6 @@ class KnownTensors:
 
 
 def _places(modules: list[nn.Module]) -> Iterator[tuple[Place, Tensor]]:
-    """Yield the tensors of modules, each with its place."""
     for module in modules:
         for held in (module._parameters, module._buffers):
             for name, tensor in held.items():
@@ -170,8 +170,9 @@ class OwnModule(nn.Module, Generic[M]):
 
     def _copy_of_model(self, memo: dict[int, Any]) -> M:
         """Copy the module of autobatch, with new plain parameters."""
-        memo[id(self)] = None
+        memo[id(self)] = None  # the model holds this module; `__init__` makes another for the copy
         for parameter in self.own.parameters().values():
+            # `Parameter` rounds to float32, so the numbers are assigned again once the dtype is right.
             copy = memo[id(parameter)] = Parameter(parameter.data, parameter.trainable).to(parameter.store)
             copy.astype(parameter.dtype)
             copy.data = parameter.data
@@ -201,7 +202,6 @@ def as_torch(model: M) -> OwnModule[M]:
 
 
 def _replace(holder: Any, made: dict[int, TensorParameter]) -> None:
-    """Replace the parameters in a holder by the new ones."""
     if isinstance(holder, tuple):
         if any(isinstance(x, Parameter) for x in holder):
             raise GraphError("a module must not keep parameters in a tuple, where they cannot be replaced; use a list.")
@@ -279,7 +279,6 @@ class TorchModule(Module):
         return found
 
     def _value_methods(self) -> tuple[type, ...]:
-        """Return the methods of tensors."""
         return (TensorMethods,)
 
     def _patches(self) -> Sequence[Patch]:
@@ -346,11 +345,9 @@ class TorchModule(Module):
 
     @property
     def _kind(self) -> type:
-        """Return the class of the torch module."""
         return type(self.module)
 
     def _owners(self) -> Sequence[Any]:
-        """Return the torch modules."""
         return self._walk.modules
 
     def parameters(self) -> dict[str, Parameter]:
@@ -363,6 +360,7 @@ class TorchModule(Module):
         dtypes = [*map(DTYPE, map(TENSOR, walk.named))]
         if walk is self._walk and dtypes == self._dtypes and seen == self._seen:
             return found  # type: ignore[return-value]
+        # `n_left` counts for all modules: another one that has a tensor of this one may have dropped its parameter.
         if walk is not self._walk or dtypes != self._dtypes or self._n_left != TensorParameter.n_left:
             self._take(walk, dtypes)
         for parameter, tensor in zip(self._found.values(), self._tensors, strict=True):
@@ -415,12 +413,14 @@ class TorchModule(Module):
         before = self._walk.by_tensor()
         known = {p: before[id(x)] for p, x in tensors.items() if id(x) in before and not p.is_gone}
         for module in walk.modules:
+            # Parameters of an `OwnModule` exist before its first walk, and a tensor may have been replaced since.
             for place, parameter in module.places() if isinstance(module, OwnModule) else ():
                 if parameter not in known and not parameter.is_bound(walk.places[place]):
                     known[parameter] = {place}
         for parameter, found in known.items():
             at = [walk.places.get(place) for place in found]
             tensor = at[0]
+            # All places of a parameter must hold one tensor, and this tensor must be in no other place.
             if tensor is None or places[id(tensor)] != found or not _can_follow(parameter, tensor):
                 parameter.leave()
             elif not parameter.is_bound(tensor):

@@ -76,7 +76,6 @@ class OnDevice(Batched):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state of copies and pickles."""
         return super().__getstate__() | {"chosen": self._chosen}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -85,13 +84,11 @@ class OnDevice(Batched):
 
     @property
     def torch_module(self) -> TorchModule:
-        """Return the module, as a module of autobatch."""
         module = self.recorder.module
         assert isinstance(module, TorchModule)
         return module
 
     def on_device(self) -> AbstractContextManager[None]:
-        """Return the context of work on the device."""
         return working_on(self.torch_module.device)
 
     def drop_copies(self) -> None:
@@ -121,6 +118,7 @@ class OnDevice(Batched):
             return False
         made, own = batched_arrays(self.recorder.function, module=self.recorder.module, **chosen.given), self.options
         self.backend = made.backend
+        # What the user has assigned since stays.
         if own.policy is chosen.options.policy:
             own = own._replace(policy=made.options.policy)
         if own.rewrites == chosen.options.rewrites:

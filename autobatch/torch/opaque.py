@@ -82,6 +82,7 @@ class Body:
         self._function, self.model, self._dtypes = function, model, [kind.dtype for kind in kinds]
         self.analysis = analysis = Analysis(function, kinds)
         self.parameters = [*analysis.reads.values()]
+        # Without arguments, nothing tells a mapped or whole call the number of rows.
         self._way = analysis.way if kinds else Way.ONE_BY_ONE
         self.constants = {k for k, kind in enumerate(kinds) if kind.has_gradient and not analysis.kinds[k].has_gradient}
         self.floats = [k for k, kind in enumerate(analysis.kinds) if kind.has_gradient]
@@ -100,7 +101,6 @@ class Body:
 
     @property
     def draws(self) -> bool:
-        """Return whether it draws random numbers."""
         return self.analysis.draws
 
     def needed_by(self, part: slice) -> list[int]:
@@ -137,7 +137,6 @@ class Body:
         return [torch.stack(ys) for ys in zip(*by_row, strict=True)]
 
     def _mapped(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Compute all rows by `vmap`."""
         respelling = Respelling() if self.analysis.is_respelled else nullcontext()
         attending = sdpa_kernel(SDPBackend.MATH) if self.analysis.attends else nullcontext()
         with respelling, attending:
@@ -151,6 +150,7 @@ class Body:
 
     def forward(self, arrays: Sequence[Any], out: Any) -> None:
         """Compute the outputs of all rows: vectors, each followed by its ticket, a call on the tape and a row of it."""
+        # The other arrays are parameters, which the body reads itself, and the number of the draw.
         tape, arrays, out = OPEN.tape, arrays[: len(self.shapes)], to_tensor(out)
         if tape is None:
             with torch.no_grad():
@@ -184,6 +184,7 @@ class Body:
     def note_weight(self, g: Any, tickets: Any, number: int) -> None:
         """Note the gradient of a parameter, summed over all rows, on the tape of the run."""
         if self.parameters[number].trainable:
+            # Calls number the trainable parameters only.
             at = sum(p.trainable for p in self.parameters[:number])
             _tape().weights(self, _enter(g, len(tickets), self.weights[at].device), to_host(tickets), at)
 
@@ -192,6 +193,7 @@ def _enter(array: Any, n_rows: int, device: torch.device) -> Tensor:
     """Convert an array (rows, *shape) to a tensor, sharing memory if possible; repeat a single row or number."""
     if isinstance(array, (int, float, np.generic)) or type(array) is np.ndarray:
         array = np.atleast_1d(array)
+        # Torch warns of arrays that cannot be written to, such as broadcast constants.
         if not array.flags.writeable:
             array = array.copy()
     x = to_tensor(array).to(device)

@@ -28,6 +28,7 @@ def pad_packed(
     data: Any, batch_sizes: torch.Tensor, batch_first: bool, padding_value: float, total_length: int
 ) -> tuple[Any, torch.Tensor]:
     """Undo `pack_padded`; return the padded batch (a value) and the lengths."""
+    # Place 0 is the padding, which is put in front of the data.
     numbered = torch.arange(1.0, 1 + len(data), dtype=torch.float64)
     places, lengths = VF._pad_packed_sequence(numbered, batch_sizes, batch_first, 0.0, total_length)
     padding = torch.full((1, *data.shape[1:]), padding_value, dtype=data.dtype)

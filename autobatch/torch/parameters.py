@@ -61,7 +61,6 @@ class TensorParameter(Parameter):
         return tensor
 
     def is_bound(self, tensor: torch.Tensor) -> bool:
-        """Return whether this represents `tensor`."""
         return self._tensor() is tensor
 
     @property
@@ -146,6 +145,7 @@ class TensorParameter(Parameter):
     def _follow(self, tensor: torch.Tensor) -> None:
         """Keep a weak reference to the tensor."""
         self._key = key = id(tensor)
+        # The callback must not hold `self`. `bind` drops the reference, and with it the callback for the old tensor.
         self._tensor = weakref.ref(tensor, lambda _: PARAMETERS.pop(key, None))
         self._noted = -1
         TensorParameter.n_moved += 1
@@ -196,6 +196,7 @@ def find_parameter(tensor: torch.Tensor) -> TensorParameter | None:
 
 def computed_parameters() -> set[Any]:
     """Return the nodes, in torch's graph, of computed module tensors such as those of `functional_call`."""
+    # A copy of the values, because a tensor that is freed meanwhile removes itself from the dict.
     tensors = [parameter._tensor() for parameter in [*PARAMETERS.values()]]
     return {tensor.grad_fn for tensor in tensors if tensor is not None and tensor.grad_fn is not None}
 

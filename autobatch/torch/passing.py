@@ -134,7 +134,9 @@ class Passing:
             used = batched.reaching.parameters(step.graph, step.cells, range(len(step.cells.slot_shapes)))
             self.read = {name: p for name, p in self.read.items() if id(p) in used}
         self.tensors = [*[p.tensor for p in self.read.values()], *self.inputs.tensors]
+        # Only torch computes gradients of these, so nothing of ours is added.
         self._of_torch = {name for name in self.read if id(self.read[name]) not in by_others}
+        # Random numbers follow torch's own generator, so `torch.manual_seed` reproduces them.
         draws = draw is None and True in [of_type.draws for of_type in reads]
         self.draw = draw or ((int(torch.randint(2**31, ())), 0) if draws else (batched.seed, batched.step))
         self._runs: list[tuple[Part, Run]] = []
@@ -149,6 +151,7 @@ class Passing:
             self._runs.append((part, run))
             weakref.finalize(self, run.close)
         self.columns = join_columns(columns)
+        # The end of each part's rows in each column: [parts, slots].
         self._ends = np.cumsum([[len(column) for column in part] for part in columns], axis=0)
         of_module: dict[str, TensorParameter] = module.parameters()  # type: ignore[assignment]
         self._bound = [Bound(p) for p in of_module.values() if id(p) in parameters and not isinstance(p, Tangent)]
@@ -281,6 +284,7 @@ class Bound:
 
     def is_same(self) -> bool:
         """Return whether the tensor still has the same numbers, even if plans have moved them."""
+        # A plan moves the numbers to another address; an assignment to `data` does too, but is counted.
         is_there = self.tensor.data_ptr() == self._address or self.parameter.n_assigned == self._n_assigned
         return is_there and self.tensor._version == self._version
 

@@ -95,6 +95,7 @@ class Patches:
             for patch in self._patches[entry]:
                 if patch.name in patch.attributes:
                     del patch.attributes[patch.name]
+        # Methods, and modules in `_modules`, are found again once the patch is gone; other attributes are put back.
         for attributes, name, cell in self._before:
             attributes[name] = cell
 

@@ -129,7 +129,6 @@ ALONG = {
 
 
 def _of_name(name: str) -> Iterator[Any]:
-    """Yield the functions and methods of torch with a name."""
     for space in (torch, Tensor, torch._C.TensorBase, functional, torch.special):
         if (found := getattr(space, name, None)) is not None:
             yield found

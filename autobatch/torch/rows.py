@@ -105,6 +105,7 @@ def _along(name: str) -> Rule:
         axes = [axis % (x.ndim + (name == "unsqueeze")) for axis in dims]
         if not axes or 0 in axes:
             return OVER_ROWS.get(name, _refusing(name))(*given.args, **given.kwargs)
+        # A row lacks the first axis.
         shifted = [axis - 1 for axis in axes]
         given.arguments["dim"] = shifted[0] if isinstance(dim, int) else shifted
 
@@ -139,6 +140,7 @@ OVER_ROWS: dict[str, Rule] = {name: aten.OPS[name].function for name in OVER} | 
 
 def _view(x: Any, size: Sequence[int], *others: Any) -> Any:
     """Reshape each row."""
+    # With a -1 in `size`, minus the product is the product of the known lengths.
     total, known = n_rows(x) * math.prod(x.var.shape), -math.prod(size)
     wanted = [total // max(known, 1) if length == -1 else length for length in size]
     if wanted[:1] != [n_rows(x)] or math.prod(wanted[1:]) != math.prod(x.var.shape):

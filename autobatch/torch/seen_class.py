@@ -267,6 +267,7 @@ def _place_of(code: CodeType, at: int) -> Place:
     called = expression_before(code_until, loads[-1] + 1) if loads else None
     if loads and called is None and before[loads[-1]].argval == isinstance.__name__:
         called = Expression("LOAD_CONST", isinstance, (), loads[-1])  # an attribute of the result of a call
+    # Python 3.11 and 3.12 name keyword arguments just before the call, later versions in CALL_KW.
     is_plain = now.opname not in ("CALL_FUNCTION_EX", "CALL_KW") and not any(
         x.opname == "KW_NAMES" for x in before[-3:]
     )

@@ -99,7 +99,6 @@ class ReadInputs(TensorInputs):
         self._tensor_of: dict[int, torch.Tensor] = {}
 
     def enter_tensor(self, tensor: torch.Tensor) -> FloatInput:
-        """Return the input that represents a tensor."""
         leaf = super().enter_tensor(tensor)
         self._tensor_of[id(leaf)] = tensor
         return leaf
@@ -138,6 +137,7 @@ class Directions:
         """Return the inputs that an instance has read and that have tangents, each with its tangent."""
         inputs = self._recorded
         assert inputs is not None
+        # `to_arrays` below enters tangents that require gradients, after these; the next `start` skips them.
         for tensor in inputs.tensors[self._n_entered :]:
             self._numbers[id(tensor)] = len(self.met)
             self.met.append(tensor)

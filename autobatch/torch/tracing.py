@@ -164,6 +164,7 @@ class Tracing:
         dtype = self._dtype_of(x)
         made = Traced(x, shape_outside(shape_of(x), dtype), dtype)
         has_gradient = is_float(dtype) and not _is_data(x)
+        # Like the result of another cell, it requires a gradient and is not a leaf.
         return link(made, made.detached().requires_grad_()) if has_gradient else made
 
     def _dtype_of(self, x: Any) -> torch.dtype:
@@ -239,7 +240,6 @@ class Tracing:
         return on_leaves(self._result, result)
 
     def _result(self, x: Any) -> Any:
-        """Convert one tensor, or another object, of the result."""
         value = self.value(x)
         if isinstance(value, Ragged):
             raise NeedsLength(value.var.domain, "returns a row per element")
@@ -367,6 +367,7 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if result is NotImplemented:
             result, likes = self._ask_torch(op, name, args, kwargs)
         is_view = any(x.alias_info is not None for x in op._schema.returns)
+        # The results share memory with the arguments, so none of them may be changed in place from now on.
         if is_view:
             for x in tensors:
                 if isinstance(x, Traced):
@@ -381,6 +382,7 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
         given = on_tensors(lambda x: torch.empty(x.shape, dtype=x.dtype), args)
         made = op(*given, **kwargs)
         if op.overloadpacket.__name__.endswith(("empty", "empty_like", "empty_strided")):
+            # Constants are part of the program, which must not depend on what memory held before.
             made.zero_()
         if made.dtype is torch.bfloat16:  # NumPy has no such dtype
             raise NoCounterpart("it makes a constant of bfloat16.")
@@ -415,6 +417,7 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             likes = self._likes(op, args, kwargs)
             kinds = [kind_of(x) for x in traced]
+            # The key holds `id`s of constants. A body keeps them alive, and BODIES forgets it when it is freed.
             key = op, _key_of(holes), tuple(kinds), model
             body = BODIES.get(key)
             if body is None:
@@ -428,6 +431,7 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _likes(self, op: Any, args: Any, kwargs: Any) -> Any:
         """Run an op on tensors without numbers."""
         kwargs = on_leaves(self._tracing.like, kwargs) | ({"device": "meta"} if "device" in kwargs else {})
+        # Tensors in a list must be on one device, so constants without axes lose their numbers there too.
         in_lists = [on_tensors(_without_numbers, x) if isinstance(x, (list, tuple)) else x for x in args]
         return op(*on_leaves(self._tracing.like, in_lists), **kwargs)
 
@@ -448,6 +452,7 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if made.shape != target.shape or made.dtype is not target.dtype:
             raise NoCounterpart(f"torch changes the shape or dtype of a tensor in place ({name}).")
         has_gradient = is_float(target.dtype) and not torch.is_grad_enabled() and isinstance(target.value, Operators)
+        # While gradients are off, torch changes the numbers and keeps the gradient of the old value.
         target.value = instead(target.value, made.value) if has_gradient else made.value
         return target
 

@@ -204,6 +204,7 @@ class OfParameters(TorchFunctionMode):
         CURRENT.module, CURRENT.dtype, CURRENT.device = self._module, self._module.float_dtype, self._module.device
         self._copies, CURRENT.copies = CURRENT.copies, self._module.copies
         CURRENT.has_gradients = torch.is_grad_enabled()
+        # This holds in all threads. Recordings of torch modules share a lock, and others still get inference mode.
         torch._C._InferenceMode = _inference_mode  # type: ignore[misc, assignment]
         return super().__enter__()  # type: ignore[no-untyped-call]
 
@@ -237,6 +238,7 @@ class OfParameters(TorchFunctionMode):
             check_function(function, args, kwargs)
         if kwargs and (out := kwargs.get("out")) is not None and _reads_parameter((out,)):
             _refuse_change(f"{named(function.__name__)} with out=", out)
+        # Only results with floats are recorded: shapes, ints and the like are computed now, and are constants.
         if function.__name__ not in WITHOUT_GRADIENT and _reads_parameter(args) and hasattr(STAGE.current, "call_cell"):
             check_function(function, args, kwargs)
             if is_in_place(function.__name__) and _reads_parameter(args[:1]):
@@ -337,12 +339,10 @@ class TensorMethods:
 
     @property
     def is_cpu(self) -> bool:
-        """Return whether the module is on the CPU."""
         return CURRENT.device.type == "cpu"
 
     @property
     def is_cuda(self) -> bool:
-        """Return whether the module is on a GPU."""
         return CURRENT.device.type == "cuda"
 
     @property
@@ -375,12 +375,10 @@ class TensorMethods:
 
     @property
     def itemsize(self) -> int:
-        """Return the bytes of an element."""
         return self.dtype.itemsize
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all elements."""
         return self.numel() * self.itemsize
 
     @property
@@ -390,7 +388,6 @@ class TensorMethods:
 
     @property
     def imag(self) -> Any:
-        """Return the imaginary part."""
         return apply(torch.imag, (self,), {})
 
     @property
@@ -431,11 +428,9 @@ class TensorMethods:
         return self.shape if dim is None else self.shape[dim]
 
     def dim(self) -> int:
-        """Return the number of axes."""
         return len(self.shape)
 
     def numel(self) -> int:
-        """Return the number of elements."""
         return self.shape.numel()
 
     def __setattr__(self, name: str, x: Any) -> None:

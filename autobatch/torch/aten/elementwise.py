@@ -29,6 +29,7 @@ stand_for(
 @op("relu")
 def relu(x: Any) -> Any:
     """Return x where it is positive, else 0."""
+    # By this condition NaN stays NaN, and the gradient at 0 is 0, as in torch.
     return ops.where(ops.less_equal(x, 0.0), 0.0, x)
 
 
@@ -116,6 +117,7 @@ def silu(x: Any) -> Any:
 def elu(x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Any:
     """Return x where it is positive, else α (exp x − 1)."""
     is_high = ops.greater(x, 0.0)
+    # Where x is large, its exponential would be infinite, and 0 times its gradient NaN.
     power = ops.exp(ops.mul(input_scale, ops.where(is_high, 0.0, x)))
     return ops.where(is_high, times(x, scale), ops.mul(alpha * scale, ops.sub(power, 1.0)))
 
@@ -145,6 +147,7 @@ def clamp(x: Any, min: Any = None, max: Any = None) -> Any:
     """Limit x to a range; at a limit the gradient is that of x."""
     if any(isinstance(limit, Operators) for limit in (min, max)):
         return NotImplemented
+    # If the limits are in the wrong order, torch returns the upper one.
     if min is not None and max is not None and not np.all(np.less_equal(min, max)):
         return NotImplemented
     if min is not None:

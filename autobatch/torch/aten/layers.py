@@ -62,6 +62,7 @@ def min_(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
 def _shared(found: Any, x: Any) -> Any:
     """Return a found element whose gradient is shared by all equal elements, or by all NaN if it is NaN."""
     found = ops.stop_gradient(found)
+    # Only NaN differs from itself.
     is_there = ops.where(ops.equal(found, found), ops.equal(x, found), ops.not_equal(x, x))
     return instead(ops.div(ops.sum(ops.where(is_there, x, 0.0)), ops.sum(is_there)), found)
 
@@ -125,6 +126,7 @@ def vector_norm(x: Any, ord: float = 2, dim: Dims = None, keepdim: bool = False,
 def _root(x: Any) -> Any:
     """Compute the square root; its gradient at zero is zero, as in torch's norms."""
     is_zero = ops.equal(x, 0.0)
+    # The inner choice keeps the infinite derivative at 0 out: 0 times infinity would be NaN.
     return ops.where(is_zero, 0.0, ops.sqrt(ops.where(is_zero, 1.0, x)))
 
 

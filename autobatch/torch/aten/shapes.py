@@ -143,7 +143,7 @@ def index_select(x: Any, dim: int, index: Any) -> Any:
     axes = list(range(len(shape_of(x))))
     axes.insert(0, axes.pop(dim))
     found = ops.lookup(ops.transpose(x, axes), index)
-    return ops.transpose(found, tuple(int(a) for a in np.argsort(axes)))
+    return ops.transpose(found, tuple(int(a) for a in np.argsort(axes)))  # the inverse permutation
 
 
 @op("fill", of=moved)

@@ -74,6 +74,7 @@ def compared(kinds: Kinds) -> bool:
     """Return whether torch compares in the model's dtype, or as ints or bools."""
     common = kinds.given[0]
     for x in kinds.given[1:]:
+        # In torch's promotion, a tensor without axes counts less, so the ranks are kept.
         common = torch.empty((1,) * max(common.dim(), x.dim()), dtype=torch.result_type(common, x), device="meta")
     return common.dtype in (kinds.model, torch.int64, torch.bool)
 
