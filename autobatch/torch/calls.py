@@ -53,6 +53,7 @@ class Call:
     Attributes:
         outputs: the outputs of all rows.
         is_noted: for each row, whether its part of the gradients of parameters has been computed.
+        is_left_out: by the number of a parameter, for each row, whether its part was not finite and was left out.
     """
 
     def __init__(self, function: Function, tensors: Sequence[torch.Tensor], n_rows: int) -> None:
@@ -63,6 +64,7 @@ class Call:
         with torch.enable_grad(), _Instead(instead) if instead else nullcontext():
             self.outputs = function.of_rows(tensors, n_rows)
         self.is_noted = np.zeros(n_rows, bool)
+        self.is_left_out: dict[int, Array] = {}
 
     def differentiate(
         self, gradient: torch.Tensor, rows: Array, inputs: bool, weights: bool
@@ -161,7 +163,7 @@ class Tape:
             inputs, weights = call.differentiate(gradient[given], rows, True, not call.is_noted[rows].any())
             for found, place in zip(inputs, out, strict=True):
                 place[given] = 0 if found is None else found.reshape(len(rows), -1)
-            self._note(function, weights)
+            self._note(function, call, rows, weights)
 
     def weights(self, function: Function, gradient: torch.Tensor, tickets: Array, number: int) -> None:
         """Note the gradient of a parameter over some rows, unless it has been noted with that of the arguments.
@@ -173,19 +175,13 @@ class Tape:
             left = np.flatnonzero(~call.is_noted[rows])
             if left.size:
                 part = gradient[given][torch.from_numpy(left)]
-                self._note(function, call.differentiate(part, rows[left], False, True)[1])
-        total = self._totals.get(function, {}).get(number)
-        if total is None or function.draws or total.is_finite():
-            return
-        # Begin the sum again, without the rows that the loss does not depend on.
-        if not total.is_of_rows:
-            self._totals[function][number] = total = Total(torch.zeros_like(total.value), is_of_rows=True)
-        for call, rows, given in self._find(tickets):
-            given_rows = [x.detach()[torch.from_numpy(rows)] for x in call.tensors]
-            alone = Call(function, given_rows, len(rows))
-            of_rows = alone.differentiate(gradient[given], np.arange(len(rows)), False, True)[1][number]
-            if of_rows is not None:
-                total.add(of_rows)
+                self._note(function, call, rows[left], call.differentiate(part, rows[left], False, True)[1])
+            left = np.flatnonzero(call.is_left_out[number][rows]) if number in call.is_left_out else left[:0]
+            if left.size:
+                call.is_left_out[number][rows] = False
+                part, again = gradient[given][torch.from_numpy(left)], torch.from_numpy(rows[left])
+                alone = Call(function, [x.detach()[again] for x in call.tensors], left.size)
+                self._add(function, number, alone.differentiate(part, np.arange(left.size), False, True)[1][number])
 
     def gradients(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield the parameters of bodies and their gradients; a parameter of several bodies occurs several times."""
@@ -193,13 +189,21 @@ class Tape:
             for number, total in totals.items():
                 yield function.weights[number], total.value
 
-    def _note(self, function: Function, weights: Sequence[torch.Tensor | None]) -> None:
-        totals = self._totals.setdefault(function, {})
+    def _note(self, function: Function, call: Call, rows: Array, weights: Sequence[torch.Tensor | None]) -> None:
+        """Add the gradients of parameters over some rows of a call; leave out those that are not finite for now."""
         for number, found in enumerate(weights):
-            if found is not None and number in totals:
-                totals[number].add(found)
-            elif found is not None:
-                totals[number] = Total(found)
+            # A random function would draw other numbers if it was called again.
+            if found is None or function.draws or found.sum().isfinite():
+                self._add(function, number, found)
+            else:
+                call.is_left_out.setdefault(number, np.zeros(len(call.is_noted), bool))[rows] = True
+
+    def _add(self, function: Function, number: int, found: torch.Tensor | None) -> None:
+        totals = self._totals.setdefault(function, {})
+        if found is not None and number in totals:
+            totals[number].add(found)
+        elif found is not None:
+            totals[number] = Total(found)
 
     def _find(self, tickets: Array) -> Iterator[tuple[Call, Array, slice]]:
         """Yield, for each call of the rows, the call, the numbers of the rows in it, and their slice of `tickets`."""
@@ -212,24 +216,10 @@ class Tape:
 
 
 class Total:
-    """A sum of gradients: the first tensor itself until a second is added, then a tensor in memory of its own.
+    """A sum of gradients: the first tensor itself until a second is added, then a tensor in memory of its own."""
 
-    Args:
-        first: the first gradient.
-        is_of_rows: see the attribute; `first` may then be changed in place.
-
-    Attributes:
-        value: the sum.
-        is_of_rows: whether it excludes the rows that the loss does not depend on.
-    """
-
-    def __init__(self, first: torch.Tensor, is_of_rows: bool = False) -> None:
-        self.value, self.is_of_rows = first, is_of_rows
-        self._is_own = is_of_rows
-
-    def is_finite(self) -> bool:
-        """Return whether all numbers are finite; also False if their sum overflows."""
-        return bool(self.value.sum().isfinite())
+    def __init__(self, first: torch.Tensor) -> None:
+        self.value, self._is_own = first, False
 
     def add(self, other: torch.Tensor) -> None:
         if self._is_own:

@@ -132,6 +132,40 @@ def test_rows_that_nothing_depends_on_have_no_gradient_even_where_it_is_infinite
     torch.testing.assert_close(found, wanted)
 
 
+class Hypotenuses(nn.Module):
+    """Two cells that have the same function of torch, whose derivative at zero is not a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.side = nn.Parameter(torch.tensor([0.0, 1.0], dtype=torch.float64))
+        self.one, self.two, self.double = abt.cell(self._one), abt.cell(self._two), abt.cell(self._double)
+
+    def _one(self, x: Tensor) -> Tensor:
+        return torch.hypot(x, self.side)
+
+    def _two(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.hypot(x, self.side) + torch.hypot(y, self.side)
+
+    def _double(self, x: Tensor) -> Tensor:
+        return 2 * torch.hypot(x, self.side)
+
+    def run(self, rows: Tensor) -> dict[str, Any]:
+        x, y, zero = rows[0], rows[1], torch.zeros_like(rows[0])
+        used = self.two(x, y) + self.one(y) + self.double(x) + self.two(self.one(x), y)
+        return {"used": used, "unused": [self.two(x, zero), self.one(zero), self.double(zero), self.two(zero, x)]}
+
+
+@pytest.mark.slow
+@every_backend
+def test_uses_of_one_function_do_not_lose_the_gradients_of_others(backend: str) -> None:
+    model = Hypotenuses()
+    instances = list(1 + torch.rand(4, 2, 2, dtype=torch.float64))
+    run = abt.batched(model.run, module=model, backend=backend)
+    (found,) = autograd.grad(run(instances)["used"].sum(), model.side)
+    (wanted,) = autograd.grad(sum(model.run(instance)["used"].sum() for instance in instances), model.side)
+    torch.testing.assert_close(found, wanted)
+
+
 def test_autocast_holds_for_what_torch_runs() -> None:
     ours, theirs = Counted("autobatch"), Counted()
     theirs.load_state_dict(ours.state_dict())
