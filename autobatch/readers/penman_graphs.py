@@ -35,11 +35,12 @@ def read_penman(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
             defined twice, or an inverted role leads to a constant.
     """
     penman, file = import_parser("penman", "PENMAN graphs"), Path(path)
+    model = import_parser("penman.models.amr", "PENMAN graphs").model  # knows that :consist-of is no inverted role
     taken, read = _Taken(check_found(file, "graphs", list(read_lines(file, "graphs")), _EXAMPLE)), []
     try:
         with _silent():
-            for graph in penman.iterdecode(iter(taken)):
-                if reason := _fault_of(graph):
+            for graph in penman.iterdecode(iter(taken), model):
+                if reason := _fault_of(graph, model):
                     raise DataError(f"cannot read the graph ending at {taken.line.place}: {reason}.")
                 read.append(_to_instance(graph))
     except penman.DecodeError as error:
@@ -92,7 +93,7 @@ def _to_instance(graph: Any) -> dict[str, Any]:
     return {"concept": concepts, "edges": edges, "relation": relations}
 
 
-def _fault_of(graph: Any) -> str:
+def _fault_of(graph: Any, model: Any) -> str:
     """Describe the error in a graph that penman accepts; "" if there is none."""
     defined = set()
     for source, role, target in graph.triples:
@@ -104,7 +105,7 @@ def _fault_of(graph: Any) -> str:
             return f"variable {source!r} must be defined once"
         if role == ":instance":
             defined.add(source)
-        elif role.endswith("-of"):  # the role of a constant, or inverted twice
+        elif model.is_role_inverted(role):  # the role of a constant, or inverted twice
             return f"role {role!r} from {source!r} to {target!r} must be inverted once, between variables"
     return ""
 

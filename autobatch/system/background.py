@@ -135,9 +135,10 @@ class _Worker:
             try:
                 job.do()
                 with self._lock:
+                    # Before the job is deleted, because `has_compiled` reads both without the lock.
+                    self.last_done = monotonic()
                     del self.waiting[job]
                     self.n_done += 1
-                    self.last_done = monotonic()
                     if not self.waiting and self._notice is not None:
                         self._notice.cancel()
                         self._notice = None

@@ -171,8 +171,9 @@ class Cell(CellBase):
 
     @cached_property
     def names(self) -> list[str]:
-        """Return the names of the arguments; for a method, `self` first."""
-        return list(self.signature.parameters)
+        """Return the names of the arguments by position, that of `*args` last; for a method, `self` first."""
+        by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+        return [name for name, p in self.signature.parameters.items() if p.kind not in by_name]
 
     @cached_property
     def float_defaults(self) -> dict[str, Any]:

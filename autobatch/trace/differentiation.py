@@ -21,6 +21,7 @@ from autobatch.ir.builder import Builder, Traced
 from autobatch.ir.program import Instruction
 from autobatch.ops.define import composite, shape_of
 from autobatch.ops.eager import freeze, plain_array
+from autobatch.ops.elementwise import equal
 from autobatch.ops.indexing import lookup, scatter
 from autobatch.ops.operators import OPS, STAGE, Symbol, stage
 from autobatch.ops.shaping import reshape, stack
@@ -340,7 +341,7 @@ class InCell:
     def _as_variable(self, x: Traced, derivative: Traced | None) -> Traced:
         """Return the derivative of a value, with rows if the value has rows; zeros if it has no derivative."""
         if derivative is None:
-            derivative = x * 0.0
+            derivative = equal(x, x) * 0.0  # x * 0.0 would be nan if x is infinite
         return Ragged(self._builder, derivative.index) if x.var.domain >= 0 else of_node(derivative)
 
 

@@ -138,7 +138,7 @@ class Hypotenuses(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.side = nn.Parameter(torch.tensor([0.0, 1.0], dtype=torch.float64))
-        self.one, self.two, self.double = abt.cell(self._one), abt.cell(self._two), abt.cell(self._double)
+        self.one, self.two, self.twice = abt.cell(self._one), abt.cell(self._two), abt.cell(self._twice)
 
     def _one(self, x: Tensor) -> Tensor:
         return torch.hypot(x, self.side)
@@ -146,13 +146,13 @@ class Hypotenuses(nn.Module):
     def _two(self, x: Tensor, y: Tensor) -> Tensor:
         return torch.hypot(x, self.side) + torch.hypot(y, self.side)
 
-    def _double(self, x: Tensor) -> Tensor:
+    def _twice(self, x: Tensor) -> Tensor:
         return 2 * torch.hypot(x, self.side)
 
     def run(self, rows: Tensor) -> dict[str, Any]:
         x, y, zero = rows[0], rows[1], torch.zeros_like(rows[0])
-        used = self.two(x, y) + self.one(y) + self.double(x) + self.two(self.one(x), y)
-        return {"used": used, "unused": [self.two(x, zero), self.one(zero), self.double(zero), self.two(zero, x)]}
+        used = self.two(x, y) + self.one(y) + self.twice(x) + self.two(self.one(x), y)
+        return {"used": used, "unused": [self.two(x, zero), self.one(zero), self.twice(zero), self.two(zero, x)]}
 
 
 @pytest.mark.slow

@@ -41,6 +41,11 @@ class TestPenman:
         }
         assert second == {"concept": ["y"], "edges": [], "relation": []}
 
+    def test_roles_of_amr_that_look_inverted(self, path: Path) -> None:
+        path.write_text("(r / ring :consist-of (g / gold) :ARG1-of (l / lose-02))")
+        (read,) = read_penman(path)
+        assert (read["edges"], read["relation"]) == ([[1, 0], [0, 2]], [":consist-of", ":ARG1"])
+
     def test_triples_are_those_of_penman(self, path: Path) -> None:
         write_penman(path, np.random.default_rng(0), 30)
         graphs = list(self.penman.iterdecode(path.read_text()))

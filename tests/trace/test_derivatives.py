@@ -34,6 +34,18 @@ def test_rows_of_any_number_move_along_rows_inside_a_cell() -> None:
     assert np.allclose(ab.batched(lambda x: moved(x), backend="reference")(clouds), [moved(x) for x in clouds])
 
 
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_a_derivative_by_an_unused_argument_is_zero_even_if_it_is_infinite(backend: str) -> None:
+    @ab.cell
+    def by_both(x: Any, y: Any) -> Any:
+        return ab.grad(lambda x, y: ab.sum(x * x), wrt=lambda x, y: (x, y))(x, y)
+
+    pairs = [(np.array([1.0, 2.0]), np.array([np.inf, np.nan])), (np.ones(2), np.ones(2))]
+    found = ab.batched(lambda pair: by_both(*pair), backend=backend)(pairs)
+    np.testing.assert_allclose(found, [[[2.0, 4.0], [2.0, 2.0]], [[0.0, 0.0], [0.0, 0.0]]])
+    np.testing.assert_array_equal(by_both(*pairs[0]), [(2.0, 4.0), (0.0, 0.0)])
+
+
 def test_a_pullback_that_is_kept_costs_later_recordings_nothing() -> None:
     kept = list[Any]()
     double = ab.cell(lambda x: 2.0 * x)

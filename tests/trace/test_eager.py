@@ -318,3 +318,19 @@ def test_a_bool_may_be_a_label(model64: Model) -> None:
     for label in (True, False):
         loss = everywhere(lambda x: model64.body(x, lambda x: ab.cross_entropy(x, label)), model64, X)  # noqa: B023
         np.testing.assert_allclose(loss, np.log(np.exp(X).sum()) - X[int(label)])
+
+
+def test_static_arguments_after_others_are_those_of_any_number() -> None:
+    """Keyword arguments that follow `*args` in a signature are not passed by position."""
+
+    @ab.cell(static=("xs",))
+    def count(*xs: Any, v: Any, w: float = 0.5, **more: Any) -> Any:
+        return v * w + more["u"] + sum(type(x) is float for x in xs)
+
+    @ab.cell
+    def around(v: Any) -> Any:
+        return count(1.0, 2.0, 3.0, v=v, u=v)
+
+    programs: list[Any] = [lambda v: count(1.0, 2.0, 3.0, v=v, u=v), around]
+    for program in programs:
+        assert program(np.ones(1)) == ab.batched(program)([np.ones(1)])[0] == 4.5
