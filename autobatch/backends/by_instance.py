@@ -192,6 +192,8 @@ def reads_of(derivatives: dict[int, Derivative], wanted: Collection[int], joined
     reads: dict[int, Read] = {}
     for key, (parameter, sources) in whole.items():
         parts = parts_of(parameter)
+        # A stack can replace its parts only if no other parameter contains one of them: the norm of a part that is read
+        # in two ways is that of the sum of both contributions.
         if joined and all(id(part) in wanted and len(readers[id(part)]) == 1 for part in parts):
             reads[key] = Read(parameter, sources)
             continue
@@ -225,7 +227,6 @@ class InstanceWeights:
         return self._rows[type_id, domain]
 
     def counts(self, type_id: int, domain: int) -> Any:
-        """Return the number of rows of each instance."""
         return self.rows(type_id, domain).counts
 
     def _frame(self, source: Source) -> Frame:
@@ -269,6 +270,7 @@ class InstanceWeights:
             elif isinstance(where, slice):
                 self._xp.matmul(left, right, out=place[where])
             else:
+                # Indexing by an array would give `matmul` a copy to write to.
                 place[where] = self._xp.matmul(left, right)
 
     def _rows_of(self, source: Source) -> InstanceRows:
@@ -294,8 +296,11 @@ class InstanceWeights:
         for values, index in source.scatters:
             instances, ids = self.rows(source.type_id, source.domain(values)), self._interpreter.looked_up(frame, index)
             rows = instances.rows[instances.ptr[first] : instances.ptr[end]]
+            # A constant id is a single row that all rows share.
             ids = ids[rows] if len(ids) > 1 else np.broadcast_to(ids, (rows.size, *ids.shape[1:]))
             table_of_row = (instances.instance[rows] - first).reshape(-1, *(1,) * (ids.ndim - 1))
+            # One table holds those of all instances, one below the other; int64, because the number of its rows may
+            # exceed int32.
             keys = table_of_row * n_ids + ids.astype(np.int64)
             self._interpreter.add_rows(keys, frame.env[values][self._put(rows)], table)
 
@@ -317,6 +322,7 @@ class InstanceWeights:
         for group in groups_of([self._rows_of(source) for source in read.sources], first, first + len(total)):
             pairs = zip(read.sources, group.taken, strict=True)
             several = zip(*(self._factors(source, taken) for source, taken in pairs), strict=True)
+            # The rows of all sources are factors of one sum, because the norm is that of their sum.
             left, right = (sides[0] if len(sides) == 1 else self._xp.concatenate(sides, 1) for sides in several)
             if by_rows(left.shape[1], left.shape[2], right.shape[2]):
                 one, other = (self._xp.matmul(side, side.transpose(0, 2, 1)) for side in (left, right))
@@ -359,6 +365,7 @@ def read_gradients(into: Mapping[int, Array], interpreter: Interpreter, activity
         for number, source in enumerate(read.sources):
             for first, end in cut(source.need(weights.counts)):
                 if options.store is store:
+                    # The chunks of a source cover each instance once, so `out` is still zero for the first source.
                     weights.add(source, out[first:end], first, is_zero=number == 0)
                 else:
                     there = store.xp.zeros(out[first:end].shape, options.dtype)
@@ -405,6 +412,8 @@ def _scale_type(
     places, buffer = [layout.saved[index] for index in derivative.linear], interpreter.values.buffer
     for domain in {place.domain for place in places}:
         width = layout.saved_width[domain - NODE]
+        # Flags of the columns, between two that are never set: item i of the comparison below is whether a run of
+        # columns begins or ends before column i, in turn.
         columns = np.zeros(width + 2, bool)
         for place in places:
             if place.domain == domain:

@@ -92,6 +92,7 @@ class Stage(ABC, Generic[T]):
         """Build the steps of all parts of the stage, and count them."""
         self.steps, counts, first = [], [], 0
         n_steps, n_after = len(self.program.steps), self.program.n_after
+        # A step of the program may become several steps, or none, so the parts are counted in both.
         for end in (self.program.n_before, n_steps - n_after, n_steps):
             n_before = len(self.steps)
             for number in range(first, end):
@@ -105,7 +106,6 @@ class Stage(ABC, Generic[T]):
         """Build the steps that execute one step of the program."""
 
     def locate(self, view: View) -> RowLocation:
-        """Locate a view of a value."""
         return locate(self.program, view)
 
     def gradient_slot(self, parameter: int) -> int:
@@ -156,6 +156,7 @@ class StageRun(ABC):
         array, shape = self._array(at), (int(tile[at.rows]), *at.shape)
         if not all(shape):
             return self.store.empty(0, array.dtype).reshape(shape)
+        # Data are arrays of all rows of the type; other areas begin at an offset that is a field of the tile.
         first = self.rows(k).of(at.domain)[0] * at.width if at.area in DATA else int(tile[at.first])
         return self._strided(array, first + at.offset, shape, (at.width, *at.strides))
 
@@ -231,6 +232,7 @@ class SharedValues:
         vars = self._vars
         followed = {*stage.storage.shared, *_read_by_steps(stage)}
         read = {*followed, *_looked_up(stage)}
+        # In reverse, a value is visited after all values that are computed from it.
         for index in reversed(stage.lowered.shared):
             if index in read:
                 followed.update(_instruction(vars[index].source).args)
@@ -258,6 +260,7 @@ class SharedValues:
 
     def has_changed(self) -> bool:
         """Return whether a parameter may have changed since the last complete update."""
+        # Versions are read before `update` reads the numbers, so that numbers that change in between count as new.
         self._seen = versions_of((), self.parameters)
         return self._seen != self._versions
 
@@ -276,14 +279,18 @@ class SharedValues:
             self._copies.clear()
             arrays.update((i, array[None]) for (i, _), array in zip(self._weights, data, strict=True))
         if self._computed:
+            # Element-wise ops and views call no library whose threads would have to be limited.
             with np.errstate(**SILENT), limit_threads(1) if self._multiplies else nullcontext():
                 self._compute(moved)
         self._data, self._versions = data, seen
         return moved
 
     def _compute(self, moved: bool) -> None:
-        """Compute the values that depend on parameters alone."""
+        """Compute the values; `moved` says that the array of a parameter was replaced by another one."""
         vars, arrays, xp = self._vars, self.arrays, self._store.xp
+        # Kernels know the addresses of these arrays. So new memory and new views are made only if a parameter has
+        # moved; otherwise results are overwritten, and views already show the new numbers, unless they had to be
+        # copies.
         for index in self._computed:
             source = _instruction(vars[index].source)
             args = [arrays[arg] for arg in source.args]

@@ -113,6 +113,7 @@ class PlanRun(ABC, Generic[M]):
             if not self._bind():
                 self._prepare_python()
         except BaseException as error:
+            # Python does not call `__exit__` if `__enter__` raises; interrupts must undo a partial entry, too.
             self.__exit__(type(error), error, error.__traceback__)
             raise
         return self
@@ -134,6 +135,8 @@ class PlanRun(ABC, Generic[M]):
         """
         if self._silence is not None:
             return
+        # `__exit__` undoes what is noted. An errstate cannot be exited before it is entered, so it is noted afterwards;
+        # a limit can, and is noted before, so that no interrupt leaves it in force.
         silence = np.errstate(**SILENT)
         silence.__enter__()
         self._silence = silence
@@ -233,6 +236,7 @@ class PlanRun(ABC, Generic[M]):
         """Differentiate the run; see `Run`."""
         if self._ended:
             raise BackendError(f"differentiating a run: it is already {self._ended}, and its values are gone.")
+        # Noted before anything is computed: backward overwrites values, so it cannot be repeated after an error.
         self._ended, self._seeded = "differentiated", frozenset(seeds)
         activity = self.executable.activities.get(self._seeded) or self.executable.activity(self._seeded)
         targets = self.memory.targets(into, self.cells.stacks)
@@ -269,6 +273,7 @@ class PlanRun(ABC, Generic[M]):
 
     def _seed(self, seed: Any) -> Any:
         """Return a seed on the device; if it is a host array of equal numbers, one of them, which needs no upload."""
+        # Zero is excluded: 0.0 equals -0.0, so equal zeros may have different bits.
         if type(seed) is np.ndarray and seed.size and seed.flat[0] and (seed == seed.flat[0]).all():
             return seed.flat[0].item()
         return self.store.put(seed)
@@ -336,7 +341,7 @@ class PlanRun(ABC, Generic[M]):
             return self.values.output_gradients(type_id, self.executable.activity(self._seeded))
 
     def counts(self) -> Counts:
-        """Return the work of the run so far."""
+        # Not `self.interpreter`, which would make one.
         inner = vars(self).get("interpreter")
         launches, copied = (0, 0) if inner is None else (inner.launches, inner.copied_bytes)
         allocations = self.memory.allocations - self._n_allocated
@@ -348,5 +353,6 @@ class PlanRun(ABC, Generic[M]):
             self._ended = "closed"
             self.targets, self._stages = {}, {}
             self._pool.give_back(self.memory, self.executable.n_bytes)
+            # Another run uses the memory from now on, or the pool frees it, even if the caller keeps this run.
             for name in self.held:
                 vars(self).pop(name, None)

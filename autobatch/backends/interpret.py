@@ -107,6 +107,7 @@ class Interpreter:
                 frame.env[index] = self._gather(frame, number, index)
             self.run(frame, derivative.backward)
             for number, gradient in enumerate(derivative.ports):
+                # Gradients of aliased ports were computed in their place, or in a value of which they are a slice.
                 if number not in layout.aliased:
                     self._write(ports[number], None if gradient is None else frame.env[gradient])
 
@@ -136,6 +137,7 @@ class Interpreter:
             for i, x in frame.env.items():
                 frame.env[i] = x if domains[i] == SHARED else x[frame.rows.select(active, domains[i])]
         owners = {p: gradients[id(derivative.parameter(p))] for p, _ in parameters}
+        # A sum over rows adds to its target, so a gradient that is such a sum needs no array of its own.
         frame.targets = {g: owners[p][None] for p, g in parameters if g in derivative.accumulated}
         roots = [g for _, g in parameters] + [v for _, scatters in tables for scatter in scatters for v in scatter]
         self.run(frame, derivative.weights if only is None else derivative.needed(roots))
@@ -189,6 +191,7 @@ class Interpreter:
             return Frame(rows, cell.layout, vars, env, residuals | inner)
         places = cell.layout.gradients.items()
         gradients = {i: self.values.inputs(rows, place, vars[i], self.plan.gradient_offset) for i, place in places}
+        # Backward reads the residuals of forward, and writes those that it leaves for the weight stage.
         return Frame(rows, cell.layout, vars, env | residuals | inner, gradients | residuals)
 
     def _known(self, rows: RowRange, cell: PlannedCell, vars: Iterable[Var]) -> Env:
@@ -201,6 +204,7 @@ class Interpreter:
                 case Attribute(is_float=is_float, column=column):
                     data, (first, end) = self._data(rows.type_id, var.domain)[is_float], rows.of(var.domain)
                     part = data[first:end, column : column + var.size].reshape(end - first, *var.shape)
+                    # Float data are float64 in the plan, whatever the dtype of the model.
                     env[index] = self.store.put(part.astype(self.options.dtype) if is_float else part)
                 case Weight(parameter=parameter):
                     if id(parameter) not in self._parameters:
@@ -231,7 +235,6 @@ class Interpreter:
                 self._compute(frame, index, args, out)
 
     def _compute(self, frame: Frame, index: int, args: list[Array], out: Array) -> None:
-        """Run the kernel of an instruction."""
         source = frame.vars[index].source
         assert isinstance(source, Instruction)
         owner = self.cells.cells[frame.rows.type_id].type.owner
@@ -271,6 +274,7 @@ class Interpreter:
             return place
         var, source, xp = frame.vars[index], frame.vars[index].source, self.store.xp
         sums = isinstance(source, Instruction) and source.op.sums_rows
+        # Sums over rows add to their result; all other kernels write all of it.
         return (xp.zeros if sums else xp.empty)((frame.n_rows(var.domain), *var.shape), self.options.dtype)
 
     def _place(self, frame: Frame, index: int) -> Array | None:
@@ -312,6 +316,7 @@ class Interpreter:
         if not (counts == 1).all():
             flat = flat[put(np.repeat(np.arange(counts.size), counts))]
         window = self.values.window(var.size)
+        # The buffer is not cleared: the first value for a place is stored, before others are added to it.
         if adds.any():
             stored, added = np.flatnonzero(~adds), np.flatnonzero(adds)
             window[put(dest[stored])] = flat[put(stored)]

@@ -82,9 +82,11 @@ class InterpretedStage:
         batches = plan.batches
         if self._name == WEIGHTS:
             for type_id in sorted(plan.type_bases):
+                # This computes all gradients of a type, so the parts from T on, for its other steps, are empty.
                 if first <= type_id < last:
                     interpreter.weight_gradients(type_id, self._run.targets)
             return 0
+        # Parts 0 and B + 1 are empty: only compiled stages have hoisted steps. Backward starts at the last batch.
         for part in range(max(first, 1), min(last, len(batches) + 1)):
             if self._name == "forward":
                 interpreter.forward_batch(batches[part - 1])

@@ -53,6 +53,8 @@ class InstanceRows:
         counts = self.counts[instances][:, None]
         places = np.arange(int(counts.max()))
         filled = places >= counts
+        # Padding repeats a row of the same instance: `Taken.of` clears one factor only, and zero times an infinite
+        # number of another instance would be NaN.
         rows = self.rows[self.ptr[instances][:, None] + np.minimum(places, counts - 1)]
         return Taken(rows, filled if filled.any() else None)
 
@@ -107,7 +109,7 @@ def groups_of(several: Sequence[InstanceRows], first: int, end: int) -> Iterator
     Instances without rows are omitted. At most a third of the rows of a group are padding.
     """
     sizes = round_up(np.stack([one.counts[first:end] for one in several], axis=1))
-    order = np.lexsort(sizes.T)  # stable
+    order = np.lexsort(sizes.T)  # stable, so that the places of a group increase, as `Group.where` requires
     ordered = sizes[order]
     ends = [*(np.flatnonzero((ordered[1:] != ordered[:-1]).any(axis=1)) + 1).tolist(), order.size]
     for start, stop in zip([0, *ends], ends, strict=False):
@@ -122,6 +124,8 @@ def round_up(counts: LongArray) -> LongArray:
     >>> round_up(np.array([0, 1, 3, 5, 7, 9, 13, 17])).tolist()
     [0, 1, 3, 6, 8, 12, 16, 24]
     """
+    # With `counts - 1`, a power of two stays as it is. The step is 2**(exponent - 2), so counts up to 2**exponent are
+    # rounded up to 3 or 4 steps.
     _, exponent = np.frexp(np.maximum(counts - 1, 0).astype(np.float64))  # 2**(exponent - 1) <= counts - 1
     step = 1 << np.maximum(exponent.astype(np.int64) - 2, 0)
     found: LongArray = (counts + step - 1) // step * step

@@ -152,6 +152,7 @@ class PlanTables:
     row_classes: bytes
 
     def __post_init__(self) -> None:
+        # The core makes the lists of all three stages, also for inference, which has only the first.
         self.calls = dict(zip(self.stages, starmap(CallList, self.lists), strict=False))
 
     @cached_property
@@ -197,13 +198,13 @@ class CompiledTypes(Generic[C]):
         """
         if parts is None:
             for type_id in np.flatnonzero(np.diff(plan.type_ptr)).tolist():
+                # Only a type that was not met before has no row limit.
                 if not self.sizes.most_rows[type_id]:
                     self._add(type_id, compile_cell(type_id))
             parts = make_tables(arrays_of(plan), self.sizes, n_threads)
         return PlanTables(self.names, self._records, *parts)
 
     def _add(self, type_id: int, cell: C) -> None:
-        """Add the cell of a type, and its sizes."""
         sizes, first = self.sizes, int(self.arrays.block_ptr[type_id])
         stages = [cell.stage(name) for name in self.stages]
         sizes.fields[type_id], sizes.kept[type_id] = len(stages[0].fields), stages[0].storage.persistent_width
@@ -215,6 +216,7 @@ class CompiledTypes(Generic[C]):
         for number, stage in enumerate(stages):
             sizes.steps[number, type_id] = stage.n_before, stage.n_per_batch, stage.n_after
         sizes.own[type_id] = max(stage.scratch_width for stage in stages)
+        # Stages run one after the other in the same scratch memory, so the largest counts.
         width += sizes.scratch[:, first : first + width.size].max(0)
         row_bytes = (int(width.sum()) + int(sizes.kept[type_id])) * self.dtype.itemsize
         sources = [var.source for var in cell.cell.program.vars]

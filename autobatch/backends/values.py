@@ -168,6 +168,7 @@ class Values:
     def window(self, width: int) -> Array:
         """View the buffer as overlapping rows: row k is elements k:k + width."""
         if width not in self._windows:
+            # A destination is an offset in elements, so it is also the number of its row, whatever block it lies in.
             step = self.buffer.itemsize
             shape = (max(self.buffer.size - width + 1, 0), width)
             self._windows[width] = self.store.xp.lib.stride_tricks.as_strided(self.buffer, shape, (step, step))
@@ -235,6 +236,7 @@ class Values:
         found = np.zeros((ptr.size - 1, var.size), self.buffer.dtype)
         if dest.size:
             parts = self.store.get(self.window(var.size)[self.store.put(dest + self.plan.gradient_offset)])
+            # Not `found[...] += parts`, which adds only one of several destinations of a row.
             np.add.at(found, np.repeat(np.arange(ptr.size - 1), np.diff(ptr)), parts)
         found[self.store.get(rows.select(~activity.rows(type_id, 0, n_rows), max(var.domain, NODE)))] = 0
         return found
@@ -279,11 +281,12 @@ class Memory:
 
     @property
     def n_bytes(self) -> int:
-        """Return the bytes held."""
         return int(self.buffer.nbytes) + int(self.gradients.nbytes) + self.scratch_bytes
 
     def reserve(self, size: int, dtype: np.dtype[Any], max_bytes: int | None) -> None:
         """Make room for `size` elements; a buffer that grows does so by at least a quarter, within the limit."""
+        # Without `max_bytes`, the limit is never below what is held, so the buffer only grows. With it, a buffer that a
+        # larger plan left is replaced by one within the limit.
         is_right = self.buffer.dtype == dtype
         held = self.buffer.size if is_right else 0
         limit = max(size, held * 5 // 4 if max_bytes is None else max_bytes // dtype.itemsize)

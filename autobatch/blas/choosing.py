@@ -1,4 +1,4 @@
-"""The choice of the fastest library for matrices of a size on this machine: measured once, kept in the user's cache.
+"""Choose the fastest library for matrices of a size on this machine: measured once, kept in the user's cache.
 
 Sizes are rounded to powers of two, at most 1024, so a few dozen measurements of some milliseconds serve all models.
 Products on several threads are measured separately. Measurements are valid for one processor and one set of library
@@ -70,7 +70,7 @@ class Chooser:
             m, n, k: the sizes.
             dtype: "float32" or "float64".
             a_flipped, b_flipped: whether an operand is the transpose of rows in memory. If `a` is not, it is assumed to
-                be rows of a batch, and `b` a matrix that all batches share: our own product packs `b` once per run.
+                be rows of a batch, and `b` a matrix that all batches share: our own product packs `b` once per change.
 
         Cost: a few milliseconds per provider for a size that was never measured here, else less than a microsecond.
         """
@@ -171,6 +171,7 @@ def measure(
     Cost: about 10 ms per provider, or the time of eight products if that is longer.
     """
     rng = np.random.default_rng(0)
+    # If `a` is flipped, the product is the gradient of a weight, and both operands are rows of a batch.
     n_copies = max(1, FRESH_BYTES // (np.dtype(dtype).itemsize * k * (m + n if a_flipped else m)))
     a = _draw(rng, (n_copies, m, k), dtype, a_flipped)
     b = _draw(rng, (n_copies if a_flipped else 1, k, n), dtype, b_flipped)
@@ -192,6 +193,7 @@ def measure(
                 provider.multiply(a[time % len(a)], b[time % len(b)], out)
         return perf_counter() - began
 
+    # Others without an address multiply in Python; our own product has no other way.
     able = [p for p in providers if dtype in p.addresses or p.name != PACKED]
     with limit_threads(n_threads):
         seconds = _least_seconds({provider.name: partial(run, provider) for provider in able})

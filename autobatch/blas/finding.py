@@ -1,4 +1,4 @@
-"""The search for libraries that multiply matrices; each is loaded when it is first needed."""
+"""Find libraries that multiply matrices; each is loaded when it is first needed."""
 
 from __future__ import annotations
 
@@ -90,6 +90,7 @@ def _try(name: str) -> Provider | str:
 @cache
 def _find(name: str) -> Provider:
     provider = FINDERS[name]()
+    # A finder may have loaded a library, whose threads must be limited as well.
     look_again()
     return provider
 
@@ -167,6 +168,7 @@ def _pool_of_numpy() -> Any:
 
     home = Path(str(np.__file__)).parent
     pools = [pool for pool in ThreadpoolController().lib_controllers if pool.internal_api == "openblas"]
+    # SciPy's wheel has an OpenBLAS of its own, so the folder of NumPy's wheel decides.
     own = [pool for pool in pools if Path(pool.filepath).parent in (home.parent / "numpy.libs", home / ".libs")]
     return next(iter(own or pools), None)
 

@@ -1,7 +1,7 @@
 """autobatch's own matrix product, for a matrix that is packed once and multiplied by many rows.
 
 In every call, libraries pack a matrix into the order in which they read it. For a few rows that takes longer than the
-multiplication. Callers of this product pack a matrix that all rows of a type share once per run. Other matrices are
+multiplication. Callers of this product pack a matrix that all rows of a type share once per change. Other matrices are
 packed in every call, or read in place if they are read only a few times. The code is in `native/blas`. GFLOP/s of rows
 of 512 times (512, 1280), one thread of an AMD EPYC of 2024, compared with the fastest library (from `autobatch doctor
 --matmul`):

@@ -1,4 +1,4 @@
-"""The common interface of the libraries that multiply matrices, and the description of a product for a BLAS.
+"""Define the common interface of the libraries that multiply matrices, and describe a product for BLAS.
 
 NumPy is always available. The others are searched for only when they are named or listed: MKL in its wheel, SciPy and
 torch in their packages.
@@ -67,6 +67,7 @@ def describe_product(a: Matrix, b: Matrix, out: Matrix) -> Gemm:
     """
     (a_flipped, a_step), (b_flipped, b_step), (out_flipped, out_step) = check_product(a, b, out)
     (m, k), n = a.shape, b.shape[1]
+    # out' = b' @ a': the operands change places, and each is transposed once more.
     if out_flipped:
         return Gemm(
             1 - b_flipped, 1 - a_flipped, n, m, k,
@@ -197,6 +198,7 @@ class ByNumPy(Provider):
         self._adding = ByAddress(self.name, self.version, addresses)
 
     def multiply(self, a: Matrix, b: Matrix, out: Matrix, accumulate: bool = False) -> None:
+        # NumPy cannot multiply and add in one call: `out += a @ b` allocates the product.
         if accumulate and self.addresses:
             self._adding.multiply(a, b, out, accumulate=True)
             return

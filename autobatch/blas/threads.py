@@ -1,4 +1,4 @@
-"""Limits on the threads of matrix products inside `with` blocks; never more than the usable cores.
+"""Limit the threads of matrix products inside `with` blocks, to at most the usable cores.
 
 A BLAS library has one number of threads for the whole process. So if several blocks are open, nested or in several
 Python threads, the smallest of their numbers is in force, and no thread inside a block gets more than its share of the
@@ -121,6 +121,7 @@ def _put_in_force() -> int:
     global _number
     pools = _pools if _pools is not None and (_is_torch_known or "torch" not in sys.modules) else _all_pools()
     for pool in pools:
+        # Also a library that was loaded while blocks are open: the number it has now is the one outside.
         if pool.name not in _before:
             _now[pool.name] = number = pool.get()
             _before[pool.name] = (pool, number)
@@ -139,6 +140,7 @@ def _granted(asked: Sequence[tuple[int, int]]) -> int:
     if smallest == 1:
         return 1
     n_python_threads = len({thread for thread, _ in asked})
+    # Inside blocks, `get` would return the limit in force, so the numbers that were noted outside count.
     outside = (_before[pool.name][1] if pool.name in _before else pool.get() for pool in _all_pools())
     share = min(usable_cores(), max(outside, default=usable_cores())) // n_python_threads
     return max(1, min(smallest, share))

@@ -80,6 +80,7 @@ def make_host_device() -> Device:
                 f"{VARIABLE}=host works only in a checkout: {str(TESTS / HOST_DEVICE)!r} is missing. Leave it unset "
                 f"for a GPU, or choose another backend."
             )
+        # Registered before it runs, because the package imports its own modules by this name.
         module = sys.modules[HOST_DEVICE] = module_from_spec(spec)
         spec.loader.exec_module(module)
     made: Device = sys.modules[HOST_DEVICE].HostDevice()

@@ -88,6 +88,7 @@ class GpuDevice:
         host = self.pinned(array.nbytes)
         array.data.copy_to_host_async(host.ctypes.data, array.nbytes)
         event = self.mark()
+        # The caller may drop `wait`; without a reference, CuPy would reuse the pinned memory while it is being written.
         self._copies_out = [(done, memory) for done, memory in self._copies_out if not done.done]
         self._copies_out.append((event, host))
 
@@ -130,6 +131,7 @@ class GpuDevice:
             self._uploading.wait_event(after)
         array.data.copy_from_host_async(host.ctypes.data, host.nbytes, self._uploading)
         event.record(self._uploading)
+        # Later work waits for the upload on the device; the host goes on.
         self.xp.cuda.get_current_stream().wait_event(event)
         wait: Callable[[], None] = event.synchronize
         return wait
@@ -139,6 +141,7 @@ class GpuDevice:
         try:
             kernels = {name: module.get_function(name) for name in names}
             for kernel in kernels.values():
+                # Allow launches all the memory that a block can have; by default, CUDA allows less.
                 kernel.max_dynamic_shared_size_bytes = self.most_shared_bytes - kernel.shared_size_bytes
         except self.xp.cuda.compiler.CompileException as error:
             lines = error.get_message().splitlines()
@@ -149,6 +152,7 @@ class GpuDevice:
     def launch(self, kernel: Any, launch: Launch) -> None:
         grid, threads, shared_bytes, args = launch
         self.traffic.launches += 1
+        # A cooperative launch, in which all blocks run at the same time or the launch fails.
         kernel.kernel((grid,), (threads,), tuple(map(np.int64, args)), shared_bytes, enable_cooperative_groups=True)
 
     def multiply(self, product: DeviceGemm) -> None:
@@ -168,6 +172,7 @@ class GpuDevice:
             kind = BF16
             a = self._round(0, *a, n_rows, inner)
             b = self._round(1, *b, *((n, inner) if product.b_flipped else (inner, n)))
+        # Addresses of host memory, which cuBLAS reads during the call.
         zero, one = (scalar.ctypes.data for scalar in self._scalars[product.dtype])
         blas.gemmEx(
             self._get_handle(),

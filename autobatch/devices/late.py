@@ -1,4 +1,4 @@
-"""Numbers that a device computes, and that the host reads only when they are needed.
+"""Defer reading numbers that a device computes until they are needed.
 
 A training step returns its loss and norm long before the GPU has computed them. Waiting for them would stop the host
 from preparing the next step, so the step returns a `Late`; printing or comparing it waits.
@@ -46,7 +46,6 @@ class Late(NDArrayOperatorsMixin):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Return the dtype of the scalar."""
         dtype: np.dtype[Any] = self.get().dtype
         return dtype
 

@@ -1,4 +1,4 @@
-"""Uploads to a device with double buffering.
+"""Upload to a device with double buffering.
 
 Each of two buffers is a piece of pinned host memory and its copy on the device. The host fills and uploads one while
 the device still reads the other.
@@ -40,6 +40,7 @@ class Staging:
             Whether the buffer was enlarged, and so has new addresses.
         """
         device = self._device
+        # Everything submitted so far may still read this buffer, so its next upload waits for that.
         self._current.used = device.mark()
         self._current, self._other = self._other, self._current
         buffer = self._current
@@ -48,6 +49,8 @@ class Staging:
         if grows:
             buffer.whole = device.pinned(n_bytes * 5 // 4)
             buffer.held = device.empty(n_bytes * 5 // 4, np.dtype(np.uint8))
+            # New device memory may be memory that was freed while submitted work still uses it, so the upload, which
+            # runs concurrently, waits for that work.
             buffer.used, buffer.address = device.mark(), device.address(buffer.held)
         self.pinned, self.held, self.address = buffer.whole[:n_bytes], buffer.held, buffer.address
         return grows

@@ -68,6 +68,8 @@ class Cpu:
 
     def compiled_cell(self, cells: PlannedTypes, options: Options, type_id: int) -> CompiledCell:
         """Return the cell of a type, compiled for these options; all `PlannedTypes` that have the cell share it."""
+        # An id is safe as a key: a compiled cell refers to its planned cell, so while the entry exists, no other has
+        # the id.
         key = id(cells.cells[type_id]), options.dtype, options.precision
         found = self._cells.get(key)
         if found is None:

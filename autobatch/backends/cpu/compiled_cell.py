@@ -70,6 +70,7 @@ def make_product(stage: StageValues, product: Product, number: int, is_hoisted: 
 
     def choose(sizes: Sizes) -> tuple[Provider, bool]:
         of_tile, of_whole = sizes.mean_rows[product.domain - NODE].tolist()
+        # `of_whole` is 0 if hoisted steps run with the tiles of batches.
         n_rows = max((is_hoisted and of_whole) or of_tile, 1)
         provider = sizes.chooser.choose(n_rows, n, inner, dtype)
         return provider, is_bf16 and sizes.chooser.prefers_bf16(n_rows, n, inner)
@@ -105,6 +106,7 @@ def _multiply(stage: StageValues, term: Term, out: View, described: Array, provi
         left = rounded(left) if is_rounded else left
         if left.size:
             provider.multiply(left, matrix.array, target, accumulate=bool(descriptor["beta"]))
+        # A product without inner elements is zero.
         elif not descriptor["beta"]:
             target[...] = 0
 
@@ -137,6 +139,7 @@ def make_outer(stage: StageValues, outer: Outer) -> StepTemplate:
 
     def choose(sizes: Sizes) -> tuple[Provider, bool, int]:
         n_rows = max(int(sizes.n_rows[outer.domain - NODE]), 1)
+        # The rows of the type are the inner axis: an (m, rows) matrix by a (rows, n) one.
         provider = sizes.chooser.choose(m, n, n_rows, dtype, a_flipped=True)
         by_bf16 = is_rounded and m * n > 0 and sizes.chooser.prefers_bf16(m, n, n_rows, a_flipped=True)
         return provider, by_bf16, stage.n_strips(sizes.n_threads)
@@ -174,6 +177,7 @@ def make_row_sum(stage: StageValues, total: RowSum) -> StepTemplate:
     """Build the step of a sum of all rows of a type."""
     shape, width = stage.lowered.vars[total.parameters[0]].shape, prod(total.rows.shape)
     described = stage.describe(gradient_type(len(total.parameters)), total.domain)
+    # The gradient is added to as a matrix, in the form that `as_matrix` gives it.
     described["m"] = m = shape[0] if len(shape) > 1 else 1
     described["n"], described["routine"] = width // max(m, 1), len(total.parameters)
     described["a"] = described["b"] = stage.operand(total.rows)

@@ -91,6 +91,7 @@ class StageValues(Stage[StepTemplate]):
 
     def refresh(self) -> None:
         """Update the values that all rows share if parameters have changed."""
+        # `has_changed` must be called even if the values are not fresh: it notes the versions that `update` stores.
         if not self.shared.has_changed() and self._is_fresh:
             return
         self._is_fresh, shared = False, self.shared.arrays  # an interrupt may break off the update
@@ -175,6 +176,8 @@ class SharedMatrix:
         """
         whole: Array = self._stage.shared.arrays[self._term.weight][0]
         self._source = whole.T if self._term.transposed else whole
+        # Packing reads rows or columns, so it needs a copy only of a matrix that has neither contiguous. Rounding
+        # copies anyway.
         if self._term.transposed and not self._is_packed:
             is_right = self._source.flags.c_contiguous
         else:
@@ -196,6 +199,7 @@ class SharedMatrix:
             matrix = rounded(matrix)
         if self._is_packed:
             pack(matrix, self.array, self._by_bf16)
+        # A copy that is only filled again has not moved, so the place stays the same tuple.
         elif matrix is not self.array:
             self.array = matrix
             is_flipped, step = find_step("a shared matrix", matrix)

@@ -162,6 +162,7 @@ class BoundTypes(CompiledTypes[CompiledCell]):
 
     def bound(self, type_ids: Sequence[int], n_threads: int) -> BoundCells:
         """Return the bound stages of a set of types and a number of threads; the most recently used ones are cached."""
+        # Removed and stored again below, so that the first key is the one that was used longest ago.
         key = n_threads, *type_ids
         found = self._bound.pop(key, None)
         if found is None:
@@ -201,6 +202,8 @@ class BoundCells:
         shared = [stage.shared for of_types in stages.values() for stage in of_types]
         self._followed = _parts_of(parameter for values in shared for parameter in values.followed)
         read = _parts_of(parameter for values in shared for parameter in values.parameters)
+        # `versions_of` also looks for changes that raise no version, which matter only where numbers are copied or
+        # computed with.
         followed = {*map(id, self._followed)}
         self._in_place = [parameter for parameter in read if id(parameter) not in followed]
         self._seen: list[int] | None = None  # the versions of the parameters at the last refresh of the stages
@@ -272,6 +275,8 @@ class BoundStages:
         self._slots, self._sources = self._slots_of_plans(len(block_ptr) - 1, int(block_ptr[-1]))
         rows = address_of(self._memory) + WORD * sum(n_slots) * np.arange(n_threads)
         self._bound = np.empty((n_threads, sum(n_steps)), BOUND_STEP)
+        # Row k has the steps for thread k, which differ only in their slots, and these only in the addresses of scratch
+        # memory.
         self._bound["memory"] = rows[:, None] + WORD * np.repeat(self._first, n_steps)
         self._of_one_thread = self._bound[0]
         self._tables: PlanTables | None = None
@@ -309,6 +314,7 @@ class BoundStages:
         if has_changed:
             for stage in self._stages:
                 stage.refresh()
+        # All that `StepTemplate.choose` reads of a plan; sizes of one class have equally many bits.
         key = plan.index_type, plan.shared.chooser.name, sizes
         choice = self._choices.get(key) or self._choose(plan, key)
         is_chosen = before is not None and choice is self.choice
@@ -328,6 +334,7 @@ class BoundStages:
     def release(self) -> None:
         """Drop the arrays of the run, for steps that Python runs."""
         for number in self.choice.in_python:
+            # `Memory.reserve` frees a buffer before it allocates a larger one, if nothing else refers to it.
             vars(self._stages[number]).pop("run", None)
 
     def run(self, first: int, last: int) -> int:
@@ -355,7 +362,6 @@ class BoundStages:
         return end - start
 
     def _choose(self, plan: CompiledPlan, key: tuple[Any, ...]) -> Choice:
-        """Choose the steps for the sizes of a plan, and keep the choice."""
         steps, has_kept, in_python, tables = list[Step](), list[bool](), list[int](), plan.tables
         for number, (stage, blocks) in enumerate(zip(self._stages, self._blocks, strict=True)):
             mean_rows, n_rows = tables.mean_rows[blocks], plan.plan.block_rows[blocks]
@@ -374,6 +380,8 @@ class BoundStages:
 
     def _take_parameters(self, choice: Choice, versions: list[int]) -> None:
         """Let the steps of changed stages reload the parameters; store the addresses of parameters that moved."""
+        # Descriptors belong to a choice, so each choice has versions; slots belong to the stages and are compared by
+        # `n_moved`.
         before, choice.versions = choice.versions or [-1] * len(versions), []  # empty until all steps have reloaded
         steps = iter(choice.steps)
         for stage, version, known in zip(self._stages, versions, before, strict=True):
@@ -393,6 +401,8 @@ class BoundStages:
         for thread, row in enumerate(self._memory):
             of_thread = scratch + thread * scratch_step
             row[self._first + BUFFER], row[self._first + SCRATCH] = buffer, of_thread
+            # Without steps over all rows, kept values lie in the scratch memory of the tile; see
+            # `native/plan/tiles.cpp`.
             row[self._first + KEPT] = [kept if has_kept else of_thread for has_kept in self.choice.has_kept]
         self._memory_at = buffer, scratch, scratch_step, kept
 
@@ -410,6 +420,7 @@ class BoundStages:
 
     def enter(self, run: CompiledRun) -> None:
         """Set the arrays of a run, for steps that Python runs."""
+        # Only the calling thread runs steps of Python; row 0 is its scratch memory.
         memory, scratch, tiles = run.memory, run.memory.scratch[0], run.executable.tables.tiles
         for number in self.choice.in_python:
             stage, type_id, block = self._stages[number], self._type_ids[number], self._blocks[number].start

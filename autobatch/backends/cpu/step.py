@@ -112,6 +112,7 @@ class Sweeps:
         number = self._sweep.open(first, last)
         helpers: list[Helper] = []
         try:
+            # Fills the list as it goes, so that an interrupt does not lose helpers.
             _borrow(len(addresses) - 1, helpers)
             for thread, helper in enumerate(helpers, start=1):
                 helper.start(self._sweep, number, addresses[thread], calls)
@@ -134,6 +135,7 @@ class Helper:
         """Hand over work and wake the thread; earlier work has ended, or its sweep is closed and refuses helpers."""
         self._work = sweep, number, addresses, calls
         # The lock is a binary semaphore: held while the thread sleeps, and released to wake it.
+        # If it is unlocked, the thread has been woken for earlier work, but has not run yet: it will find this work.
         if self._awake.locked():
             self._awake.release()
 
@@ -145,6 +147,7 @@ class Helper:
 
 _idle: list[Helper] = []
 if hasattr(os, "register_at_fork"):
+    # Threads do not survive a fork: in the child, these helpers would never wake up.
     os.register_at_fork(after_in_child=_idle.clear)
 
 

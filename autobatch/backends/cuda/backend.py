@@ -94,6 +94,8 @@ class Cuda:
 
     def device_cell(self, cells: PlannedTypes, options: Options, type_id: int) -> DeviceCell:
         """Return the cell of a type, compiled for these options; all `PlannedTypes` that have the cell share it."""
+        # An id is safe as a key: a compiled cell refers to its planned cell, so while the entry exists, no other has
+        # the id.
         key = id(cells.cells[type_id]), options.dtype, options.precision
         found = self._cells.get(key)
         if found is None:
@@ -104,6 +106,7 @@ class Cuda:
 
     def sweep(self, kernels: Mapping[str, str], dtype: str, index_type: str) -> Any:
         """Return the compiled kernel that runs steps; it numbers the generated kernels by the order of their names."""
+        # The name of a kernel contains a hash of its text.
         key = tuple(kernels), dtype, index_type
         if key not in self._modules:
             about = f"{len(kernels)} kernels for the GPU"
@@ -140,6 +143,7 @@ class DevicePlan(PlanExecutable):
         self.tables = known = types.tables_of(plan, partial(backend.device_cell, cells, options), 1, tables)
         self.bound = bound = types.bound(known.type_ids)
         self.sums = sums = find_sums(plan, types.widths)
+        # In the order of `DeviceTypes.places`. On the device, `to` takes the place of `adds`.
         arrays = [
             plan.dest_ptr, plan.dest, sums.to.astype(plan.dest.dtype, copy=False), known.words, plan.ints, plan.floats,
             plan.segments, sums.table, sums.parts, sums.ptr,
@@ -233,10 +237,12 @@ class DeviceRun(PlanRun[DeviceMemory]):
         moves, behind, n_ints = self._moves, packing.n_bytes, pinned.size
         if moves is not None:
             moves.write(pinned[behind:], base + behind, device)
+        # Parameters and moves lie behind the ints, and go first: `bind` may compute with the parameters.
         if self._uploaded:
             n_ints = executable.n_ints
             staging.send(n_ints, pinned.size)
         bound.bind(self.memory.addresses, self._uploaded)
+        # The slots of this run refer to these copies, but `bound` replaces its own when another run binds the types.
         self._kept, self._sent = bound.copies, bound.gradients
         packing.fill(pinned)
         slots = pinned[: bound.slots.nbytes].view(np.int64)
@@ -256,6 +262,7 @@ class DeviceRun(PlanRun[DeviceMemory]):
             if self.timer is not None:
                 pinned[first : first + sweep.steps.nbytes].view(STEP)["then"][sweep.ends] |= NOTE
         self._stages = self._launchers
+        # Without the room at the beginning, which `_take_targets` may need.
         staging.send(WORD * bound.n_late, n_ints)
 
     def _bind(self) -> bool:
@@ -327,6 +334,8 @@ class DeviceRun(PlanRun[DeviceMemory]):
         bound.take_gradients(self.targets)
         if bound.gradients is not self._sent:
             n_bytes = WORD * bound.n_late
+            # The slots that were sent may still be being read from pinned memory, so they are changed in the room
+            # before them.
             pinned[:n_bytes] = pinned[n_bytes : 2 * n_bytes]
             late = pinned[:n_bytes].view(np.int64)
             late[bound.gradient_slots - bound.n_late] = bound.slots[bound.gradient_slots]

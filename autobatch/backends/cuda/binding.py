@@ -48,6 +48,8 @@ class DeviceTypes(CompiledTypes[DeviceCell]):
         self._device, self._cells = device, types.cells
         self._bound: dict[tuple[int, ...], BoundTypes] = {}
         n_types, n_blocks = len(types.cells), types.tables.block_width.size
+        # The arrays in the order of `PlanTables.addresses`, in runs that are contiguous on the host: a run is packed as
+        # a whole, so its arrays keep their distances from the first one. An empty run may start at the end.
         counts = [1] * N_DESTINATIONS + [n_types, n_blocks, n_blocks, n_blocks] + [1] * SUM_ARRAYS
         self._counts, ends = np.array(counts), np.cumsum(counts)
         self.n_places = int(ends[-1])
@@ -67,6 +69,7 @@ class DeviceTypes(CompiledTypes[DeviceCell]):
             offsets: the places of `ptr`, `dest`, `to`, all tiles, ints, floats and segments, and the arrays of sums.
         """
         at = np.concatenate((addresses, np.zeros(SUM_ARRAYS, np.int64)))
+        # For sums, whose addresses are not listed, this is the offset itself.
         found: LongArray = at + np.repeat(offsets - at[self._starts], self._counts)
         return found
 
@@ -159,6 +162,7 @@ class BoundTypes:
         pairs: list[tuple[int, int]] = []
         cells = [types.cells[type_id] for type_id in type_ids]
         n_slots = self.n_late = sum(len(cell.stage(WEIGHTS).slots) for cell in cells if WEIGHTS in types.names)
+        # The weight stage comes first, right behind the room for a copy of its slots; see `DeviceRun._take_targets`.
         for name in reversed(types.names):
             for type_id, cell in zip(type_ids, cells, strict=True):
                 stage = cell.stage(name)
@@ -166,6 +170,7 @@ class BoundTypes:
                 self.first[name, type_id] = n_slots
                 pairs += self._assign(stage, n_slots, type_id)
                 n_slots += len(stage.slots)
+        # The last slots are those of `add_up`: the buffer, and the arrays of sums.
         self._memory_slots[0].append(n_slots)
         first_array = types.n_places - SUM_ARRAYS
         pairs += [(n_slots + 1 + number, first_array + number) for number in range(SUM_ARRAYS)]
@@ -214,6 +219,7 @@ class BoundTypes:
         """List the steps of a stage of all types."""
         found: dict[str, str] = {}
         kernels_of = "backward" if name == WEIGHTS else name  # the weight stage has no kernels; shares the module
+        # All cells met so far, not only those of this set, so that sets of types share a module.
         for cell in self._types.cells.values():
             found |= cell.stage(kernels_of).source.texts
         kernels = dict(sorted(found.items()))
@@ -228,6 +234,7 @@ class BoundTypes:
                 steps.append((position, step))
         known.append((ON_HOST, 0, 0, 0, WARP, WAIT, 0, 0))
         known.append((ADD_UP, WORD * self._first_of_sums, 0, 0, WARP, WAIT, 0, 0))
+        # One block begins a stage; sums take a warp each.
         rules += [(0, 0, -1, 0, 1, 1), (0, 0, -1, WARP, THREADS, 1)]
         shared_bytes = max((step.shared_bytes for _, step in steps), default=0)
         return BoundStage(kernels, np.array(known, STEP), np.array(rules, np.int64), steps, shared_bytes, {})
@@ -245,6 +252,7 @@ class BoundTypes:
         if has_moved or versions != self._versions:
             self._arrays = []  # until all is stored, because memory may run out
             self._refresh({id(p): uploaded.get(id(p), p.array) for p in self._read}, has_moved)
+            # The refresh may have changed which parameters are followed.
             self._versions = versions_of((), self._followed) if has_moved else versions
             self._arrays = arrays
         if memory_at != self._memory_at:
@@ -257,12 +265,15 @@ class BoundTypes:
         copies, following = list[Any](), list[tuple[DeviceStage, int]]()
         for stage, first in self._placed if has_moved else self._following:
             shared = stage.shared
+            # `has_changed` comes first: it notes the versions that `update` stores.
             if shared.has_changed() or has_moved:
                 shared.update(lambda parameter: data[id(parameter)])
             contents, made = stage.shared_slots()
             for slot, content in contents.items():
                 self.slots[first + slot] = content
             copies += made
+            # Only copies and computed values depend on the numbers of parameters; other slots refer to the parameters
+            # themselves.
             if made or shared.is_computed:
                 following.append((stage, first))
         self.copies, self._following = copies, following

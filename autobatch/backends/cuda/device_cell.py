@@ -117,6 +117,7 @@ class DeviceStage(Stage["DeviceStep"]):
 
     def _on_host(self, step: Outer | Scatter | Remainder) -> list[DeviceStep]:
         """Build the single step for all gradients that the interpreter computes, unless it was built before."""
+        # The step reads the dict when it runs, so it also computes the gradients that later calls add.
         made, parameters = not self._interpreted, self._interpreted
         parameters.update(dict.fromkeys(step.parameters if isinstance(step, Remainder) else (step.parameter,)))
         return [DeviceStep(run=lambda run, k: run.interpret(run.type_id, tuple(parameters)))] if made else []
@@ -242,6 +243,7 @@ def make_product(stage: DeviceStage, product: Product, number: int) -> DeviceSte
         n_rows = int(run.tiles[k][a.rows])
         if n_rows and n:
             step = run.slot(pitch)
+            # A negative pitch is that of a matrix that is stored by columns; see `_pitch`.
             gemm = DeviceGemm(
                 stage.dtype, stage.precision, n_rows, n, inner, run.address(a, k), a.width, run.slot(matrix), abs(step),
                 term.transposed != (step < 0), run.address(out, k), out.width, accumulate,
@@ -302,6 +304,7 @@ def fit_rows(kernel: CudaKernel, row_width: int, itemsize: int, most_shared_byte
         row_width if kernel.uses_row else 0,
         most_shared_bytes // itemsize - SPARE,
     )
+    # A block has a row per team, so larger teams need less memory.
     while team < THREADS and THREADS // team * width > room:
         team *= 2
     in_rows = THREADS // team * width
@@ -316,7 +319,11 @@ def count_product_tiles(n_rows: int, n_columns: int) -> int:
 
 
 def team_of(width: int) -> int:
-    """Choose the threads for a row of `width` elements, a power of two: at most a warp up to 4 * WARP, else several."""
+    """Choose the threads for a row of `width` elements, a power of two.
+
+    Each element has a thread, up to a warp. Up to 4 * WARP elements share a warp. Beyond, a thread has about 4
+    elements, and more if that would take more than `THREADS`.
+    """
     if width <= WARP:
         return 1 << max(width - 1, 0).bit_length()
     if width <= 4 * WARP:
@@ -350,6 +357,7 @@ def _find_waits(steps: list[DeviceStep]) -> list[bool]:
     since: list[tuple[RowLocation, RowLocation]] = []
     for step, following in zip_longest(steps, steps[1:]):
         if step.product is not None and following is not None and following.product is not None:
+            # All products since the last wait may still be running in other blocks, not only the previous one.
             since.append(step.product)
             waits.append(any(_meet(following.product, other) for other in since))
         else:

@@ -123,6 +123,8 @@ class Launcher(NamedTuple):
         self.device.synchronize()
         listed = steps.view(np.int64).reshape(-1, len(FIELDS))
         now, noted = perf_counter(), self.device.get(listed[:, FIELDS.index("ended")])
+        # A launch without work is left out and notes no time, so its parts end when the last one did. The last part
+        # ended about now, because the device is idle.
         ended = np.maximum.accumulate(noted)[self.sweep.ends]
         ends: list[float] = (now - (ended[-1] - ended) / PER_SECOND).tolist()
         return ends

@@ -39,6 +39,7 @@ class DeviceMemory(Memory):
         """Make room for `sizes` elements of buffer, scratch, kept and rows, and for `n_packed` bytes of staging."""
         known = self._reserved_for
         is_same = known is not None and known[1:] == (dtype, None) and max_bytes is None
+        # With a limit, memory is always reserved again, because what an earlier run left may exceed it.
         if known is None or not (is_same and all(map(ge, known[0], sizes))):
             self._reserve(sizes, dtype, max_bytes)
         if self.staging.turn(n_packed):
@@ -46,7 +47,6 @@ class DeviceMemory(Memory):
             self.scratch_bytes = self.staging.n_bytes + self._other_bytes
 
     def _reserve(self, sizes: tuple[int, int, int, int], dtype: np.dtype[Any], max_bytes: int | None) -> None:
-        """Make room for `sizes` elements of buffer, scratch, kept and rows."""
         self._reserved_for = None
         limit = None if max_bytes is None else max(max_bytes - sum(sizes[1:]) * dtype.itemsize, 0)
         self.reserve(sizes[0], dtype, limit)
