@@ -8,6 +8,7 @@ all blocks is never exceeded.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -75,21 +76,12 @@ class Limit:
             return _put_in_force()
 
     def __exit__(self, *error: object) -> None:
-        global _number
         with _lock:
             if not self._is_open:  # interrupted before the block began
                 return
             self._is_open = False
             _asked.remove(self._entry)
-            if _asked:
-                _put_in_force()
-                return
-            for pool, number in _before.values():
-                if _now[pool.name] != number:
-                    pool.set(number)
-            _before.clear()
-            _now.clear()
-            _number = 1
+            _end_blocks()
 
 
 def most_threads() -> int:
@@ -132,6 +124,34 @@ def _put_in_force() -> int:
             pool.set(_number)
             _now[pool.name] = _number
     return _number
+
+
+def _end_blocks() -> None:
+    """Put in force what the blocks ask for that are still open, or the numbers outside all blocks."""
+    global _number
+    if _asked:
+        _put_in_force()
+        return
+    for pool, number in _before.values():
+        if _now[pool.name] != number:
+            pool.set(number)
+    _before.clear()
+    _now.clear()
+    _number = 1
+
+
+def _renew() -> None:
+    """End the blocks of threads that a fork did not copy, one of which may have held the lock."""
+    global _lock
+    _lock = threading.RLock()
+    own = [block for block in _asked if block[0] == threading.get_ident()]
+    if len(own) < len(_asked):
+        _asked[:] = own
+        _end_blocks()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)
 
 
 def _granted(asked: Sequence[tuple[int, int]]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -370,3 +371,28 @@ def test_the_doctor_tells_every_library_and_its_speed(monkeypatch: pytest.Monkey
         assert f"Not available: {name} ({said})." in told.output
     assert "Chosen for 4 rows: numpy." in told.output
     assert ("OPENBLAS_CORETYPE=SkylakeX" in told.output) == (finding.faster_routines() is not None)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no forks")
+def test_a_fork_leaves_the_blocks_of_other_threads() -> None:
+    """The child keeps the block of the thread that forked, and has neither the other's limit nor the lock it held."""
+    before, is_open, may_close = threads_in_force(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with limit_threads(1), threads._lock:
+            is_open.set()
+            may_close.wait()
+
+    other = threading.Thread(target=hold)
+    with limit_threads(usable_cores()) as n_before:
+        other.start()
+        is_open.wait()
+        child = os.fork()
+        if child == 0:
+            n_inside = threads.threads_now()
+            with limit_threads(usable_cores()) as n_own:
+                os._exit(0 if n_inside == n_own == n_before else 1)
+        may_close.set()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    other.join()
+    assert threads_in_force() == before
