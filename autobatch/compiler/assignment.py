@@ -75,6 +75,7 @@ def assign_buffers(lowered: Lowered, steps: list[Step], n_before: int = 0) -> St
         loop = statements[maker]
         if not others and isinstance(loop, Loop) and (is_made_at_once(lowered, loop) or is_number(lowered, loop)):
             storage.registers[value] = spots[maker]
+    # Parts of values get their places with the value that owns the memory.
     for value in dict.fromkeys(View(made, 0, (), ()).within(lowered.aliases).value for made in uses.made):
         if value in storage.locations:
             continue
@@ -96,9 +97,10 @@ def assign_buffers(lowered: Lowered, steps: list[Step], n_before: int = 0) -> St
             step = spots[made[0]].step
             storage.locations[value] = Location(Area.ROW, NODE, row_ends[step])
             row_ends[step] += lowered.sizes[value]
-        else:
+        else:  # a scratch row is that of a node, which may have any number of edges
             _put_in_batch(storage, lowered, value)
     _give_rows_to_gathers_and_outputs(lowered, steps, storage, row_ends)
+    # Kernels run one after the other, so all of them use the same memory for a row.
     storage.row_width = max(row_ends.values(), default=0)
     _place_shared(lowered, steps, storage)
     return storage
@@ -170,6 +172,7 @@ def _place_shared(lowered: Lowered, steps: list[Step], storage: Storage) -> None
             for loop in block.loops:
                 for operand in loop.operands:
                     value = operand.view.value
+                    # Elements that data choose are read from the parameter itself, see `table_and_step`.
                     if lowered.domains[value] == SHARED and operand.moved is None and value not in storage.shared:
                         storage.shared[value] = storage.shared_width
                         storage.shared_width += lowered.sizes[value]

@@ -37,6 +37,7 @@ def check_statements(lowered: Lowered, statements: Sequence[Statement]) -> None:
         for value in lowered.values_read(statement):
             if not _is_known(lowered, value, made):
                 raise _broken(lowered, statement, f"%{value} is neither known nor made before")
+            # Lists are compared, because a known value may have no makers.
             if uses.makers(value)[-1:] > [k]:
                 raise _broken(lowered, statement, f"%{value} is read before all of it is made")
         for view in _views(statement):

@@ -100,7 +100,6 @@ class _Stage:
     # Memory.
 
     def _rows(self, value: int, node: int) -> list[Row]:
-        """Return the rows of a value that belong to a node."""
         return _rows_of(self.lowered.domains[value], node)
 
     def _row(self, value: int, row: Row) -> Row:
@@ -155,7 +154,6 @@ class _Stage:
     # Steps.
 
     def run(self, steps: Sequence[Step], numbers: Iterable[int], nodes: tuple[int, ...]) -> None:
-        """Run some steps for the nodes of a tile."""
         self.nodes = nodes
         for number in numbers:
             step = steps[number]
@@ -206,6 +204,7 @@ class _Stage:
                 self._run_nest(Spot(step, at), block, edge)
         for of in (of for area, of in kernel.spares if area is Area.OUTPUT):
             first_place, _ = kernel.spares[Area.OUTPUT, of]
+            # No value of the row may have been written where the kernel may make the output.
             for k in (k for first, size in kernel.written(of) for k in range(first, first + size)):
                 self._check((Area.ROW, NODE, first_place + k), STORED, k, row, f"the window of output {of}")
                 self._check((Area.OUTPUT, of, k), STORED, k, row, f"output {of}")
@@ -220,7 +219,6 @@ class _Stage:
                     self._keep(loop, number, row)
 
     def _run_nest(self, spot: Spot, block: Block, row: Row) -> None:
-        """Run the loops of a nest at each of its indices."""
         walks = [(loop, list(_walk(loop))) for loop in block.loops]
         for k in range(len(walks[0][1])):
             for loop, walk in walks:
@@ -242,7 +240,6 @@ class _Stage:
             self._fetch(View(value, number, (), ()), row, who)
 
     def _make(self, spot: Spot, loop: Loop, number: int, row: Row) -> None:
-        """Write an element of a loop's target."""
         value = loop.target.value
         if loop.stored is not None:
             what, of = loop.stored
@@ -310,7 +307,6 @@ class _Stage:
 
 
 def _rows_of(domain: int, node: int) -> list[Row]:
-    """Return the rows of a domain that belong to a node."""
     return [(node, -1)] if domain == NODE else [(node, edge) for edge in range(EDGES[node])]
 
 

@@ -53,7 +53,7 @@ def _accessed(loop: Loop, ports: dict[int, int]) -> Iterator[Hashable]:
     if loop.stored is not None and loop.stored[0] == "port":
         value = ports[loop.stored[1]]  # the gradient of a port has the axes of the port
     if not axes:
-        yield ()
+        yield ()  # all loops over a single element have the same axes: none
     elif value != STORED and all(strides[0]):
         yield value, loop.target.offset, axes, strides[0]
     for operand, along in zip(loop.operands, strides[1:], strict=True):
@@ -77,6 +77,7 @@ def _links(lowered: Lowered, product: Product) -> Iterator[list[Hashable]]:
     """Yield the elements of a product's rows and of its target, each with the axis of the matrix that it matches."""
     size = lowered.sizes[product.target]
     for term in product.terms:
+        # The rows run along one axis of the matrix, and the target along the other.
         yield [("axis", term.weight, term.transposed), (term.rows.value, term.rows.offset, (term.rows.size,), (1,))]
         yield [("axis", term.weight, not term.transposed), (product.target, 0, (size,), (1,))]
 
@@ -138,7 +139,6 @@ def keep_apart(lowered: Lowered, statements: list[Statement]) -> list[Step]:
 
 
 def _alone(lowered: Lowered, statement: Statement) -> Step:
-    """Turn a statement into a step of its own."""
     if not isinstance(statement, Loop):
         return statement
     domain = statement.domain if lowered.goes_between_nodes(statement) else NODE
@@ -213,6 +213,7 @@ class _Order:
         loop, made = self.statements[k], self.statements[earlier]
         assert isinstance(loop, Loop)
         assert isinstance(made, Loop)
+        # Loop k may overwrite what the earlier one reads, or read what it makes, or both; each has its own condition.
         overwrites = self.overwrites.get(k, {}).get(earlier)
         if overwrites is not None and earlier not in self.read[k]:
             return overwrites

@@ -16,6 +16,7 @@ from autobatch.compiler.uses import Uses, target_of, writes_over
 from autobatch.ir.program import NODE, SHARED
 
 DATA = (Area.INTS, Area.FLOATS)
+# Batches may overwrite columns of residuals (buffer reuse), but only those that no product reads.
 ROWS_THAT_STAY = (Area.SAVED, Area.INPUTS)
 
 

@@ -97,7 +97,6 @@ class Lowered:
         return is_output or any(v in self.locations and self.locations[v].area is Area.GATHER for v in per_edge)
 
     def values_read(self, statement: Statement) -> set[int]:
-        """Return the values that a statement reads."""
         match statement:
             case Loop():
                 return {operand.view.value for operand in statement.operands}
@@ -127,7 +126,7 @@ class Lowering:
             aliases={},
             shared=[],
         )
-        self._apart: set[int] = set()
+        self._apart: set[int] = set()  # made by products and interpreted ops, which always write to memory
 
     # What rules call.
 
@@ -138,7 +137,6 @@ class Lowering:
         return source
 
     def shape(self, index: int) -> Shape:
-        """Return the shape of a value."""
         return self.vars[index].shape
 
     def domain(self, index: int) -> int:
@@ -230,6 +228,7 @@ class Lowering:
 
     def part_of(self, index: int, where: Any) -> View:
         """Return the view of the elements of a value at an index of NumPy."""
+        # Elements of one byte, so that the offset and the strides, which NumPy counts in bytes, count elements.
         array = np.empty((1, *self.shape(index)), np.int8)
         part = array[(slice(None), *where)]
         offset = part.__array_interface__["data"][0] - array.__array_interface__["data"][0]

@@ -128,6 +128,7 @@ class _Stage(Lowering):
         return found
 
     def _copy_view(self, index: int, source: Instruction) -> None:
+        # A view op that has to copy makes a value of its own, see `views_of`.
         if self.views[index].value == index and self.domain(index) != SHARED:
             parent = self.views[source.args[0]]
             target = View(index, 0, parent.shape, steps(parent.shape))

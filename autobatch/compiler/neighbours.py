@@ -65,6 +65,7 @@ class Neighbours:
     def needed(self) -> list[set[int]]:
         """Return, for each statement, all statements that must run before it."""
         found: list[set[int]] = [set() for _ in self.statements]
+        # In the order of the steps, so that the sets of the makers are complete.
         for k in sorted(range(len(self.statements)), key=lambda k: self.place[k]):
             for maker in self.read[k]:
                 found[k] |= {maker} | found[maker]

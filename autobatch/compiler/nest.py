@@ -83,7 +83,6 @@ class Nest(ABC):
         return self.element("buffer", first, strides)
 
     def _read(self, operand: Operand, strides: tuple[int, ...]) -> Element:
-        """Return the variable or element of an operand."""
         writer, value = self.writer, operand.view.value
         if self.is_in_variable(operand):
             return Element(writer.variable(value))

@@ -161,9 +161,8 @@ def lower_lookup(low: Lowering, index: int, source: Instruction) -> Reason | Non
     if low.domain(ids) != low.domain(index) or not _is_int(low, ids) or math.prod(low.shape(ids)) > FEW_IDS:
         return Reason.NO_IDS
     if not math.prod(low.shape(ids)):
-        low.loop(
-            low.domain(index), Number(0.0), low.whole(index)
-        )  # no elements, but some statement must produce every value
+        # There are no elements, but some statement must make every value.
+        low.loop(low.domain(index), Number(0.0), low.whole(index))
         return None
     row_shape = low.shape(table)[1:]
     row = math.prod(row_shape)
@@ -236,6 +235,7 @@ def lower_join(low: Lowering, index: int, source: Instruction) -> None:
     parts = [low.part_of(index, where) for where in indices]
     made = [part for arg, part in zip(source.args, parts, strict=True) if low.lies_in(arg, part)]
     if sum(part.size for part in parts) < math.prod(shape):
+        # Before the copies, which overwrite zeros; parts made in place may be there already, so they are left out.
         for gap in _between(low.whole(index), made):
             low.loop(domain, Number(0.0), gap)
     for arg, part in zip(source.args, parts, strict=True):
@@ -343,6 +343,7 @@ def _bind(tree: Expression, args: Sequence[Expression], are_ints: Sequence[bool]
     match tree:
         case Read(number):
             return args[number]
+        # As floats, large ints would be rounded, and different ones might compare as equal.
         case Call(name, (Read(x), Read(y))) if name in COMPARISONS and are_ints[x] and are_ints[y]:
             return Call(
                 name, tuple(replace(arg, is_int=True) for arg in (args[x], args[y]) if isinstance(arg, Operand))

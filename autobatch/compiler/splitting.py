@@ -136,7 +136,7 @@ class _Splitter:
             location = lowered.locations.get(value)
             if location is not None:
                 lowered.locations[piece] = location._replace(column=location.column + start)
-            elif is_read_whole:
+            elif is_read_whole:  # the pieces must be adjacent
                 lowered.aliases[piece] = View(value, start, (length,), (1,))
             lowered.parts[value].append(piece)
             found.append(piece)

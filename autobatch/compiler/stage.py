@@ -127,14 +127,12 @@ class _PassReporter:
         self.note("hoisted", "\n".join(lines))
 
     def fused(self, neighbours: Neighbours) -> None:
-        """Report the steps, and why neighbours are not fused."""
         if self.note is not None:
             lines = show_steps(self.lowered, neighbours.steps)
             apart = indent(show_apart(neighbours), "  ")
             self.note("fused", "\n".join([*lines, "neighbours that are not fused:", apart]))
 
     def stored(self, storage: Storage) -> None:
-        """Report the storage of values."""
         if self.note is not None:
             self.note("storage", show_storage(self.lowered, storage))
 
@@ -151,6 +149,7 @@ def compile_weights(cell: PlannedCell) -> StageProgram:
     lowered = Lowered(cell.program.name, "weights", vars, views_of(vars), sizes, domains, [], locations, {}, [])
     steps = _WeightSteps(cell, lowered).steps
     fields = name_fields(len(cell.layout.input_width), len(cell.program.outputs))
+    # The stage has no batches: its compiled steps count as those before them, and the others as those after them.
     n_compiled = sum(isinstance(step, Outer | RowSum) for step in steps)
     return StageProgram(cell, lowered, steps, Storage(locations, {}), fields, n_compiled, len(steps) - n_compiled)
 

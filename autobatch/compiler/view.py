@@ -91,6 +91,7 @@ def views_of(vars: Sequence[Var]) -> list[View]:
 
 def _seen_through(source: Instruction, parent: View, size: int) -> View | None:
     """Return the view that a view op makes of a view, found by applying the op to an array; None if it copies."""
+    # Elements of one byte, so that offsets and strides in bytes count elements. Kernels of ops take an axis of rows.
     memory = np.empty(max(size, 1), np.int8)
     if math.prod(parent.shape) == 0:
         shape = source.op.kernel(np, np.empty((1, *parent.shape), np.int8), **source.static).shape[1:]

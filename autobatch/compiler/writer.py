@@ -107,7 +107,6 @@ class Term(str):
     __slots__ = ("parts",)
 
     def __new__(cls, text: str, *parts: str) -> Self:
-        """Build a text with the texts of its parts."""
         found = super().__new__(cls, text)
         found.parts = parts
         return found
@@ -261,6 +260,7 @@ class Writer:
             words = self.size(self.words(area is Area.FLOATS, domain), area, domain)
             if domain != NODE:
                 self.groups.add(domain)
+                # `e` and `r` count the edges of the tile, but the data are those of all edges of the type.
                 return multiply(add([f"base_{domain}", "r" if domain == self.kernel.domain else "e"]), words)
             self.tops[f"{area}_r"] = multiply(add([self.field("start"), "r"]), words)
             return f"{area}_r"

@@ -77,6 +77,7 @@ def exact(x: Any) -> Hashable:
     kind = type(x)
     if isinstance(x, BY_IDENTITY):
         return kind, id(x)
+    # repr tells -0.0 from 0.0 and is the same for all NaNs. It is that of float, because a subclass may have its own.
     if isinstance(x, float):
         return kind, float.__repr__(x)
     if isinstance(x, (complex, np.generic)):
@@ -90,6 +91,7 @@ def exact(x: Any) -> Hashable:
     if not is_hashable(x):
         return kind, id(x)
     if is_dataclass(x) and not isinstance(x, type):
+        # == of a dataclass compares the fields by ==, to which 1 and True are equal.
         return kind, x, tuple(exact(getattr(x, f.name)) for f in fields(x) if f.compare)
     return kind, x
 
@@ -138,6 +140,7 @@ def map_leaves(function: Callable[[Any], Any], x: Any) -> Any:
     """Apply a function to each leaf of a structure, and return a structure of the same form."""
     if not is_structure(x):
         return function(x)
+    # `build` reads only the kind of container from the key, which therefore needs no children.
     return Key.of_structure(x, ()).build([map_leaves(function, part) for part in parts_of(x)])
 
 
@@ -235,6 +238,7 @@ class Key:
                 plain = isinstance(self.detail.value, PLAIN) or (sizes and not isinstance(self.detail.value, Module))
                 return repr(self.detail) if plain else type(self.detail.value).__name__
             case "rows":
+                # "value[4]" becomes "value[n, 4]": `others` keeps the closing bracket.
                 name, _, others = self.children[0].text(sizes).partition("[")
                 return f"{name}[n, {others}" if others else f"{name}[n]"
             case "each":

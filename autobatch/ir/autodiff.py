@@ -96,8 +96,8 @@ def _divide(derivative: Derivative) -> Derivative:
     scattered = (value for _, scatters in derivative.tables for scatter in scatters for value in scatter)
     for gradient in (*(g for _, g in derivative.parameters), *scattered):
         stages.need_for_weights(gradient)
-    # What the weight stage saves of backward's own values, backward must compute. The loop adds to `saved`, hence the
-    # copy.
+    # Backward must compute those of its own values that are saved for the weight stage. The loop adds to `saved`, hence
+    # the copy.
     new = (i for i in stages.saved.copy() if i >= stages.n_forward)
     for gradient in (*new, *(g for g in derivative.ports if g is not None)):
         stages.need_for_backward(gradient)
@@ -133,6 +133,7 @@ class Sweep:
         self.builder = builder
         self.contributions: dict[int, list[Traced]] = defaultdict(list)
         self.differentiable = {*wanted}
+        # Listed now, because the sweep appends instructions that it must not pull back.
         self._instructions = [i for i, v in enumerate(builder.vars) if isinstance(v.source, Instruction)]
         for i in self._instructions:
             source = builder.vars[i].source
@@ -145,6 +146,7 @@ class Sweep:
             source = self.builder.vars[index].source
             if index not in self.contributions or not isinstance(source, Instruction) or source.op.pullback is None:
                 continue
+            # All readers of a value come after it, so its gradient has all of its parts by now.
             g = self.builder.value(self._total(index))
             args = [self.builder.value(a) for a in source.args]
             self.check(source.op)
@@ -211,6 +213,7 @@ class _Reverse(Sweep):
     def _row_sum(self, part: Traced) -> Traced:
         source = part.var.source
         if isinstance(source, Instruction) and source.op.row_sum is not None:
+            # The sum takes the arguments of the op, so the result of the op itself need not be computed.
             args = tuple(self.builder.value(a) for a in source.args)
             return self.builder.apply(_row_sum_of(source.op), args, source.static)
         return self.builder.apply(ROW_SUM, (part,), {})
@@ -219,6 +222,7 @@ class _Reverse(Sweep):
 def incoming(builder: Builder, index: int, number: int) -> Traced:
     """Append the gradient of a value, which is output `number`."""
     var = builder.vars[index]
+    # Each node contributes a gradient, also to an output that all nodes share.
     return builder.add(Incoming(number), var.shape, NODE if var.domain == SHARED else var.domain)
 
 
@@ -264,6 +268,8 @@ def push_forward(
     pairs = zip(gradients, given, strict=True)
     linear = [(gradient.index, _at(tangent, gradient)) for gradient, (_, tangent) in pairs if gradient is not None]
     found = pull_back(builder, linear, [seed.index for seed in seeds])
+    # The seeds have no values, because the program that is built here has no incoming gradients. They may remain as
+    # arguments that an op reads for their rows alone.
     _forget_rows_of(builder, {seed.index for seed in seeds})
     return found
 
@@ -325,13 +331,14 @@ def _is(part: Traced, op: Op) -> bool:
 
 
 def _sum_rows(xp: Any, x: Any, out: Any) -> None:
+    # x: (S, rows, *shape), out: (S, *shape), for S segments.
     out += x.sum(axis=1)
 
 
 ROW_SUM = Op("row_sum", shape=lambda x: x, kernel=_sum_rows, sums_rows=True)
 
 
-@cache
+@cache  # ops are compared by identity
 def _row_sum_of(op: Op) -> Op:
     """Return the op that adds the sum over all rows of `op`'s result to `out`, without storing the result."""
     assert op.row_sum is not None
@@ -366,6 +373,7 @@ class _Stages:
         source = self.vars[index].source
         if not isinstance(source, Instruction) or index in self.backward or index in self.kept:
             return
+        # The weight stage comes first: a value that it reads is saved already, and is not computed again.
         is_again = index in self.again and index not in self.saved
         if index >= self.n_forward or self._cheap(index, source) or is_again:
             self.backward.add(index)

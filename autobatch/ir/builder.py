@@ -127,6 +127,7 @@ class Traced(Symbol):
         sources = [vars[i].source for i in cone(vars, [self.index])]
         given = [source for source in sources if not isinstance(source, (Instruction, Constant))]
         live = {id(s.parameter) for s in given if isinstance(s, Weight)} & self.builder.live
+        # A program has one value per parameter, so these are equally many if all of them are live numbers.
         if not given or len(live) < len(given):
             return False
         self.builder.needed |= live
@@ -191,6 +192,7 @@ class Builder:
         return self.add(Constant(number), data.shape, SHARED)
 
     def _weight(self, parameter: Any) -> Traced:
+        # The `id` stays unique, because the `Weight` keeps its parameter alive.
         if id(parameter) not in self._weights:
             name = self.weight_names.get(id(parameter), "without a name")
             self._weights[id(parameter)] = self.add(Weight(parameter, name), parameter.shape, SHARED).index
@@ -223,6 +225,7 @@ class Builder:
     def note_draw(self) -> None:
         """Keep the attribute that numbers a node's draw even if the body draws nothing now."""
         if not self.n_sites:
+            # `next_draw` also counts a site, which marks the program as one that draws.
             self._noted.append(self.next_draw()[0].index)
 
     def apply(self, op: Op, args: tuple[Any, ...], static: dict[str, Any]) -> Traced:
@@ -302,7 +305,7 @@ class Builder:
                 f"{op.name} in {self.name} mixes values per edge and per node; this is a bug in autobatch; please "
                 f"report it."
             )
-        return groups[0] if groups else max(domains, default=SHARED)
+        return groups[0] if groups else max(domains, default=SHARED)  # NODE > SHARED
 
     def finish(self, outputs: Sequence[Any], also: Sequence[int] = ()) -> CellProgram:
         """Return the program that computes `outputs`, reduced to the values that these or the values `also` need."""

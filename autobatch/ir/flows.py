@@ -83,6 +83,7 @@ def products_of(vars: Sequence[Var], indices: Iterable[int]) -> list[int]:
 def keep_products(program: CellProgram, numbers: Iterable[int]) -> CellProgram:
     """Return the program with the products of these numbers as extra outputs, which only its derivatives read."""
     products = products_of(program.vars, program.instructions)
+    # The numbers may have been chosen for an earlier trace of the cell, which had more products.
     kept = [products[number] for number in numbers if number < len(products)]
     return replace(program, outputs=(*program.results, *kept), n_kept=len(kept))
 

@@ -71,6 +71,7 @@ def number_at(values: Values, index: int) -> float | None:
     if not data.size:
         return None
     first = float(data.flat[0])
+    # == takes 0 and -0 for equal, but they are different numbers here.
     same = bool((data == first).all()) and bool((np.signbit(data) == np.signbit(data.flat[0])).all())
     return first if same else None
 
@@ -87,6 +88,7 @@ def never_negative_zero(values: Values, index: int) -> bool:
         number = number_at(values, index)
         return number is not None and not is_negative_zero(number)
     if source.op in (on_elements.add, on_elements.sub):
+        # A sum is -0 only if both terms are -0, and a difference only if it is -0 minus 0.
         numbers = [number_at(values, arg) for arg in source.args]
         if source.op is on_elements.add:
             return any(number is not None and not is_negative_zero(number) for number in numbers)
@@ -169,6 +171,7 @@ def _transpose(values: Values, var: Var, source: Instruction) -> Found:
     if inner is None:
         return None
     first = _order(values, inner.args[0], inner)
+    # Axis k of the result is axis order[k] of the inner result, which is axis first[order[k]] of its argument.
     return Instruction(source.op, inner.args, {"axes": tuple(first[axis] for axis in order)})
 
 
@@ -210,6 +213,7 @@ def _slice_of_concat(values: Values, joined: Instruction, here: list[Stretch], d
     """Return the slice of a part that equals a slice of a join, if the part contains it and has the same domain."""
     axis = joined.static["axis"] % len(here)
     start, step, length = here[axis]
+    # An int has length -1 and takes one element. A negative step begins at the last element. An empty slice stays.
     first, last = sorted((start, start + step * (max(length, 1) - 1)))
     begin = 0
     for part in joined.args:
@@ -247,6 +251,7 @@ def _neighbours(values: Values, left: int, right: int, axis: int) -> int | None:
     (whole,) = sources[0].args
     shape = values.vars[whole].shape
     one, other = (stretches(shape, source.static["index"]) for source in sources if source is not None)
+    # An int index removes an axis, so that `axis`, which counts those of the slices, would be another one of the whole.
     if one is None or other is None or any(s.length < 0 for s in (*one, *other)):
         return None
     start, step, length = one[axis]
@@ -260,6 +265,7 @@ def _neighbours(values: Values, left: int, right: int, axis: int) -> int | None:
 
 def _assemble(values: Values, var: Var, source: Instruction) -> Found:
     """Return the value that an assembly of its own slices equals; the slices must cover it, as gaps are zeros."""
+    # The parts of an assembly are disjoint, so they cover it if they have as many elements.
     if sum(math.prod(values.vars[part].shape) for part in source.args) < math.prod(var.shape) or not source.args:
         return None
     wholes = set()
@@ -295,6 +301,7 @@ def stretches(shape: Shape, index: Any) -> list[Stretch] | None:
     for part, size in zip(parts, shape, strict=True):
         if isinstance(part, slice):
             chosen = range(*part.indices(size))
+            # Normalised: indices of the same elements give equal stretches.
             step = chosen.step if len(chosen) > 1 else 1
             found.append(Stretch(chosen.start if len(chosen) else 0, step, len(chosen)))
         else:
@@ -311,6 +318,7 @@ def _after(before: Sequence[Stretch], here: Sequence[Stretch]) -> list[Stretch]:
     later = iter(here)
     found = []
     for stretch in before:
+        # The first slice removed this axis, so the second has no index for it.
         if stretch.length < 0:
             found.append(stretch)
             continue
@@ -323,6 +331,7 @@ def _to_index(found: Sequence[Stretch]) -> tuple[Any, ...]:
     index: list[Any] = []
     for start, step, length in found:
         stop = start + step * length
+        # With a negative step the stop may be below 0, where a slice would count from the end.
         index.append(start if length < 0 else slice(start, None if stop < 0 else stop, step))
     return tuple(index)
 

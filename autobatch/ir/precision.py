@@ -60,6 +60,7 @@ def rounded_args(vars: Sequence[Var], index: int) -> tuple[int, ...]:
     operands = [vars[arg] for arg in source.args[:2]]
     shared = [len(operand.shape) for operand in operands if operand.domain == SHARED]
     sums_rows = source.op.name in GRADIENTS
+    # A gradient: both factors have rows, and it is a matrix. A product: exactly one operand is shared, a matrix.
     if (sums_rows and not shared and len(vars[index].shape) == 2) or (not sums_rows and shared == [2]):
         return 0, 1
     return ()

@@ -158,6 +158,7 @@ class CellProgram:
     def row_counts(self, lengths: Sequence[int]) -> dict[int, int]:
         """Return the number of rows of each variadic group, given the numbers for the groups that are not derived."""
         counts = dict(enumerate(lengths))
+        # In this order, the counts of the groups that a group is derived from are known.
         for group, parts in self.derived.items():
             known = [part.n if part.group < 0 else counts[part.group] for part in parts]
             times = [1 if part.times < 0 else counts[part.times] for part in parts]
@@ -173,6 +174,7 @@ class CellProgram:
     def n_groups(self) -> int:
         """Count the variadic groups: lists of any length, data of any length, and groups derived from them."""
         given = (v.domain for v in self.vars if isinstance(v.source, (Port, Attribute)))
+        # NODE twice, because `max` of a single argument would iterate over it.
         return 1 + max(*self.derived, *given, NODE, NODE)
 
     @functools.cached_property
@@ -218,6 +220,7 @@ class CellProgram:
         """Yield the static arguments of each op that makes rows of a derived group, and the values with these rows."""
         for var in self.vars:
             if isinstance(var.source, Instruction) and var.source.op in (take_rows, take_part, put_rows):
+                # The first argument of the other two ops is the value that is moved; those of `take_rows` follow it.
                 args = var.source.args if var.source.op is take_rows else var.source.args[1:]
                 yield var.source.static, [self.vars[arg] for arg in args]
 

@@ -124,6 +124,7 @@ def simplify_derivative(derivative: Derivative) -> Derivative:
     number = {i: i for i in range(n_forward)} | rewriting.extend(derivative.vars[n_forward:], n_forward)
     roots = [number[root] for root in derivative.roots]
     used = cone(rewriting.vars, roots)
+    # The values of the program keep their numbers, and gradients of outputs stay even if nothing reads them.
     keep = [i for i, v in enumerate(rewriting.vars) if i < n_forward or i in used or isinstance(v.source, Incoming)]
     if not rewriting.why:
         return derivative
@@ -160,6 +161,7 @@ class _Rewriting:
         self.why: Counter[str] = Counter()
         self._n_fixed = len(start)
         self._known: dict[Hashable, int] = {}
+        # Cheap ops of forward are left out: backward computes them again instead of reading a saved value.
         for index, var in enumerate(start):
             source = var.source
             if not isinstance(source, Instruction) or source.op.view or source.op.name not in CHEAP:
@@ -191,6 +193,7 @@ class _Rewriting:
 
     def inner(self, index: int, op: Op) -> Instruction | None:
         source = self.vars[index].source
+        # Looking through another op of forward would make backward read its argument, which may not be saved.
         if isinstance(source, Instruction) and source.op is op and (index >= self._n_fixed or op.view):
             return source
         return None
@@ -230,6 +233,7 @@ class _Rewriting:
         other = self.vars[index]
         if (var.shape, var.domain) != (other.shape, other.domain):
             return False
+        # An op on ints returns floats: `ids * 1` must not become the ids, which are stored as ints.
         return source.op.view or _is_float(self.vars, index)
 
     def _without_expansions(self, var: Var, source: Instruction) -> Instruction:
@@ -253,6 +257,7 @@ class _Rewriting:
         data = [s.data for s in sources if isinstance(s, Constant)]
         if len(data) < len(sources) or not data or op.random or op.segments is not None or op.sums_rows or op.below:
             return None
+        # A view that repeats elements, such as an expansion, stays a view.
         if var.size > (max(map(np.size, data)) if op.view else MAX_CONSTANT):
             return None
         arrays = [x if isinstance(x, (int, float)) and op.scalar is not None else _as_row(x) for x in data]
@@ -283,6 +288,7 @@ class _Rewriting:
                 where = stretches(self.vars[args[0]].shape, static["index"]) if op is slice_ else None
                 how = repr(sorted(static.items())) if where is None else tuple(where)
                 return op, ordered, how, var.shape, var.domain
+            # An int and the float that equals it are one number to every op; constant ids are arrays, see `Builder`.
             case Constant(int() | float() as number):
                 return "number", float(number).hex()
             case Constant(data) if np.size(data) <= MAX_CONSTANT:

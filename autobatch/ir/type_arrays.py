@@ -54,5 +54,6 @@ def extended(before: Arrays, more: Arrays) -> Arrays:
     names: tuple[str, ...] = before._fields  # type: ignore[attr-defined]
     kind: Any = type(before)
     pairs = zip(names, before, more, strict=True)
+    # Offsets continue after the last known one, which takes the place of the 0 that the new ones begin with.
     whole: Arrays = kind(*[np.concatenate((x, x[-1] + y[1:] if name.endswith("_ptr") else y)) for name, x, y in pairs])
     return whole

@@ -135,6 +135,8 @@ class TypeTable:
             return numbers[outputs]
 
     def _stop(self, node_type: NodeType, outputs: tuple[int, ...], number: int) -> NodeType:
+        # A type may return to an earlier trace; its stopped type then returns to the one made for that trace. Taking it
+        # out and putting it back makes it the last to be deleted.
         key = node_type.trace, outputs
         made = self._made.pop(key, None)
         if made is None:
@@ -184,7 +186,7 @@ class TypeTable:
 
     def arrays(self) -> TypeArrays:
         """Return the properties of all present types, for the core; another thread may add types meanwhile."""
-        arrays = self._arrays
+        arrays = self._arrays  # read once, because another thread may reset it
         if arrays is None or arrays.int_width.size < len(self.types):
             with self.growing.lock:
                 known = self._arrays
@@ -210,6 +212,7 @@ def group_by_shape(types: Sequence[NodeType]) -> dict[int, int]:
     alike: dict[Any, list[NodeType]] = defaultdict(list)
     for node_type in types:
         alike[node_type.name, node_type.outline, id(node_type.owner)].append(node_type)
+    # Types with equal signatures differ in more than shapes, so a group with such types is not joined.
     return {
         node_type.number: group[0].number if len({t.signature for t in group}) == len(group) else node_type.number
         for group in alike.values()
@@ -311,6 +314,7 @@ def _columns(program: CellProgram, index: int) -> np.ndarray[Any, np.dtype[np.in
     """Return the int attribute words of a view of an attribute, in its shape."""
     var = program.vars[index]
     if isinstance(var.source, Instruction):
+        # The view is applied to the numbers of the words instead of the words.
         shown: np.ndarray[Any, np.dtype[np.int64]]
         shown = var.source.op.kernel(np, _columns(program, var.source.args[0])[None], **var.source.static)[0]
         return shown

@@ -23,9 +23,8 @@ from autobatch.graph.graph import Graph
 from autobatch.graph.rewrite import Rewrites
 from autobatch.plan.plan import Plan
 
-HEADROOM = (
-    1.05  # runs with equally many nodes differ in bytes; of 1, 1.05, 1.1 and 1.2, this gave the fewest parts in total
-)
+# Runs with equally many nodes differ in bytes. Of 1, 1.05, 1.1 and 1.2, this gave the fewest parts in total.
+HEADROOM = 1.05
 
 
 class Figures(NamedTuple):
@@ -119,6 +118,8 @@ def cut(instances: Sequence[Graph], n_runs: int) -> list[list[Graph]]:
     """
     weights = np.array([instance.n_nodes + 1 for instance in instances], np.int64)
     doubled_middles = 2 * np.cumsum(weights) - weights
+    # The first and the last place differ by at least n_runs / 2 before they are rounded down, so there are two runs or
+    # more, and repeated splitting ends.
     places = (doubled_middles * n_runs // (2 * weights.sum())).tolist()
     placed = zip(places, instances, strict=True)
     return [[instance for _, instance in run] for _, run in groupby(placed, key=operator.itemgetter(0))]

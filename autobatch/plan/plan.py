@@ -339,6 +339,7 @@ class PlannedTypes:
     def followed(self, more: PlannedTypes) -> PlannedTypes:
         """Return these types and more, with all slots; the properties of these are reused."""
         whole, known = PlannedTypes(self.cells + more.cells, more.slot_shapes, self.training), vars(self)
+        # `vars` holds the cached properties that were computed so far: extend these, and leave the others to first use.
         own = vars(whole)
         for name in {"arrays", "tables", "flows"} & known.keys():
             own[name] = extended(known[name], getattr(more, name))
@@ -437,6 +438,7 @@ class Blocks(dict[int, NDArray[Any]]):
 
 
 def _blocks_of_outputs(cell: PlannedCell) -> list[int]:
+    # An output that all nodes share has a row per node as well.
     return [max(cell.program.vars[output].domain, NODE) - NODE for output in cell.program.outputs]
 
 

@@ -79,6 +79,7 @@ class PlanCache:
             policy: the policy; if the user has given another one since, all plans are dropped.
         """
         if policy is not self._policy:
+            # The user's policy may be the same one in a new wrapper, and then makes the same schedules.
             if self._policy is None or policy.given is not self._policy.given:
                 self._plans.clear()
             self._policy = policy

@@ -85,7 +85,7 @@ class _ShadowMemory:
 
     def __init__(self, plan: Plan, cells: PlannedTypes) -> None:
         self.plan, self.cells = plan, cells
-        self.size = plan.gradient_offset or plan.size
+        self.size = plan.gradient_offset or plan.size  # in training, values end where their gradients begin
         self.holds: NDArray[np.int64] = np.full(self.size, -1, np.int64)
         self.writes: list[tuple[int, int, list[Source]]] = []  # first element, width, terms
 
@@ -103,6 +103,7 @@ class _ShadowMemory:
         program = self.cells.cells[type_id].program
         for number, output in enumerate(program.outputs):
             width = program.vars[output].size
+            # An output and a row are one word, as in `edge_out` of a graph.
             places = [
                 (place, is_added, row << OUTPUT_BITS | number)
                 for row in range(plan.n_rows(node, number))
@@ -216,7 +217,7 @@ def _check_data(plan: Plan) -> None:
             first, end = plan.segment_ptr[of_data][row : row + 2].tolist()
             widths.append((int(arrays.data_ints[number]), int(arrays.data_floats[number]), of_data, first, end))
         for place, (n_ints, n_floats, of_data, first, end) in enumerate(widths):
-            if place:
+            if place:  # data of any length, whose number of elements comes first, among the ints
                 length = int(graph.attr[starts[0]])
                 if length != end - first:
                     raise PlanError(

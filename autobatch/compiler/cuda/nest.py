@@ -42,16 +42,15 @@ class CudaWriter(Writer):
         self.indent = 2
 
     def line(self, text: str) -> None:
-        """Add a line."""
         self.lines.append("    " * self.indent + text)
 
     def open(self, head: str) -> None:
-        """Begin a compound statement."""
         self.line(f"{head} {{")
         self.indent += 1
 
     def new_variable(self) -> str:
         """Return a new variable, which holds no value of the stage."""
+        # Not the number of a value: those are not negative, and STORED is -1.
         return self.variable(-2 - len(self.variables))
 
     def close(self, indent: int) -> None:
@@ -77,7 +76,6 @@ class CudaWriter(Writer):
         return name
 
     def address(self, operand: View, moved: str = "") -> tuple[str, str]:
-        """Return the array that holds a view, and the text of the place in it where the view begins."""
         if operand.value not in self.storage.shared:
             return super().address(operand, moved)
         array = shared_name(operand.value)
@@ -85,7 +83,6 @@ class CudaWriter(Writer):
         return array, add([self.size(operand.offset, self.spot, array, operand.offset), moved])
 
     def need_window(self, area: Area, number: int) -> None:
-        """Record the arrays and fields that the choice of the place of an output, or of its gradient, needs."""
         self.arguments.update(dict.fromkeys(("buffer", "ptr", "dest" if area is Area.GATHER else "to")))
         self.field(f"output_{number}")
         if area is Area.GATHER:
@@ -140,7 +137,6 @@ class CudaNest(Nest):
         return [access for access, is_late in pairs if is_late == is_store]
 
     def write(self) -> None:
-        """Write the loops and their statements."""
         writer, axes = self.writer, self.mapping.axes
         depth = writer.indent
         if self.mapping.who == "one":
@@ -186,7 +182,6 @@ class CudaNest(Nest):
         return found
 
     def chosen(self, element: Element) -> str:
-        """Return the text of an element that is read as an int, to move an operand."""
         return self._number(element, is_int=True)
 
     def _lines(self, loop: Loop, reads: dict[Operand, Element], targets: list[Element]) -> list[str]:
@@ -231,7 +226,6 @@ class CudaNest(Nest):
         return f"int64({text})" if is_int else text
 
     def element(self, array: str, first: str, strides: tuple[int, ...]) -> Element:
-        """Return the element of a range at the index of the nest."""
         moves = [
             multiply(self._index(axis), self.writer.size(stride, self.spot, "stride", axis, stride))
             for axis, stride in enumerate(strides)
@@ -280,5 +274,4 @@ class CudaNest(Nest):
 
 
 def _load(element: Element) -> str:
-    """Return the text that reads an element."""
     return f"{element.array}[{element.at}]" if element.at else element.array

@@ -116,6 +116,7 @@ class _KernelWriter(CudaWriter):
         self._write_ends()
         body, self.lines = self.lines, []
         row_width = ""
+        # A name in use has the value None. The team's next row uses the same memory, so all its threads must be done.
         if self.arguments.pop("row", "no") is None:
             body.append("        team.sync();")
             row_width = self.size(self.storage.row_width, "row width")
@@ -147,6 +148,8 @@ class _KernelWriter(CudaWriter):
                 self._write_initial(loop)
         depth, outer = self.indent, self.hazards
         if is_edges:
+            # Edges need no barrier between each other: an edge writes to rows of its own, and an element to which all
+            # edges add always belongs to the same thread.
             self._wait_for([found for nest in nests for is_store in (False, True) for found in nest.accesses(is_store)])
             self.hazards = Hazards()
             self.groups.add(block.domain)
@@ -181,7 +184,6 @@ class _KernelWriter(CudaWriter):
         return self.lowered.domains[loop.target.value]
 
     def _write_initial(self, loop: Loop) -> None:
-        """Write the initial value of a sum or a maximum."""
         initial = self.real(INITIAL[loop.combine])
         value = loop.target.value
         if is_number(self.lowered, loop):
@@ -228,6 +230,7 @@ class _KernelWriter(CudaWriter):
                     f"++next_{number};",
                 ]
                 continue
+            # Only recorded: it is the first access of the row, so it needs no barrier itself.
             self.hazards.need_barrier([whole((area, number), 0, size, is_write=True)])
             length = self.size(size, area, number)
             lines += [

@@ -40,11 +40,11 @@ class LlvmNest(Nest):
         self._numbers: dict[str, Scalar] = {}
 
     def write(self) -> None:
-        """Write the nest."""
         if not self.block.axes:  # one by one, because an int that one loop makes may choose the element of a later one
             for loop in self.block.loops:
                 self._write_loop(loop, self.reads(loop), self.targets(loop))
             return
+        # Before the loops begin, so that the addresses of ranges are computed once.
         accessed = [(loop, self.reads(loop), self.targets(loop)) for loop in self.block.loops]
         self._separate({element.array for _, _, targets in accessed for element in targets})
         last = len(self.block.axes) - 1
@@ -102,10 +102,10 @@ class LlvmNest(Nest):
                 pointer.scope = scopes[name]
 
     def _write_loop(self, loop: Loop, reads: dict[Operand, Element], targets: list[Element]) -> None:
-        """Write a statement, and store its result in all targets."""
         result = self._evaluate(loop, loop.expression, reads)
         if loop.combine:
             before = self._load(targets[0])
+            # LLVM can vectorise a sum only if it may reorder the terms.
             with self.code.flagged(REORDERED):
                 result = before + result if loop.combine == "sum" else larger(before, result)
         for element in targets:

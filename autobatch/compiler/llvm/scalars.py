@@ -142,12 +142,10 @@ class Pointer:
         return Pointer(self.code, self.element, found.text, self.scope)
 
     def load(self, at: Scalar) -> Scalar:
-        """Read an element."""
         place = self.moved(at)
         return self.code.emit(f"load {self.element}, ptr {place.text}{self.scope}", self.element)
 
     def store(self, at: Scalar, number: Scalar) -> None:
-        """Write an element."""
         assert number.type == self.element, f"a {number.type} is stored as {self.element}"
         place = self.moved(at)
         self.code.line(f"store {self.element} {number.text}, ptr {place.text}{self.scope}")
@@ -167,6 +165,7 @@ class Module:
         Without it, LLVM compares each written range with every other one at run time, for all rows at once. Columns of
         one block then seem to overlap, and the loop runs one element at a time.
         """
+        # Braces are doubled for `str.format` in `_add`, and again in f-strings.
         domain = self._add('distinct !{{{own}, !"ranges"}}')
         scopes = [self._add(f"distinct !{{{{{{own}}, {domain}}}}}") for _ in names]
         found = {}
@@ -223,7 +222,6 @@ class Code:
         return f"{head}{self._n}"
 
     def number(self, type: str, number: float) -> Scalar:
-        """Return a constant."""
         return Scalar(self, type, _constant(type, number))
 
     def binary(self, name: str, x: Scalar, y: Scalar) -> Scalar:
@@ -249,6 +247,7 @@ class Code:
         full, flags = name, ""
         if name.startswith("llvm."):
             full, flags = f"{name}.f{FLOATS[type]}", f"{self.flags} "
+        # LLVM knows of its intrinsics, but not of library functions, that they only compute a number.
         pure = "" if name.startswith("llvm.") else " nounwind willreturn memory(none)"
         self.module.declared[f"declare {type} @{full}({', '.join(arg.type for arg in args)}){pure}"] = None
         return self.emit(f"call {flags}{type} @{full}({', '.join(f'{arg.type} {arg.text}' for arg in args)})", type)
@@ -280,6 +279,7 @@ class Code:
         self.branch(index < stop, f"inside{tag}", f"after{tag}")
         self.begin(f"inside{tag}")
         yield index
+        # The body may end in another block than it began in, but the phi above names the block that jumps back.
         self.jump(f"latch{tag}")
         self.begin(f"latch{tag}")
         self.line(f"{index.text}.next = add nsw i64 {index.text}, 1")
@@ -306,6 +306,7 @@ def _constant(type: str, number: float) -> str:
     """Write a constant; floats are written as the bits of a float64, and so are exact."""
     if type in INTS:
         return str(int(number))
+    # LLVM refuses a float32 constant that is not exact in float32.
     if type == "float":
         (number,) = struct.unpack("f", struct.pack("f", number)) if math.isfinite(number) else (number,)
     if number != number:

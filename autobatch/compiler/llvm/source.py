@@ -72,6 +72,7 @@ class StageSources:
     def text(self, index_type: str) -> str:
         """Return the text of the module for a type of destinations, given by its NumPy name; "" without kernels."""
         if index_type not in self._modules:
+            # Names, numbers and slots do not depend on the type, so only the module is new.
             self._print(index_type)
         return str(self._modules[index_type]) if any(self.kernels) else ""
 
@@ -107,7 +108,7 @@ class _KernelWriter(LlvmWriter):
         for at, block in enumerate(self.kernel.blocks):
             self._write_block(Spot(self.number, at), block)
         self._write_ends()
-        tail = code.label
+        tail = code.label  # the block in which the body ends
         row_top = self._write_row_top()
         entry = self._write_entry()
         text = [
@@ -135,7 +136,6 @@ class _KernelWriter(LlvmWriter):
 
     @property
     def name_of_kernel(self) -> str:
-        """Return the name of the function."""
         return f"kernel_{self.number}"
 
     # Blocks.
@@ -164,7 +164,6 @@ class _KernelWriter(LlvmWriter):
         return self.lowered.domains[loop.target.value]
 
     def _write_initial(self, loop: Loop) -> None:
-        """Write the initial value of a sum or a maximum."""
         initial = self.constant(INITIAL[loop.combine])
         if is_number(self.lowered, loop):
             self.write_variable(self.variable(loop.target.value), initial)
@@ -245,6 +244,7 @@ class _KernelWriter(LlvmWriter):
         first, last = ptr.load(row), ptr.load(row + 1)
         if area is Area.OUTPUT:
             self.set(f"last_{number}", last)
+            # `set` has renamed the result of the load.
             last = self.value(f"last_{number}")
         spare = self.pointer("scratch").moved(place)
         spare = Pointer(code, self.real_type, spare.text)

@@ -169,7 +169,6 @@ class LlvmWriter(Writer):
         return self.indices[text] if text in self.indices else Scalar(self.code, "i64", f"%{text}")
 
     def pointer(self, array: str) -> Pointer:
-        """Return the address of an array."""
         is_window = array.startswith(("gather_", "output_"))
         return Pointer(self.code, self.real_type if is_window else self.types.of(array), f"%{array}")
 
@@ -197,7 +196,7 @@ class LlvmWriter(Writer):
     def set(self, name: str, number: Scalar) -> None:
         """Give a name to a number that was just computed, so that code can refer to it."""
         lines, head = self.code.lines, f"  {number.text} = "
-        if lines and lines[-1].startswith(head):
+        if lines and lines[-1].startswith(head):  # the last instruction computed it: rename its result
             self.code.line(f"%{name} = {lines.pop().removeprefix(head)}")
         else:  # the number keeps its other name
             self.code.line(f"%{name} = add {number.type} {number.text}, 0")

@@ -73,6 +73,7 @@ def _log1p_near_zero(f: Scalar) -> Scalar:
 
 def _reduce(x: Scalar) -> tuple[Scalar, Scalar]:
     """Split x into n * log(2) + r; return n as bits for `scale`, and r."""
+    # If x is NaN, the bits mean nothing, but r is NaN, and so is what is computed from it.
     shifted = x * LOG2_E + ROUND_TO_TWO_POWERS
     n = shifted - ROUND_TO_TWO_POWERS
     r = (x - n * LOG_2_HIGH) - n * LOG_2_LOW
@@ -96,6 +97,8 @@ def exp(x: Scalar) -> Scalar:
 
 def _split_power(x: Scalar) -> tuple[Scalar, Scalar]:
     """Split a positive normal x into 2**n * (1 + f)."""
+    # Counted from the bits of sqrt(1/2), the exponent is n. The other bits, added to those of sqrt(1/2), are 1 + f,
+    # between sqrt(1/2) and sqrt(2).
     above = x.view("i32") - ROOT_HALF_BITS
     f = ((above & ALL_BUT_EXPONENT) + ROOT_HALF_BITS).view("float") - 1.0
     return above >> MANTISSA_BITS, f
@@ -106,8 +109,9 @@ def log(x: Scalar) -> Scalar:
     is_tiny = x < NORMAL
     power, f = _split_power(select(is_tiny, x * TO_NORMAL, x))
     n = select(is_tiny, power - MANTISSA_BITS, power).to("float")
+    # The smallest terms first.
     result = (f + (_log1p_near_zero(f) + n * LOG_2_LOW)) + n * LOG_2_HIGH
-    result = select(x < math.inf, result, x)
+    result = select(x < math.inf, result, x)  # infinity is its own logarithm
     return select(x > 0.0, result, select(x.equals(0.0), x.like(-math.inf), math.nan))
 
 
@@ -142,6 +146,7 @@ def softplus(x: Scalar) -> Scalar:
     bits, r = _reduce(at_least(-abs(x), SMALLEST))
     e = scale(1.0 + _expm1_near_zero(r), bits)
     is_large = e > ROOT_2_LESS_1
+    # 1 + e is 1 + f or 2 * (1 + f), with 1 + f between sqrt(1/2) and sqrt(2).
     f = select(is_large, (e - 1.0) * 0.5, e)
     return (f + (_log1p_near_zero(f) + select(is_large, e.like(LOG_2), 0.0))) + select(x > 0.0, x, 0.0)
 
@@ -165,6 +170,8 @@ def gelu_tanh(x: Scalar) -> Scalar:
     wide = x.to("double")
     power, bits = split_exp(abs(TWICE_SCALE * (wide + GELU_CUBE * wide * wide * wide)))
     bounded = at_least(x, GELU_LEAST)
+    # sigmoid(-a) is exp(-a) / (1 + exp(-a)). The exponential is multiplied by x before it is scaled, because scaling
+    # may make it denormal, with fewer bits.
     return select(x < 0.0, scale(bounded * power, bits), x) / (1.0 + scale(power, bits))
 
 

@@ -61,6 +61,7 @@ def _lower_half32(m: Scalar, factor: Scalar) -> Scalar:
     """Compute the normal distribution function at -m, times `factor`; m from 0 to 15."""
     exact = m.to("double")
     power, bits = split_exp(0.5 * exact * exact)
+    # Multiplied before it is scaled, because a denormal result would have lost bits.
     share = 0.5 * factor.to("double") * power.to("double") * _tail32(m).to("double")
     return scale(share.to("float"), bits)
 
@@ -120,6 +121,7 @@ def erf64(x: Scalar) -> Scalar:
 def _lower_half64(m: Scalar, factor: Scalar) -> Scalar:
     """Compute the normal distribution function at -m, times `factor`; m from 0 to 39."""
     power, bits = _split_exp64(m, 0.5)
+    # See `_lower_half32`.
     return _scale64(factor * 0.5 * power * _tail64(m), bits)
 
 
