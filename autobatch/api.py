@@ -257,6 +257,7 @@ class Batched(Session):
             refuse(Batched.value_and_grad, wrong)
         group, each = ENTERED.group, None
         try:
+            # Called in every step, so usual arguments skip the check against annotations.
             if not (type(has_aux) is type(inputs) is bool and type(max_norm) is float):
                 flags = {"has_aux": has_aux, "inputs": inputs, "max_norm": max_norm}
                 refuse_arguments(Batched.value_and_grad, (self, instances), flags)

@@ -28,6 +28,7 @@ def aligned(shape: int | tuple[int, int], dtype: np.dtype[Any]) -> Array:
     n_rows, size = (1, shape) if isinstance(shape, int) else shape
     width = -(-size * dtype.itemsize // LINE) * LINE // dtype.itemsize
     data = np.empty(n_rows * width * dtype.itemsize + LINE, np.uint8)
+    # From the first line that begins in `data`, which has LINE spare bytes for this.
     rows = data[-address_of(data) % LINE :][: n_rows * width * dtype.itemsize].view(dtype).reshape(n_rows, width)
     return rows[0, :size] if isinstance(shape, int) else rows[:, :size]
 
@@ -44,6 +45,8 @@ def rounded(x: Any, xp: Any = np) -> Any:
     """
     bits = xp.asarray(x, np.float32).view(np.uint32)
     high = bits >> np.uint32(16)
+    # Adding half of the last kept bit rounds to nearest, and slightly less if that bit is 0, so that ties go to even.
+    # The carry could turn a NaN into another number, so NaNs are handled apart.
     nearest = (bits + (np.uint32(0x7FFF) + (high & np.uint32(1)))) >> np.uint32(16)
     kept = xp.where(xp.isnan(x), high | QUIET, nearest) << np.uint32(16)
     return kept.view(np.float32)

@@ -40,6 +40,7 @@ def _end_with(pipe: int, seconds: float) -> None:
 
 
 if _is_command() and threading.current_thread() is threading.main_thread():
+    # Not if SIGINT is ignored, as in background jobs of a shell script.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end_at_once)
     if FIRST in os.environ:

@@ -47,6 +47,7 @@ def hide_frames(error: BaseException) -> None:
 def _without_own(traceback: TracebackType | None) -> TracebackType | None:
     kept = [one for one in _each(traceback) if not _is_hidden(one.tb_frame.f_code)]
     made: TracebackType | None = None
+    # From the last frame to the first, because each is made with the one that follows.
     for one in reversed(kept):
         made = TracebackType(made, one.tb_frame, one.tb_lasti, one.tb_lineno)
     return made

@@ -118,6 +118,7 @@ class Case(NamedTuple):
         used = set(np.unique(parts.type_id).tolist())
         used |= {self.types[number].sum_type for number in used} - {-1}
         number = {old: new for new, old in enumerate(sorted(used))}
+        # `parts` are views, so these assignments change `words`.
         parts.type_id[:] = [number[old] for old in parts.type_id.tolist()]
         slots, parts.out_slot[:] = np.unique(parts.out_slot, return_inverse=True)
         types = tuple(

@@ -69,6 +69,7 @@ def _key(key: Key, name: str, name_of: Name) -> Any:
 
 def _static(x: Any, name: str, name_of: Name) -> Any:
     """Encode a static argument for comparison: plain values unchanged, everything else by name."""
+    # Subclasses come first: bools and enums may be ints, and np.float64 is a float. An enum of strs counts as its text.
     match x:
         case bool() | None | str():
             return x
@@ -85,7 +86,7 @@ def _static(x: Any, name: str, name_of: Name) -> Any:
             return [FIXED, type(x.numbers).__name__, data.dtype.str, list(data.shape), data.ravel().tolist()]
         case tuple():
             return ["tuple", *(_static(part, name, name_of) for part in x)]
-        case frozenset():
+        case frozenset():  # its order depends on the process
             return ["frozenset", *sorted(json.dumps(_static(part, name, name_of)) for part in x)]
         case Module() | Parameter() if (found := name_of(x)) is not None:
             return ["part", found]
@@ -169,7 +170,7 @@ class Encoder:
             case int():
                 return ["int", int(x)]
             case float():
-                return ["float", repr(float(x))]
+                return ["float", repr(float(x))]  # JSON has no infinities
             case tuple():
                 return ["tuple", *map(self.value, x)]
             case list():
@@ -207,7 +208,6 @@ class Decoder:
         self.classes: dict[str, type] = {}
 
     def program(self, name: str, x: Mapping[str, Any]) -> CellProgram:
-        """Decode the program of the cell `name`."""
         vars = tuple(Var(self._source(source), tuple(shape), domain) for source, shape, domain in x["vars"])
         ties = tuple((first, second) for first, second in x["ties"])
         return CellProgram(name, vars, tuple(x["outputs"]), ties)
@@ -222,7 +222,6 @@ class Decoder:
         return self.value(x)
 
     def structure(self, x: Any) -> Any:
-        """Decode the structure of a cell's result."""
         if isinstance(x, int):
             return x
         if x[0] == "static":

@@ -94,6 +94,7 @@ class LoadedCell(Cell):
         self._variants, self._name_of = variants, name_of
         keys = [json.loads(text) for text in variants]
         self._kinds = {name: set[str]().union(*(_kinds(key[name]) for key in keys)) for name in signature.parameters}
+        # JSON written by JavaScript has 3 for 3.0, so ints are taken where the export met only floats.
         self.as_floats = frozenset(x for x, kinds in self._kinds.items() if "float" in kinds and "int" not in kinds)
         self._engines: dict[int, Any] = {}
 
@@ -105,6 +106,7 @@ class LoadedCell(Cell):
                 f"function."
             )
         assert isinstance(owner, Module)
+        # An engine keeps its owner alive, so no other object gets the same id.
         if id(owner) not in self._engines:
             call = partial(_call, self.__get__(owner))
             self._engines[id(owner)] = batched(call, module=owner, policy="agenda", backend="reference")
@@ -124,6 +126,7 @@ class LoadedCell(Cell):
         values = _Values(arguments, self.static)
         if any(x.element is None for x in values.lists if isinstance(x, TracedList)):
             self._make_elements(values)
+            # Read again, because the keys of lists include those of their elements.
             values = _Values(arguments, self.static)
         variant = self._find(values)
         n = tuple(values.builder.length(values.group_of[group]) for group in variant.lengths.walked)
@@ -151,6 +154,7 @@ class LoadedCell(Cell):
         if text in self._variants:
             return self._variants[text]
         known = frozenset[str]().union(*(variant.kinds for variant in self._variants.values()))
+        # The caller catches these errors, and traces again with the data in the keys, or with separate elements.
         if FIXED in known - kinds_of(values.keys.values()):
             raise NeedsData(f"cell {self.name!r} needs numbers of its data.", values.data)
         if values.lists and "list" in known:
@@ -229,6 +233,7 @@ class _Values:
         return Key("static", Static(x))
 
     def _read_value(self, x: Traced, domain: int, kind: type = Traced) -> Key:
+        # Leaves have the numbers to which the ports of the stored program refer: per domain, in the order of reading.
         leaf = first_leaf(domain) + self._next.setdefault(domain, 0)
         self._next[domain] += 1
         self.of_leaf[leaf] = x.index
@@ -243,7 +248,7 @@ class _Values:
 
     def _group(self, number: int) -> int:
         """Map a group of the trace to a new group of the call; return that."""
-        found = len(self.lists)
+        found = len(self.lists)  # the place of the list, which the caller appends next
         self.group_of[found] = number
         return found
 
@@ -299,6 +304,7 @@ def _append(builder: Any, program: CellProgram, values: _Values) -> list[Any]:
                 if op.random:
                     draw, site = builder.next_draw()
                     static = {**static, "site": site}
+                    # Arguments without a number are the skipped attributes of draws; the caller has its own.
                     number |= {arg: draw.index for arg in args if arg not in number}
                 if "group" in static:
                     static = {**static, "group": group_of[static["group"]]}

@@ -193,6 +193,7 @@ def load(path: str | os.PathLike[str]) -> Any:
     try:
         trainable = {name: x for name, x in json.loads(metadata["content"])["parts"].items() if isinstance(x, bool)}
         parameters = {name: make_parameter(arrays.pop(PARAMETER + name), x) for name, x in trainable.items()}
+        # The remaining arrays are the constants of programs.
         return _make(Source(arrays, metadata["content"]), parameters).eval()
     except AutobatchError as error:
         raise type(error)(f"{doing}: {error}") from error
@@ -224,7 +225,7 @@ def _make(source: Source, parameters: Mapping[str, Parameter]) -> Any:
         check_name(one["name"], "a recursion", TAKEN)
         methods[one["module"]][one["name"]] = _recursion(one, cells[one["module"]])
     modules: dict[str, Any] = {name: type(kind, (Loaded,), methods[name])() for name, kind in kinds.items()}
-    names |= {id(module): name for name, module in modules.items()}
+    names |= {id(module): name for name, module in modules.items()}  # in place, because the cells look names up here
     root = modules[""]
     parts = {name: (parameters if name in parameters else modules)[name] for name in content["parts"] if name}
     parts |= {name: parts[first] for name, first in content["shared"].items()}
@@ -232,6 +233,7 @@ def _make(source: Source, parameters: Mapping[str, Parameter]) -> Any:
     if content.get("function"):
         path, name = content["function"]
         root._function = BoundRecursion(methods[path][name], modules[path])
+    # A copy makes these attributes again, and takes over those that are set later.
     root._source, root._placed = source, frozenset(vars(root)) | {"_source", "_placed"}
     root.about = content["about"]
     root.options = {"policy": read_policy(content["policy"], "reading its policy"), "precision": content["precision"]}
@@ -299,7 +301,7 @@ def _place(modules: Mapping[str, Module], parts: Mapping[str, Any]) -> None:
         if name in parts:
             return parts[name]
         own = {key: part(below) for key, below in children[name].items()}
-        if [*own] == [str(place) for place in range(len(own))]:
+        if [*own] == [str(place) for place in range(len(own))]:  # a list
             return list(own.values())
         return {int(key) if key.isdigit() else key: child for key, child in own.items()}
 

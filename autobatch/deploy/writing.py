@@ -224,5 +224,5 @@ def _walk(specialization: Specialization, calls: Calls, longest: int) -> None:
             lengths[group] = length
         try:
             calls.traces.specialization_of(specialization.entry, specialization.keys, tuple(lengths))
-        except NeedsLength:
+        except NeedsLength:  # another program; the file holds the lengths found so far
             return

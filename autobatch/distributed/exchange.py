@@ -59,7 +59,7 @@ class Kept:
 
 
 class Exchange:
-    """The messages of one call; implements `autobatch.engine.group.Exchange`.
+    """The messages of one call; implements `autobatch.engine.results.Exchange`.
 
     Args:
         wire: connection to the other processes.
@@ -81,7 +81,7 @@ class Exchange:
         """Send errors raised in the block to the other processes, which wait for a message."""
         try:
             yield
-        except DistributedError:
+        except DistributedError:  # the other processes have raised it as well, or cannot be reached
             raise
         except Exception as error:
             if not self._is_over:
@@ -130,11 +130,14 @@ class Exchange:
         if isinstance(own, LateLosses):
             heads = self._meet(LATE, 0, n_rows)
         else:
+            # Heads are ints, so the bits of the loss are sent.
             heads = self._meet(VALUE, int(np.array(own, np.float64).view(np.int64)), n_rows)
         clock.mark("wait")
         counts = dict(zip(names, heads[:, HEAD : HEAD + len(names)].T.tolist(), strict=True))
+        # IS_ANY < IS_ARRAY < 0: the gradient is an array in no process, and rows in at least one.
         grads = gradients([name for name, n in counts.items() if IS_ARRAY not in n and max(n) > IS_ARRAY])
         self._add_gradients(grads, counts)
+        # A process without instances sends VALUE, even if the losses of the others are late.
         whole = self._late_sum(own, grads) if (heads[:, 0] == LATE).any() else _sum_of(heads[:, 1], own)
         clock.mark("reduce")
         self._is_over = True
@@ -151,7 +154,7 @@ class Exchange:
                 arrays.append(grads[name])
             else:
                 tables[name] = gradient
-        for dtype in sorted({array.dtype for array in arrays}, key=str):
+        for dtype in sorted({array.dtype for array in arrays}, key=str):  # in the same order everywhere
             self._add_arrays([array for array in arrays if array.dtype == dtype], dtype)
         if tables:
             self._add_rows(grads, tables, {name: [max(n, 0) for n in counts[name]] for name in tables})
@@ -160,7 +163,7 @@ class Exchange:
         """Sum arrays of one dtype: large ones in place, and all others in one message."""
         small = [x for x in arrays if x.nbytes < LARGE_BYTES or not x.flags.c_contiguous]
         for array in arrays:
-            if not any(array is x for x in small):
+            if not any(array is x for x in small):  # `in` would compare elements
                 self._wire.add_up(array.reshape(-1), self._store)
         ends = np.cumsum([0, *(x.size for x in small)]).tolist()
         message = self._kept.room("arrays", ends[-1], dtype, self._store)
@@ -176,6 +179,7 @@ class Exchange:
         self, grads: dict[str, Gradient], tables: Mapping[str, Rows], counts: Mapping[str, Sequence[int]]
     ) -> None:
         """Sum the rows of all tables in one message, in the order of the processes; `counts` are rows per process."""
+        # For each table, a process sends its int64 ids and then its values; `lies_at` has the ends of both, by process.
         lies_at, size = dict[str, list[tuple[int, int]]](), np.zeros(self._wire.size, np.int64)
         for name, rows in tables.items():
             n, row_bytes = np.array(counts[name]), rows.dtype.itemsize * math.prod(rows.shape[1:])
@@ -205,7 +209,7 @@ class Exchange:
         both = store.xp.concatenate([total, finite])
         self._wire.add_up(both, store)
         assert isinstance(grads, Gradients), "late losses need gradients that autobatch allocated, not out="
-        grads.finite = both[1:] == self._wire.size
+        grads.finite = both[1:] == self._wire.size  # whether all processes have only finite losses
         read = store.copy_out(both)
 
         def whole() -> np.generic:

@@ -177,7 +177,7 @@ class Joined:
             "reduce": reduce if isinstance(reduce, str) else "weights",
             "the gradients of each instance": "" if each is None else each.text,
         }  # fmt: skip
-        if loss not in self._began:
+        if loss not in self._began:  # only once, as these read all parameters
             facts |= _of_start(loss)
         if isinstance(instances, Share):
             facts |= {"the mini-batch": f"{instances.size} instances, {instances.digest.hex()}"}
@@ -191,7 +191,8 @@ class Joined:
                 instances = Share(listed, range(first, first + len(listed)), sum(counts))
             weights: Any = reduce
             if isinstance(reduce, str) and reduce == "mean":
-                weights = np.full(len(instances), 1.0 / max(instances.size, 1))
+                weights = np.full(len(instances), 1.0 / max(instances.size, 1))  # summed over all processes, the mean
+            # With an empty mini-batch, all processes call `differentiate`, which raises the error.
             if instances or not instances.size:
                 keys = instances.positions
                 found = loss.differentiate(instances, request._replace(reduce=weights), exchange, keys)

@@ -104,7 +104,7 @@ def spread(costs: Sequence[float] | NDArray[Any], n: int) -> list[list[int]]:
     numbers = np.asarray(costs, np.float64)
     if numbers.ndim != 1:
         raise DataError(f"costs of spread must be a list of numbers, got an array of shape {numbers.shape}.")
-    for position in np.argsort(-numbers, kind="stable").tolist():
+    for position in np.argsort(-numbers, kind="stable").tolist():  # all processes break ties alike
         load, process = busy[0]
         heapreplace(busy, (load + float(numbers[position]), process))
         found[process].append(position)

@@ -104,6 +104,7 @@ class TorchWire:
                 self._device = distributed.new_group(backend="nccl", timeout=longest)
 
     def gather(self, ints: IntArray) -> IntArray:
+        # Copied, because the next call overwrites the memory.
         return self.gather_bytes(np.ascontiguousarray(ints, np.int64).view(np.uint8)).view(np.int64).copy()
 
     def gather_objects(self, x: Any) -> list[Any]:
@@ -136,6 +137,7 @@ class TorchWire:
                 from torch.cuda import ExternalStream
                 from torch.utils.dlpack import from_dlpack
 
+                # On the stream of the gradients, so that the sum waits for them, and later work waits for the sum.
                 stream: Any = ExternalStream(store.xp.cuda.get_current_stream().ptr)  # type: ignore[no-untyped-call]
                 with torch.cuda.stream(stream):
                     self._dist.all_reduce(from_dlpack(array), group=self._device)

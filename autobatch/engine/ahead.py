@@ -37,13 +37,14 @@ class _Planner:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="autobatch planning", daemon=True)
                 self._thread.start()
+        # Only the mini-batch keeps the job alive, so that one that is dropped without a run is not planned.
         self._jobs.put(weakref.ref(job))
 
     def _work(self) -> None:
         while True:
             job = self._jobs.get()()
             if job is not None:
-                job.run()
+                job.run()  # its errors are raised by `result`
             del job  # so that its plan can be freed while the thread waits
 
 
@@ -88,6 +89,7 @@ class PlanAhead(NamedTuple):
         return (
             self.planner is _planner
             and self.slot == slot
+            # New layouts are new objects; with equal traces, they give equal plans, as in the key of the plan cache.
             and (self.cells is cells or self.cells.traces == cells.traces)
             and (self.options is options or (self.options.policy is options.policy and self.options == options))
             and self.graphs == graphs  # the same objects, because graphs are compared by identity

@@ -32,7 +32,6 @@ class Span(NamedTuple):
 
     @property
     def ms(self) -> float:
-        """Return the length of the span in milliseconds."""
         return 1e3 * (self.end - self.start)
 
 
@@ -221,7 +220,6 @@ class Step:
 
     @property
     def figures(self) -> list[Figures]:
-        """Return the figures of each part."""
         return [*self.dropped, *map(FIGURES, self.parts)]
 
     @property
@@ -309,5 +307,5 @@ def unseen_share(figures: Sequence[Figures]) -> float | None:
 
 def add_up(counts: Sequence[Counts]) -> Counts:
     """Add up the counts of several parts; of `buffer_bytes`, return the largest."""
-    launches, copied, allocations, held = zip(Counts(0, 0, 0, 0), *counts, strict=True)
+    launches, copied, allocations, held = zip(Counts(0, 0, 0, 0), *counts, strict=True)  # there may be no parts
     return Counts(sum(launches), sum(copied), sum(allocations), max(held))

@@ -38,7 +38,7 @@ class EachInstance(Differentiation):
     """The per-instance request of one call of `value_and_grad`; a `Differentiation` after `begin`.
 
     Attributes:
-        names: the parameters to differentiate by; None for all trainable parameters.
+        names: the parameters to differentiate with respect to; None for all trainable parameters.
         text: a description on which the processes of a group must agree.
     """
 
@@ -94,7 +94,6 @@ class PerInstance(EachInstance):
     _made: Gradients | None = None
 
     def planned(self, options: Options, trainable: Mapping[str, Parameter], n_instances: int) -> Options:
-        """See `EachInstance`."""
         wanted, limit = self._wanted(trainable), options.max_bytes
         size = n_instances * sum(math.prod(parameter.shape) for parameter in wanted.values())
         n_bytes = size * options.dtype.itemsize
@@ -106,7 +105,6 @@ class PerInstance(EachInstance):
         return _options(options, wanted, clips=False, n_bytes=n_bytes)
 
     def add(self, runner: Runner, step: Step, part: Part, instances: slice, run: Run) -> None:
-        """See `Differentiation`."""
         if self._made is None:
             self._made = self._zeros(runner, step.graph.n_instances)
         into = {id(p): self._made[name][instances] for name, p in self._parameters.items()}
@@ -123,7 +121,6 @@ class PerInstance(EachInstance):
         return losses, self._made
 
     def of_nothing(self, runner: Runner, exchange: Exchange, clock: Clock) -> tuple[Any, dict[str, Gradient]]:
-        """See `EachInstance`."""
         dtype = runner.parameters.dtype
         exchange.add_nothing(dtype, [], lambda rows: Gradients(), clock)
         return np.zeros(0, dtype), self._zeros(runner, 0)
@@ -144,12 +141,9 @@ class ClippedSum(EachInstance):
         self._max_norm, self._norms = max_norm, list[NDArray[np.float64]]()
 
     def planned(self, options: Options, trainable: Mapping[str, Parameter], n_instances: int) -> Options:
-        """See `EachInstance`."""
         return _options(options, self._wanted(trainable), clips=True, n_bytes=0)
 
     def add(self, runner: Runner, step: Step, part: Part, instances: slice, run: Run) -> None:
-        """See `Differentiation`."""
-
         def factors_of(norms: NDArray[np.float64]) -> NDArray[np.float64]:
             _check_norms(norms, instances.start)
             self._norms.append(norms)
@@ -160,14 +154,12 @@ class ClippedSum(EachInstance):
         self._grads = runner.backward(step, run, self._seeds(instances, run), self._grads, reader)
 
     def finish(self, exchange: Exchange | None, clock: Clock) -> tuple[Any, dict[str, Gradient]]:
-        """See `Differentiation`."""
         assert self._grads is not None, "there are instances, and so parts"
         value = weighted_sum(np.concatenate(self._losses), self._weights)
         value = value if exchange is None else exchange.add(value, self._grads, clock)
         return value, self._named(self._grads, np.concatenate(self._norms))
 
     def of_nothing(self, runner: Runner, exchange: Exchange, clock: Clock) -> tuple[Any, dict[str, Gradient]]:
-        """See `EachInstance`."""
         names = [*runner.parameters.trainable]
         value, grads = exchange.add_nothing(runner.parameters.dtype, names, runner.zeros, clock)
         return value, self._named(grads, np.zeros(0))

@@ -3,7 +3,7 @@
 A round leaves the values that may be read later in the memory of its run. Before the next round runs, those that may
 still be read are copied to tables, where the sources of rounds look them up, and the run is closed. Rows that can no
 longer be read are reused. On a device, the launch of the next round copies them first, so the run stays open until
-then; and awaited values are read by one copy of all that lie side by side, as long as those not awaited are few.
+then. There, awaited values are read by one copy of the range that holds them, unless most of it is not awaited.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class KeptValues:
         found: list[Any] = [None] * wanted.size
         for slot, places, column in self._columns(wanted):
             numbers = list(column.astype(np.int64) if slot in int_slots else column)
-            if places is None:
+            if places is None:  # one group has all values
                 return numbers
             for place, number in zip(places.tolist(), numbers, strict=True):
                 found[place] = number
@@ -138,9 +138,11 @@ class KeptValues:
 
     def _columns(self, values: IntArray) -> Iterator[tuple[int, IntArray | None, NDArray[Any]]]:
         """Yield groups of values: their slot; their positions, None for all; and their rows, on the host."""
+        # The graph knows the rows of values whose copies are pending, but the tables do not hold them yet.
         if self.moves is not None:
             self.finish()
         last, store = self._last, self._store
+        # Values note the run that computed them even after their copy, when only their rows in tables are valid.
         run = NOWHERE if last is None else self.next_run - 1
         groups = find_kept(self._graph.values, values, run)
         on_host = {} if last is None or store is HOST else self._read_new(last.run, groups)
@@ -191,9 +193,10 @@ def run_and_keep(
         step.counts.append(run.counts())
         store = run.store
         if len(step.parts) == 1:
+            # The run stays open, because its memory holds the values until they are copied.
             kept.add(Done(run, values), store)
             return
-        copies.append([store.xp.array(run.on_device(slot)) for slot in slots])
+        copies.append([store.xp.array(run.on_device(slot)) for slot in slots])  # valid until the close
         run.close()
     columns = [store.xp.concatenate(parts) for parts in zip(*copies, strict=True)]
     kept.add(Done(Columns(columns), values), store)

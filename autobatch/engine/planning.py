@@ -92,7 +92,8 @@ class Planning:
             made = self._place(graphs, options, cells, clock, slot)
         planned = self._fit(made, options, cells, clock, slot)
         if key is not None:
-            # A policy in Python may have learned, and then has a new revision; stopped gradients add types.
+            # A policy in Python may have learned, and then has a new revision; stopped gradients add types. Neither has
+            # happened if the core has made tables for the given graphs.
             is_key = made.tables is not None and graphs is minibatch.instances
             self.cache.keep(key if is_key else self._key(minibatch, options, cells) or key, planned)
         return self._step(planned.graph, planned, options, cells, clock, slot, plan_hit=None if key is None else False)
@@ -115,6 +116,7 @@ class Planning:
             chosen = graph.choose(request, types)
             if not chosen.nodes.size and request.results is None:
                 return chosen, None
+            # Between the choice, which marks the values that the round reads, and the run, which reads them in tables.
             kept.settle()
         else:
             chosen, moved, planned = _placement().plan_round(graph, request, kept.rows, kept.last_values, types, core)
@@ -125,7 +127,7 @@ class Planning:
                 _mark(clock, planned)
                 found = self._fit(planned, options, cells, clock, -1)
                 return chosen, self._step(planned.graph, found, options, cells, clock, -1, plan_hit=None)
-        with self._recorder.turn.lock:
+        with self._recorder.turn.lock:  # adds types, as a recording does
             phases.make_source_types(chosen.sources)
         emitted = graph.emit(chosen, request._replace(slots=phases.output_slots), types)
         return chosen, self.prepare(MiniBatch([], emitted), options, clock)
@@ -138,9 +140,10 @@ class Planning:
         """
         types, shapes = self._recorder.types, self._recorder.slots.shapes
         state = types.state, len(shapes)
-        known = self._cells.pop(purpose, None)
+        known = self._cells.pop(purpose, None)  # put back below, as the most recently used
         if known is None or known[0] != state:
             self._drop(state)
+            # Types are usually only added; then the layouts of the others, and what was computed from them, are kept.
             n_known = 0 if known is None else _n_same(known[0], state)
             cells = [self._cell(node_type, purpose) for node_type in types.types[n_known : len(state[0])]]
             self._forget(len(types))
@@ -166,7 +169,7 @@ class Planning:
         if forgotten := self._recorder.types.forgotten:
             self._planned = {key: cell for key, cell in self._planned.items() if key[1] not in forgotten}
             forgotten.clear()
-            self.cache.clear()
+            self.cache.clear()  # its plans would keep replaced parameters and modules alive
 
     def _forget(self, n_types: int) -> None:
         """Drop the least recently used layouts, which accumulate if cells are traced repeatedly."""
@@ -192,7 +195,9 @@ class Planning:
         if not self.cache.size or not graphs or minibatch.graph is not None:
             return None
         if {*map(TYPES, graphs)} != {types}:
-            return None
+            return None  # digests hold type numbers, which differ between tables
+        # Left out: the policy, which `PlanCache.find` compares; the planner and the backend, because assigning another
+        # one replaces the cache; and options on which no plan depends, such as the seed.
         return (
             digests_of(graphs), cells.traces, len(cells.slot_shapes), policy.revision,
             options.purpose, options.dtype, options.rewrites, options.max_bytes,
@@ -251,6 +256,7 @@ class Planning:
 
     def _take(self, batch: QueuedBatch, options: Options, cells: PlannedTypes, slot: int) -> PlannedGraph | None:
         """Wait for the plan that was begun ahead, and return it; return None unless it was begun for these options."""
+        # A job gives its plan only once; later runs of the mini-batch find it in the cache, or plan again.
         known: PlanAhead | None = batch.plans.pop((self, options.purpose), None)
         if known is None or not known.is_for(batch, options, cells, slot):
             return None

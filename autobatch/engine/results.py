@@ -4,7 +4,7 @@
 not wait for; `autobatch.engine.each_instance` has per-instance gradients. Losses must be one finite scalar per
 instance; they, their weights and the gradients in `out=` are checked.
 
-Gradients by float arrays of instances are added at the places that each source read.
+Gradients with respect to float arrays of instances are added up at the positions that each source read.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from autobatch.trace.results import Slot, check_slots
 
 
 class InputGradients:
-    """The gradients by all inputs of a mini-batch.
+    """The gradients with respect to all inputs of a mini-batch.
 
     Args:
-        inputs: the inputs to differentiate by.
+        inputs: the inputs to differentiate with respect to.
         dtype: the type of the computation.
 
     Attributes:
-        flat: the gradients by all numbers of all inputs, concatenated.
+        flat: the gradients with respect to all numbers of all inputs, concatenated.
     """
 
     def __init__(self, inputs: Inputs, dtype: np.dtype[Any]) -> None:
@@ -54,10 +54,12 @@ class InputGradients:
     def add(self, plan: Plan, run: Run) -> None:
         """Add the gradients of a run, which has been differentiated, of some of the instances."""
         for type_id in self._inputs.source_types:
+            # The first attribute of a source is the number of its read. It stays with the node through rewrites and
+            # parts, so it tells which read each row of gradients belongs to.
             numbers = plan.data(type_id)[0][:, 0].tolist()
             if numbers:
                 positions = np.concatenate([self._inputs.reads[number].ravel() for number in numbers])
-                np.add.at(self.flat, positions, run.gradients(type_id).ravel())
+                np.add.at(self.flat, positions, run.gradients(type_id).ravel())  # reads may overlap
 
     def structures(self) -> list[Any]:
         """Return each instance's structure with gradients in place of arrays; see `Inputs.structures`."""
@@ -92,7 +94,7 @@ class Exchange(Protocol):
 
 
 class Differentiation(Protocol):
-    """The differentiation of a mini-batch, one part after the other, which collects the gradients."""
+    """Differentiate the parts of a mini-batch one after the other, and collect the gradients."""
 
     def add(self, runner: Runner, step: Step, part: Part, instances: slice, run: Run) -> None:
         """Differentiate the run of a part, within its context.
@@ -116,7 +118,7 @@ class GradientSum:
         slot: the slot of the losses.
         weights: the weight of each instance's loss (B,).
         grads: the gradients to add to; None for this thread's buffers, set to zero.
-        inputs: the gradients by inputs to add to; None if they are not requested.
+        inputs: the gradients with respect to inputs, to add to; None if they are not requested.
     """
 
     def __init__(
@@ -165,7 +167,6 @@ class LateGradientSum:
         self.unread: UnreadLoss | None = None
 
     def add(self, runner: Runner, step: Step, part: Part, instances: slice, run: Run) -> None:
-        """See `Differentiation`."""
         weights = self._weights[instances]
         self._runs.append(run)
         self._losses.add(run.on_device(self._slot), weights)
@@ -177,7 +178,7 @@ class LateGradientSum:
         grads, finite = self._grads, self._losses.finite
         assert grads is not None, "there are instances, and so parts"
         if isinstance(grads, Gradients):
-            grads.finite = finite if grads.finite is None else grads.finite & finite
+            grads.finite = finite if grads.finite is None else grads.finite & finite  # earlier ones in `out=`
         whole = None if exchange is None else exchange.add_late(self._losses, grads, clock)
         self.unread = UnreadLoss(self._runs, self._slot, self._weights, whole)
         return Late(self.unread), grads
@@ -200,6 +201,7 @@ def loss_weights(reduce: str | Sequence[float] | Array, n_instances: int, dtype:
         weights = np.asarray(reduce, np.float64)
     except (TypeError, ValueError, OverflowError):
         raise refusal("reduce=", "'mean', 'sum', 'none' or an array of weights", reduce) from None
+    # NumPy converts None to NaN without an error.
     if reduce is None:
         raise refusal("reduce=", "'mean', 'sum', 'none' or an array of weights", reduce)
     if weights.shape != (n_instances,):
@@ -303,6 +305,7 @@ def _lies_in_rows(gradient: Gradient, store: Store) -> bool:
     is_aligned = store is not HOST or gradient.flags.aligned  # arrays of devices always are
     if gradient.flags.c_contiguous or not gradient.size:
         return is_aligned
+    # Rows must not overlap, as those of a broadcast array do, and must begin a whole number of elements apart.
     row, step = gradient[0], gradient.strides[0]
     fits = len(gradient) == 1 or (step >= row.nbytes and step % gradient.itemsize == 0)
     return fits and row.flags.c_contiguous and is_aligned
@@ -384,6 +387,7 @@ class UnreadLoss:
         Raises:
             NumericError: a loss is not finite, here or in another process.
         """
+        # Set before reading: an error that the caller gets here is not raised again by the next step.
         self._is_read = True
         losses = self._losses
         check_finite(losses)
@@ -397,12 +401,12 @@ class UnreadLoss:
     @cached_property
     def _losses(self) -> Array:
         losses = np.concatenate([run.outputs[self._slot] for run in self._runs])
-        self._runs.clear()
+        self._runs.clear()  # frees their outputs
         return losses
 
 
 def weighted_sum(losses: Array, weights: Array) -> np.generic:
-    """Return the weighted sum of losses, in their dtype."""
+    """Return the weighted sum of losses, added up in float64 (the dtype of weights) and rounded to their dtype."""
     found: np.generic = np.add.reduce(weights * losses).astype(losses.dtype)
     return found
 

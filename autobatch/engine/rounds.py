@@ -106,9 +106,11 @@ class Rounds:
         if len(self.so_far.per_round) == most:
             self._give_up(raises)
             return False
+        # Held, so that the round does not reuse the rows of awaited values that earlier rounds have computed.
         phases.graph.hold(wanted, 1)
         try:
             self._round(wanted)
+            # A program may await a known value forever. No round runs then, so the check above is not enough.
             if most is not None and self._n_idle > most:
                 self._give_up(raises)
                 return False
@@ -147,6 +149,7 @@ class Rounds:
     def _plan_last(self) -> Step:
         results, structures = self._phases.results()
         _, step = self._prepare(Request(results.values, self._phases.output_slots, NOWHERE, results, structures))
+        # The last step is run by `Session.run`, which carries no moves.
         self._kept.finish()
         assert step is not None
         return step

@@ -167,11 +167,9 @@ class _Trial:
     """The differentiation for `explain` and `profile`, which drop the gradients; see `Differentiation`."""
 
     def add(self, runner: Runner, step: Step, part: Part, instances: slice, run: Run) -> None:
-        """See `Differentiation`."""
         runner.backward(step, run, {step.loss_slot: np.ones(part.graph.n_instances, runner.parameters.dtype)}, None)
 
     def finish(self, exchange: Exchange | None, clock: Clock) -> tuple[Any, dict[str, Gradient]]:
-        """See `Differentiation`."""
         return None, {}
 
 
@@ -242,6 +240,7 @@ class Session(Settings):
             check_precision(given.precision, dtype, backend.name)
             self._now = given._replace(dtype=dtype, store=store, purpose=purpose, has_aux=has_aux)
             self._facts = facts
+        # Limited in each call, because the limit depends on what other threads run now.
         return self._now if self._now.threads == 1 else _within_limits(self._now)
 
     def plan(self, call: Call) -> Step:
@@ -429,6 +428,8 @@ class Session(Settings):
             own: dict[str, Gradient] | None = None
             taken: dict[str, Gradient] | None = None
             if out is not None:
+                # Copied, because a loss of a later part may be refused, which must leave `out` unchanged; optimizers
+                # ignore `out` after late losses. In a group, only the sums over all processes are added to it.
                 apart = exchange is not None or (len(step.parts) > 1 and late is None)
                 taken = take_gradients(out, self.parameters.trainable, apart)
                 own = taken if exchange is None else None
@@ -450,6 +451,8 @@ class Session(Settings):
             self.step += 1
             self._finish(call)
             before, self._unread = self._unread, wanted.unread if isinstance(wanted, LateGradientSum) else None
+        # The losses of the previous step. The host waits for them with this step already submitted, so the device has
+        # work meanwhile, and the host is never more than one step ahead.
         if before is not None:
             before.check()
         if has_aux:

@@ -76,9 +76,10 @@ class SizeClass:
         """Add the time of the number whose turn it is; at the end of a round, drop numbers that are much slower."""
         n, n_left = self._turns.pop(0), len(self._seconds)
         if len(self._turns) >= ROUNDS * n_left:
-            return  # the first run compiles
+            return  # in the first of ROUNDS + 1 rounds, which may compile
         self._seconds[n].append(seconds)
         one = self._seconds[1]
+        # Only after whole rounds, in which both have run equally often.
         hopeless = {
             n for n, times in self._seconds.items()
             if len(times) > 1 and len(times) == len(one) and min(times) > MUCH_WORSE * statistics.median(one)
@@ -92,6 +93,7 @@ class SizeClass:
         one, medians = self._seconds[1], {n: statistics.median(times) for n, times in self._seconds.items()}
 
         def is_faster(n: int) -> bool:
+            # `map` ends with the shorter list: numbers that were dropped have fewer times.
             n_won = sum(map(operator.lt, self._seconds[n], one))
             return n_won >= WON and medians[n] < (1 - MARGIN) * medians[1]
 

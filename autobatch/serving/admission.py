@@ -47,15 +47,12 @@ class AdmissionWindow:
         return self._n_rounds - self._last >= SHARE * self._mean
 
     def count_round(self) -> None:
-        """Count a round."""
         self._n_rounds += 1
 
     def begin(self, place: int) -> None:
-        """Note that a request begins."""
         self._born[place] = self._last = self._n_rounds
 
     def end(self, place: int) -> None:
-        """Note that a request has ended."""
         self._mean += SMOOTHING * (self._n_rounds - int(self._born[place]) - self._mean)
 
 
@@ -114,6 +111,8 @@ class Pending:
             taken += float(self._work[batch].sum())
             self._is_left[batch] = False
             self._n_done += 1
+        # Whatever is ready now, so that every program advances; then results that became ready by that, which would
+        # otherwise wait as long as requests arrive (see above).
         self._is_left &= ~self._ready()
         is_read = np.bincount(self._sketch.edge_src, minlength=before.size) > 0
         self._is_left &= ~self._ready() | is_read

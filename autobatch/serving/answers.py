@@ -50,6 +50,8 @@ def refusal_of(error: BaseException) -> Refusal:
         return error
     if isinstance(error, DeadlineError):
         return Refusal(504, str(error))
+    # A ServingError with a cause stands for the error of a program, see `autobatch.serving.server`; any other one is
+    # the server's own, such as that it is full.
     if isinstance(error, ServingError) and error.__cause__ is None:
         return Refusal(503, str(error), {"Retry-After": "1"})
     if isinstance(error, AutobatchError) and not isinstance(error, ServingError):
@@ -147,6 +149,8 @@ class Answers:
         def submit(instance: Instance | Refusal) -> Future[Any] | Refusal:
             result = self._submit(instance)
             if isinstance(result, Future):
+                # Appended before `is_over` is read, and below, `is_over` is set before the futures are copied. So every
+                # future is cancelled here or there.
                 futures.append(result)
                 if is_over:  # the caller was cancelled while this thread was still submitting
                     result.cancel()
@@ -226,12 +230,12 @@ async def _all_done(futures: Sequence[Future[Any]]) -> None:
     done = loop.create_future()
 
     def wake() -> None:
-        if not done.done():
+        if not done.done():  # it was cancelled if its request was
             done.set_result(None)
 
     def count(future: Future[Any]) -> None:
         nonlocal left
-        with lock:
+        with lock:  # several threads set results
             left -= 1
             is_last = not left
         if is_last:

@@ -41,7 +41,6 @@ class Waiting(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """Return whether no program waits."""
         return not self.asked and not self.results
 
     @property
@@ -50,7 +49,6 @@ class Waiting(NamedTuple):
         return np.concatenate([self.awaited, *(result.values for result in self.results.values())])
 
     def joined(self, other: Self) -> Self:
-        """Return these programs and others."""
         if self.is_empty:
             return other
         values, places = (np.concatenate(pair) for pair in zip(self[:2], other[:2], strict=True))
@@ -121,6 +119,7 @@ class Arrivals(Phases):
             values, ptr, over = self.go_on(places)
         owner = np.repeat(np.arange(len(ptr) - 1, dtype=np.int32), np.diff(ptr))
         if over:
+            # The results of programs that have ended are held by `go_on`, so only awaited values are held here.
             is_awaited = np.ones(len(ptr) - 1, bool)
             is_awaited[over] = False
             is_awaited = is_awaited[owner]
@@ -163,6 +162,7 @@ class Arrivals(Phases):
         before = self.graph.n_nodes
         self._learn_types()
         values = self.graph.append(graph, self.output_slots.rows)
+        # `append` stored the positions of instances in the recorded graph, which are not their places.
         self.graph.owner[before:] = np.repeat(places, np.diff(graph.instance_ptr))
         self.graph.hold(values, 1)
         slots, ends = graph.out_slot.tolist(), graph.output_ptr.tolist()
@@ -183,7 +183,6 @@ class Arrivals(Phases):
         return super().compact() if self._recorder.is_async else self.graph.compact()[1]
 
     def end_at(self, place: int) -> None:
-        """End the program at a place."""
         if self._recorder.is_async:
             with stage(self._calls):
                 self.programs[place].end(GraphError("the request was abandoned."))

@@ -80,7 +80,7 @@ def _content(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 MOST_FAILED = 3  # consecutive server errors before the server counts as not ready
-TRY_AFTER = 5.0  # seconds without an answer before requests are let through again as a test
+TRY_AFTER = 5.0  # seconds without an answer before the known-good instances are computed again
 WARMING = "warming up"
 
 
@@ -101,7 +101,7 @@ class Readiness:
         """Warm up in a thread; the server is not ready until that succeeds."""
         try:
             await asyncio.to_thread(self._warm_up)
-        except BaseException as error:
+        except BaseException as error:  # a warm-up may raise a SystemExit, too
             if isinstance(error, asyncio.CancelledError):
                 raise
             failing = "predictions fail" if self._n_failed >= MOST_FAILED else "warming up failed"
@@ -120,6 +120,7 @@ class Readiness:
             return "closing"
         if self._fault == WARMING or self._n_failed < MOST_FAILED:
             return self._fault
+        # While it is not ready, it may get no requests that show whether it works again.
         is_quiet = monotonic() - self._last > TRY_AFTER
         if is_quiet and (self._trying is None or self._trying.done()):
             self._trying = asyncio.create_task(self._try())
@@ -301,14 +302,12 @@ class _Handler:
                 await asyncio.sleep(EVERY)
 
     async def page(self, request: Request) -> Response:
-        """Return the live page."""
         from starlette.responses import HTMLResponse
 
         text = resources.files("autobatch.serving").joinpath("live.html").read_text(encoding="utf-8")
         return HTMLResponse(text.replace("{{title}}", _escaped(self._title)))
 
     async def openapi(self, request: Request) -> Response:
-        """Return the OpenAPI document."""
         from starlette.responses import JSONResponse
 
         return JSONResponse(describe_api(self._title, dict(self._schema)))
@@ -333,7 +332,7 @@ class _Handler:
 
         async def numbered(number: int, instance: Instance | Refusal) -> str:
             (found,) = await self._answers.several([instance])
-            return f'{{"index": {number}, {outcome(found)[1:]}\n'
+            return f'{{"index": {number}, {outcome(found)[1:]}\n'  # `outcome` begins with a brace
 
         tasks = [asyncio.create_task(numbered(number, x)) for number, x in enumerate(instances)]
         try:
@@ -361,15 +360,15 @@ async def _parse(text: bytes, what: str) -> Any:
     try:
         try:
             return json.loads(text, parse_constant=_refuse_constant)
-        except (
-            RecursionError
-        ):  # nested too deeply for `json`; our parser takes any depth but is slower, so use a thread
+        except RecursionError:
+            # Nested too deeply for `json`. Our parser takes any depth but is slower, so it runs in a thread.
             return await asyncio.to_thread(_parse_deep, text)
     except ValueError as error:
         raise Refusal(400, f"{what} must be valid JSON: {error}.") from None
 
 
 def _parse_deep(text: bytes) -> Any:
+    # Decoded as by `json.loads`.
     return parse_json(text.decode(json.detect_encoding(text), "surrogatepass"), parse_constant=_refuse_constant)
 
 

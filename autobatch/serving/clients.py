@@ -50,7 +50,6 @@ class Patience:
         self._app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -66,6 +65,7 @@ class Patience:
                 answering.cancel()
 
         async def receive_body() -> Any:
+            # Once the body is complete, `watch_client` receives the messages, of which only the disconnection is left.
             if watch:
                 await has_left.wait()
                 return {"type": "http.disconnect"}
@@ -90,6 +90,7 @@ class Patience:
             return
         except asyncio.CancelledError:
             if has_left.is_set():
+                # The cancellation was requested by `watch_client`, and ends here.
                 answering.uncancel()
             elif not has_begun:  # the server shuts down
                 closed = refused(refusal_of(ServingError("the server was closed before the request was done.")))
@@ -106,7 +107,6 @@ class Guard:
         self._app, self._token = app, f"Bearer {token}".encode()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Pass a request on, or reject it."""
         if scope["type"] == "http" and scope["path"] not in ("/healthz", "/readyz"):
             shown = dict(scope["headers"]).get(b"authorization", b"")
             if not hmac.compare_digest(shown, self._token):

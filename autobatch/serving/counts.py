@@ -65,7 +65,6 @@ class RoundCounts(NamedTuple):
 
     @classmethod
     def of(cls, done: Round) -> Self:
-        """Count a round."""
         ends = [plan.schedule.batch_ptr for plan in done.plans]
         types = np.concatenate([plan.schedule.batch_type for plan in done.plans])
         rows = np.concatenate([ptr[1:] - ptr[:-1] for ptr in ends])
@@ -210,6 +209,7 @@ def summarize(servers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     rounds = [one for found in servers for one in found["rounds"]]
     n_programs, n_batches, n_nodes, seconds, kernels = np.array(rounds, float).reshape(-1, 5).sum(axis=0).tolist()
     ms, total, n = [MILLI * one.seconds for one in latencies], sum(one.seconds for one in latencies), len(rounds) or 1
+    # `quantiles` needs two numbers; a single one is every percentile.
     cuts = quantiles(ms, n=100, method="inclusive") if len(ms) > 1 else ms * 99 or [0.0] * 99
     parts = {
         "queued": sum(one.queued for one in latencies), "own": sum(one.own for one in latencies),
@@ -234,6 +234,8 @@ def ready_types(graph: Graph, schedule: Schedule) -> NDArray[np.bool_]:
     ready_from = np.zeros(graph.n_nodes, np.int64)
     readers = np.repeat(np.arange(graph.n_nodes), np.diff(graph.edge_ptr))
     np.maximum.at(ready_from, readers, runs_in[graph.edge_src] + 1)
+    # A node is ready from the batch after the last one that it waits for, up to its own. Its type counts one more when
+    # that begins and one less after it; the running sums are the numbers of ready nodes.
     change = np.zeros((len(graph.types.names), n_batches + 1), np.int64)
     np.add.at(change, (graph.type_id, ready_from), 1)
     np.subtract.at(change, (graph.type_id, runs_in + 1), 1)

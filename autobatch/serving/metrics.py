@@ -31,13 +31,13 @@ class Metrics(Collector):
         return generate_latest(self._registry), 200, None, CONTENT_TYPE_LATEST
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics."""
         board = self._board
         instances = CounterMetricFamily("autobatch_instances", "Instances answered", labels=["status"])
         for status, n in board.statuses():
             instances.add_metric([str(status)], n)
         yield instances
         limits = [*map(str, SECONDS), "+Inf"]
+        # Buckets of Prometheus count all values up to their limit.
         counted = accumulate(board.total(BUCKETS + k) for k in range(len(limits)))
         yield HistogramMetricFamily(
             "autobatch_instance_seconds", "Seconds from the request to the answer",

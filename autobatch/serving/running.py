@@ -198,6 +198,8 @@ class Running:
             return None
         graph, places = recorded[0]
         work = work_of(graph.type_id, graph.types)
+        # `room` admits about one budget of work. Much more means that a program is long; it runs in rounds, which other
+        # requests can join.
         return Whole(graph, places, work) if float(work.sum()) <= 2.0 * self._whole_budget.work else None
 
     def run(self) -> Round | None:
@@ -218,6 +220,7 @@ class Running:
                 return None
             phases.graph.pick(nodes)
             self._n_needed -= np.bincount(phases.graph.owner[nodes], minlength=phases.graph.n_instances)
+        # Only for new programs, because looking them up would cost time in every round.
         if self._has_new:
             self._has_new = False
             self._options = self._engine.options_now(training=False, has_aux=False)
@@ -277,6 +280,7 @@ class Running:
             self._ready.update(done.asked)
         if done.results:
             ended += map(self._ended, done.results, self._results(done.results))
+        # After the values were read, because their rows and nodes may now be reused.
         self._phases.graph.hold(done.values, -1)
         if done.results:
             self._free(done.results)
@@ -308,6 +312,7 @@ class Running:
         """Drop nodes and values that cannot be read any more, if much was recorded since the last time."""
         if self._phases.graph.n_nodes < self._compact_at:
             return
+        # No values may be left in the last run, whose numbers are not updated.
         self._kept.settle()
         of_value = self._phases.compact()
         self._kept.renumber(of_value)

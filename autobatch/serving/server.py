@@ -336,6 +336,7 @@ class Server:
         """Fail all unfinished requests; return their number."""
         with self._changed:
             left = [request for request in self._all() if not request.future.done()]
+        # Outside the lock, because the callbacks of futures run here.
         for request in left:
             request.fail(error)
         self._has_over = True
@@ -388,7 +389,7 @@ class Server:
 
     def _clear(self, running: Running) -> None:
         """Remove all requests that are over, from places and from the queue."""
-        self._has_over = False
+        self._has_over = False  # before the search, so that a request that ends meanwhile is found by the next one
         with self._changed:
             over = [place for place, request in self._at.items() if self._has_left(request)]
             for place in over:
@@ -416,6 +417,7 @@ class Server:
 
     def _go_on(self, running: Running) -> None:
         """Resume the ready programs, run a round, and answer requests."""
+        # Recording runs users' programs, for which runs of other functions must not wait, so it takes no run lock.
         for place, error in running.record().items():
             self._fail(self._at.pop(place), error)
         with run_lock():
@@ -474,12 +476,13 @@ class Server:
                     if self._is_closing and math.isinf(wait):
                         self._watcher = None
                         return
-                    self._earlier.wait(min(wait, threading.TIMEOUT_MAX))
+                    self._earlier.wait(min(wait, threading.TIMEOUT_MAX))  # `wait` may be infinite
                     continue
                 waiting = [request for request in self._all() if not request.future.done()]
                 now = monotonic()
                 late = [request for request in waiting if request.deadline <= now]
                 self._next_deadline = min((x.deadline for x in waiting if x.deadline > now), default=math.inf)
+            # Outside the lock, because the callbacks of futures run here.
             for request in late:
                 request.be_late()
                 self._has_over = True

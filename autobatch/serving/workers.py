@@ -128,9 +128,8 @@ class Board:
         return board
 
     def count(self, status: int, seconds: float) -> None:
-        """Count an answer."""
         numbers, first = self._numbers, self._first
-        with self._lock:
+        with self._lock:  # against other threads; no other process writes this row
             numbers[first + STATUSES + status - FIRST_STATUS] += 1
             numbers[first + BUCKETS + bisect_left(SECONDS, seconds)] += 1
             numbers[first + SUM] += seconds
@@ -171,7 +170,7 @@ def make_memory(n_rows: int) -> int:
         number = os.memfd_create("autobatch board")
     else:
         with tempfile.TemporaryFile() as file:
-            number = os.dup(file.fileno())
+            number = os.dup(file.fileno())  # keeps the file, which `with` closes and deletes
     written = 0
     while written < n_rows * BYTES:
         written += os.write(number, bytes(n_rows * BYTES - written))
