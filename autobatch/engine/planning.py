@@ -88,6 +88,7 @@ class Planning:
         made = None
         if type(minibatch.instances) is QueuedBatch:
             made = self._take(minibatch.instances, options, cells, slot)
+            clock.mark("lookup")
         if made is None:
             made = self._place(graphs, options, cells, clock, slot)
         planned = self._fit(made, options, cells, clock, slot)

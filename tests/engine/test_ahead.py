@@ -6,6 +6,7 @@ import copy
 import os
 import pickle
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
@@ -15,6 +16,7 @@ import pytest
 
 import autobatch as ab
 from autobatch.engine import ahead as planning_ahead
+from autobatch.engine.planning import Planning
 from autobatch.graph.queued import QueuedBatch
 from autobatch.plan.plan import Plan
 from helpers.counters.jobs import CountedJobs
@@ -306,3 +308,19 @@ def test_a_forked_child_plans_anew() -> None:
         assert eval(result.read()) == expected[1:]
     os.waitpid(child, 0)
     assert [loss(batch).tolist() for batch in batches] == expected[1:]
+
+
+def test_waiting_for_a_plan_is_not_counted_as_execution() -> None:
+    model = Net()
+    loss = ab.batched(model.loss)
+    graphs, take = loss.record_all([[1, 2], [3], [4, 5, 6], [7]]), Planning._take
+
+    def take_slowly(*args: Any) -> Any:
+        time.sleep(0.1)
+        return take(*args)
+
+    with patch.object(Planning, "_take", take_slowly):
+        for batch in ab.minibatches(graphs, 2, np.random.default_rng(0), ahead=1):
+            loss.value_and_grad(batch)
+            assert loss.last is not None
+            assert loss.last.ms["lookup"] >= 100
