@@ -108,17 +108,20 @@ class Readiness:
             self._fault = f"{failing}, {type(error).__name__}: {error}"
         else:
             self._fault = ""
+        self._last = monotonic()
 
     def count(self, status: int) -> None:
         """Count an answer; statuses of 500 and above are server errors."""
         self._n_failed = self._n_failed + 1 if status >= 500 else 0
+        if status < 400 and self._fault != WARMING:
+            self._fault = ""
         self._last = monotonic()
 
     async def why_not(self) -> str:
         """Return why the server is not ready; empty if it is."""
         if self._server.is_closed:
             return "closing"
-        if self._fault == WARMING or self._n_failed < MOST_FAILED:
+        if self._fault == WARMING or not (self._fault or self._n_failed >= MOST_FAILED):
             return self._fault
         # While it is not ready, it may get no requests that show whether it works again.
         is_quiet = monotonic() - self._last > TRY_AFTER

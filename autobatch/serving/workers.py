@@ -62,7 +62,8 @@ class Workers:
             self._wanted.touch()
         found = list[dict[str, Any]]()
         for path in sorted(self._folder.glob("live-*.json")):
-            if path != self._own and _is_fresh(path) and _lives(int(path.stem.removeprefix("live-"))):
+            pid = path.stem.removeprefix("live-")
+            if path != self._own and _is_fresh(path) and pid.isdecimal() and _lives(int(pid)):
                 with suppress(OSError, ValueError):
                     found.append(json.loads(path.read_text(encoding="utf-8")))
         return found
@@ -89,6 +90,8 @@ def _lives(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
+    except PermissionError:  # of another user
+        pass
     return True
 
 

@@ -61,6 +61,7 @@ def test_what_a_process_had_ends_with_it_and_its_counts_stay() -> None:
 
 def test_the_live_page_shows_living_workers(tmp_path: Path) -> None:
     workers = Workers(tmp_path)
+    (tmp_path / "live-of-others.json").write_text("{}")
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as living:
         for pid, done in ((living.pid, 1), (os.getpid(), 2)):
             (tmp_path / f"live-{pid}.json").write_text(f'{{"done": {done}}}')
