@@ -76,12 +76,21 @@ class Limit:
             return _put_in_force()
 
     def __exit__(self, *error: object) -> None:
+        global _number
         with _lock:
             if not self._is_open:  # interrupted before the block began
                 return
             self._is_open = False
             _asked.remove(self._entry)
-            _end_blocks()
+            if _asked:
+                _put_in_force()
+                return
+            for pool, number in _before.values():
+                if _now[pool.name] != number:
+                    pool.set(number)
+            _before.clear()
+            _now.clear()
+            _number = 1
 
 
 def most_threads() -> int:
@@ -126,20 +135,6 @@ def _put_in_force() -> int:
     return _number
 
 
-def _end_blocks() -> None:
-    """Put in force what the blocks ask for that are still open, or the numbers outside all blocks."""
-    global _number
-    if _asked:
-        _put_in_force()
-        return
-    for pool, number in _before.values():
-        if _now[pool.name] != number:
-            pool.set(number)
-    _before.clear()
-    _now.clear()
-    _number = 1
-
-
 def _renew() -> None:
     """End the blocks of threads that a fork did not copy, one of which may have held the lock."""
     global _lock
@@ -147,7 +142,8 @@ def _renew() -> None:
     own = [block for block in _asked if block[0] == threading.get_ident()]
     if len(own) < len(_asked):
         _asked[:] = own
-        _end_blocks()
+        with limit_threads():  # its end puts in force what the blocks ask for that are left
+            pass
 
 
 if hasattr(os, "register_at_fork"):

@@ -417,7 +417,5 @@ def _checked(
             f"cannot make Rows of an array of shape {show(shape)} from ids of shape {rows.shape} and values of shape "
             f"{numbers.shape}; give n ids and n rows."
         )
-    if rows.size and not 0 <= rows.min() <= rows.max() < shape[0]:
-        wrong = rows.min() if rows.min() < 0 else rows.max()
-        raise DataError(f"row id of Rows must be between 0 and {shape[0] - 1}, got {wrong}.")
+    check_ids(rows, shape)
     return rows, numbers, shape
