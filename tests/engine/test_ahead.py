@@ -30,8 +30,11 @@ SIZE = 3
 
 @pytest.fixture(autouse=True)
 def two_cores() -> Iterator[None]:
-    """Let the session plan ahead on any machine."""
-    with patch("autobatch.engine.planning.usable_cores", return_value=2):
+    """Let the session plan ahead on any machine, whatever threads earlier tests have left to libraries."""
+    with (
+        patch("autobatch.engine.planning.usable_cores", return_value=2),
+        patch("autobatch.blas.threads.most_threads", return_value=2),
+    ):
         yield
 
 
