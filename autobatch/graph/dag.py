@@ -25,6 +25,8 @@ from autobatch.graph.graph import Graph, NamedTypes, refuse_graph
 from autobatch.graph.graph_check import refuse_backward_edges
 from autobatch.keywords import checked
 
+MOST_TYPES = 2**31 - 1  # type ids are int32
+
 
 class Dag(NamedTuple):
     """N nodes of T types, and E edges between them; each points to a later node.
@@ -79,6 +81,8 @@ class Dag(NamedTuple):
             raise GraphError(f"making a dag: edges must have the shape (edges, 2), got {pairs.shape}.")
         most = int(type_id.max(initial=-1)) + 1
         n = most if n_types is None else n_types
+        if n > MOST_TYPES:
+            raise GraphError(f"making a dag: the number of types must be at most {MOST_TYPES}, got {n}.")
         if type_id.min(initial=0) < 0 or most > n:
             raise GraphError(f"making a dag: types must lie in 0..{n - 1}, got {type_id.min()}..{most - 1}.")
         source, reader = pairs.reshape(-1, 2).T

@@ -43,6 +43,8 @@ def test_a_dag_of_its_own_edges_is_the_same(seed: int) -> None:
         ([0, 1], [(0.0, 1.0)], None, "edges must be an array of ints"),
         ([0, -1], [], None, r"types must lie in 0\.\.0, got -1"),
         ([0, 3], [], 2, r"types must lie in 0\.\.1, got 0\.\.3"),
+        ([2**32 + 1, 1], [], None, r"number of types must be at most 2147483647, got 4294967298"),
+        ([0], [], 2**31, r"number of types must be at most 2147483647, got 2147483648"),
         (["a"], [], None, "types must be an array of ints"),
         ([[0]], [], None, "types must be an array of ints with 1 dimension, got"),
     ],
