@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from functools import cached_property, update_wrapper, wraps
 from inspect import Parameter, Signature, cleandoc, signature, unwrap
+from pickle import PicklingError
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -145,6 +146,19 @@ class Op:
         """Return the op itself, without binding `self`; help() and doctest recognize a routine by this method."""
         return self
 
+    def __copy__(self) -> Op:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Op:
+        return self
+
+    def __reduce__(self) -> Any:
+        if OPS.get(self.name) is not self:
+            raise PicklingError(
+                f"op {self.name!r} cannot be pickled, because another op has been defined by this name."
+            )
+        return find_op, (self.name,)
+
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Return the names of the arguments that are not static; () if the op takes any number of arguments."""
@@ -214,6 +228,18 @@ class Op:
 
 
 @suggesting(Op)
+def find_op(name: str) -> Op:
+    """Return the op of this name.
+
+    Raises:
+        GraphError: no op has it; a pickle refers to an op that this process has not defined.
+    """
+    if name not in OPS:
+        raise GraphError(f"op {name!r} must be defined before it is unpickled; import the module that defines it.")
+    found: Op = OPS[name]
+    return found
+
+
 def define_op(name: str, **parts: Any) -> Op:
     """Define a primitive op and register it under `name`; `parts` are the attributes of `Op`."""
     if not isinstance(name, str):

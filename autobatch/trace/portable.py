@@ -24,8 +24,6 @@ from autobatch.errors import GraphError
 from autobatch.graph.graph import Graph
 from autobatch.graph.words import sections
 from autobatch.ir.arguments import Key
-from autobatch.ops.define import Op
-from autobatch.ops.operators import OPS
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
 from autobatch.trace.calls import Calls, cell_at
@@ -286,12 +284,10 @@ class _Writer(pickle.Pickler):
         super().__init__(file)
         self._names = names
 
-    def persistent_id(self, x: Any) -> tuple[str, str] | None:
-        """Return the kind and the name of a module, a parameter or an op; None for anything else."""
+    def persistent_id(self, x: Any) -> str | None:
+        """Return the name of a module or a parameter; None for anything else."""
         if id(x) in self._names:
-            return "part", self._names[id(x)]
-        if isinstance(x, Op) and OPS.get(name := x.name) is x:
-            return "op", name
+            return self._names[id(x)]
         if isinstance(x, (Module, Parameter)):
             raise pickle.PicklingError(f"{x!r} must be a part of the module")
         return None
@@ -317,11 +313,8 @@ class _Reader(pickle.Unpickler):
         super().__init__(file)
         self._named = named
 
-    def persistent_load(self, pid: tuple[str, str]) -> Any:
-        """Return the module, parameter or op of this name."""
-        kind, name = pid
-        if kind == "op":
-            return OPS[name]
+    def persistent_load(self, name: str) -> Any:
+        """Return the module or parameter of this name."""
         if name not in self._named:
             raise GraphError(
                 f"a recorded graph from another process must be of the same model, got one with a part {name!r}, which "

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import operator
+import pickle
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,6 +20,7 @@ from autobatch import ops
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.reference import Reference
 from autobatch.errors import AutobatchError, DataError, GraphError, ShapeError
+from autobatch.ops.operators import OPS
 from helpers.fakes.counting_backend import Counting
 from helpers.programs.op_cases import CASES, OPERATORS, Case, CaseModel
 from helpers.runs.ways import each
@@ -423,3 +426,18 @@ def test_logsumexp_is_infinite_where_the_sum_is(numbers: tuple[float, float], ex
 def test_a_missing_argument_is_named() -> None:
     with pytest.raises(TypeError, match=r"add\(\): missing a required argument: 'x'"):
         ops.add(y=1.0)
+
+
+def test_ops_are_pickled_by_name() -> None:
+    for op in ab.tanh, ab.where, ab.lookup, OPS["spread"]:
+        assert pickle.loads(pickle.dumps(op)) is copy.copy(op) is copy.deepcopy(op) is op
+    earlier = ab.ops.define_op("pickled once", shape=lambda x: x, kernel=lambda xp, x, out: xp.exp(x, out=out))
+    again = ab.ops.define_op("pickled once", shape=lambda x: x, kernel=lambda xp, x, out: xp.exp(x, out=out))
+    try:
+        with pytest.raises(pickle.PicklingError, match="'pickled once' cannot be pickled"):
+            pickle.dumps(earlier)
+        written = pickle.dumps(again)
+    finally:
+        del OPS["pickled once"]
+    with pytest.raises(GraphError, match="'pickled once' must be defined before"):
+        pickle.loads(written)
