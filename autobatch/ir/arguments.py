@@ -9,8 +9,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from inspect import signature
 from typing import Any
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 
@@ -109,6 +110,21 @@ PLAIN_TUPLES: set[type] = {tuple}
 """Tuple classes that are built from one iterable, as `tuple` is; other libraries add their own."""
 
 
+_takes_fields: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
+
+
+def _rebuild(kind: type, values: dict[str, Any]) -> Any:
+    """Build a dataclass whose fields have these values, whatever its constructor makes of them."""
+    given = {f.name: values[f.name] for f in fields(kind) if f.init}
+    if kind not in _takes_fields:
+        _takes_fields[kind] = signature(kind).parameters.keys() == given.keys()
+    # The constructor sets attributes that are no fields, but it may also change the fields a second time.
+    made = kind(**given) if _takes_fields[kind] else object.__new__(kind)
+    for name, value in values.items():
+        object.__setattr__(made, name, value)
+    return made
+
+
 def is_structure(x: Any) -> bool:
     """Return whether `x` is a container of arguments or results."""
     kind = type(x)  # `x.__class__`, which isinstance reads too, is list for a traced list
@@ -195,10 +211,11 @@ class Key:
             case "dict":
                 return dict(zip(self.labels, children, strict=True))
             case "dataclass":
-                return self.detail(**dict(zip(self.labels, children, strict=True)))
+                return _rebuild(self.detail, dict(zip(self.labels, children, strict=True)))
             case "list":
                 return list(children)
-        return tuple(children) if self.detail is None else self.detail(*children)
+        # Not by the class's own constructor, which may change the elements again.
+        return tuple(children) if self.detail is None else tuple.__new__(self.detail, children)
 
     @staticmethod
     def of_structure(container: Any, children: Sequence[Any]) -> Key:

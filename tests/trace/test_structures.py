@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -196,3 +196,45 @@ def test_values_of_another_recording_are_refused_in_tuples_and_lists() -> None:
 
     with pytest.raises(ab.GraphError, match="recorded"):
         ab.batched(wait, module=model, backend="reference")(draw_instances(0))
+
+
+@dataclass
+class Doubled:
+    """A state whose constructor changes a field, computes another one, and sets an attribute that is no field."""
+
+    h: Any
+    norm: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.h = self.h * 2.0
+        self.norm = ab.sum(self.h)
+        self.kind = "doubled"
+
+
+@dataclass(init=False)
+class OwnInit:
+    h: Any
+
+    def __init__(self, start: Any) -> None:
+        self.h = start * 2.0
+
+
+class DoubledTuple(NamedTuple("DoubledTuple", [("h", Any)])):
+    def __new__(cls, h: Any) -> DoubledTuple:
+        return super().__new__(cls, h * 2.0)
+
+
+@each("kind", [Doubled, OwnInit, DoubledTuple])
+def test_structures_are_rebuilt_with_the_values_that_they_hold(kind: Any) -> None:
+    """A constructor runs once, where the program calls it."""
+    double = ab.cell(lambda x: x * 2.0)
+    read, make = ab.cell(lambda state: state.h * 1.0), ab.cell(lambda x: kind(x))
+    programs: list[Callable[[Any], Any]] = [
+        lambda x: read(kind(x)), lambda x: make(x).h, lambda x: kind(double(x)).h, lambda x: read(make(double(x))),
+        lambda x: kind(double(x)),
+    ]  # fmt: skip
+    for program in programs:
+        expected, found = program(np.ones(2)), ab.batched(program)([np.ones(2)] * 2)
+        if isinstance(expected, kind):
+            expected, found = expected.h, found.h
+        np.testing.assert_array_equal(found, [expected, expected])
