@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -120,3 +121,33 @@ def test_several_at_once() -> None:
     for thread in threads:
         thread.join()
     assert not failed
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks need a POSIX system")
+def test_a_forked_child_makes_calls_although_a_sweep_was_open() -> None:
+    """The child lacks the threads of the sweep, which are all inside at the fork."""
+    is_inside, may_end, sweeps = threading.Barrier(4), threading.Event(), Sweeps()
+    tiles = np.arange(4)
+    calls = CallList(np.zeros((3, 2), np.int64), tiles, np.array([0, 3]), np.zeros(0, bool))
+
+    def wait(memory: int, descriptor: int, k: int) -> None:
+        is_inside.wait(60)
+        may_end.wait(60)
+
+    step = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(wait)
+    addresses = np.array([[(ctypes.cast(step, ctypes.c_void_p).value, 0, 0)]] * 3, BOUND_STEP)
+    thread = threading.Thread(target=sweeps.run, args=(addresses, calls, 0, 1))
+    thread.start()
+    is_inside.wait(60)
+    child = os.fork()
+    if child == 0:
+        try:
+            drawn = draw_calls(np.random.default_rng(0))
+            notes = Notes(drawn)
+            sweeps.run(np.array([[notes.record]] * 3, BOUND_STEP), drawn, 0, len(drawn.ptr) - 1)
+            os._exit(0 if set(notes.n_calls.tolist()) == {1} else 1)
+        except BaseException:
+            os._exit(2)
+    may_end.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
