@@ -15,6 +15,7 @@ import pytest
 
 from autobatch.backends.cpu.step import BOUND_STEP, Helper, Sweeps
 from autobatch.backends.tables import CallList
+from helpers.runs.interrupts import interrupts
 
 N_RUNS = 60
 
@@ -98,6 +99,22 @@ def test_an_interrupt_leaves_nobody_inside(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.undo()
     sweeps.run(addresses, calls, 0, len(calls.ptr) - 1)
     np.testing.assert_array_equal(notes.n_calls, made + 1)
+
+
+def test_an_interrupt_at_any_call_leaves_the_sweep_closed() -> None:
+    sweeps = Sweeps()
+    calls = draw_calls(np.random.default_rng(6))
+    notes = Notes(calls)
+    addresses = np.array([[notes.record]] * 2, BOUND_STEP)
+    n_interrupted = 0
+    for error in interrupts(Sweeps.run, lambda: sweeps.run(addresses, calls, 0, len(calls.ptr) - 1)):
+        if error is not None:
+            assert isinstance(error, KeyboardInterrupt)
+            n_interrupted += 1
+        notes.n_calls[:] = 0
+        sweeps.run(addresses, calls, 0, len(calls.ptr) - 1)
+        assert set(notes.n_calls.tolist()) == {1}
+    assert n_interrupted >= 6
 
 
 def test_several_at_once() -> None:
