@@ -1040,7 +1040,7 @@ class Sweep:
     def open(self, first: int, last: int) -> int:
         """Open a sweep over some parts; return its number."""
     def close(self) -> None:
-        """Close the sweep, and wait until no thread makes a call of it."""
+        """Close the sweep if one is open, and wait until no thread makes a call of it."""
     def lead(self, addresses: NDArray[Any], calls: tuple[NDArray[Any], ...]) -> None:
         """Make all calls of the open sweep that no other thread makes."""
     def join(self, number: int, addresses: NDArray[Any], calls: tuple[NDArray[Any], ...]) -> None:

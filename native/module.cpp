@@ -2,6 +2,7 @@
 
 #define AUTOBATCH_IMPORTS_NUMPY
 #include "record/record.h"
+#include "support/fork.h"
 #include "support/python.h"
 
 namespace autobatch {
@@ -27,8 +28,8 @@ PyMethodDef functions[] = {{"is_set", is_set, METH_O, nullptr}, {nullptr, nullpt
 int execute(PyObject* module) {
   Ref numpy(PyImport_ImportModule("numpy"));  // fails with a clearer error than the next line
   if (!numpy || PyArray_ImportNumPyAPI() < 0) return -1;
-  return add_graph(module) && add_record(module) && add_policies(module) && add_plan(module) && add_blas(module) &&
-                 add_run(module) && PyModule_AddFunctions(module, functions) == 0
+  return Mark::count_forks() && add_graph(module) && add_record(module) && add_policies(module) && add_plan(module) &&
+                 add_blas(module) && add_run(module) && PyModule_AddFunctions(module, functions) == 0
              ? 0
              : -1;
 }

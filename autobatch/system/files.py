@@ -8,7 +8,7 @@ import secrets
 import stat
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 
@@ -43,19 +43,17 @@ def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
         OSError: the file cannot be opened, or is not a regular file.
     """
     # O_NONBLOCK: opening a pipe would wait for a writer. O_NOCTTY: a terminal would become the controlling one. The
-    # type is read from the open file, so that nobody can exchange it in between.
-    never_wait = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
-    opened = os.open(path, os.O_RDONLY | never_wait)
-    try:
-        mode = os.fstat(opened).st_mode
-        if stat.S_ISDIR(mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if not stat.S_ISREG(mode):
+    # type is read from the open file, so that nobody can exchange it in between. Only the file owns the descriptor, so
+    # that it is closed once, whenever an interrupt comes.
+    never_wait = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+    with ExitStack() as stack:
+        file = stack.enter_context(
+            open(os.fspath(path), "rb", opener=lambda name, flags: os.open(name, flags | never_wait))
+        )
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file")
-        return os.fdopen(opened, "rb")
-    except BaseException:
-        os.close(opened)
-        raise
+        stack.pop_all()
+    return file
 
 
 @contextmanager

@@ -310,12 +310,12 @@ PyObject* decode(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   Ref words = make_words(decoder.sizes, decoder.graph);
   if (!words) return nullptr;
   bool is_written;
-  log->busy = true;  // no other thread may change the log while the interpreter lock is released
+  log->busy.set();  // no other thread may change the log while the interpreter lock is released
   {
     Unlocked unlocked;
     is_written = decoder.write();
   }
-  log->busy = false;
+  log->busy.remove();
   if (is_written && decoder.has_phases) {
     if (!log->node_of.reserve(decoder.n)) return PyErr_NoMemory();
     for (int64_t k = 0; k < decoder.n; k++) log->node_of.append((int32_t)(decoder.owner.size + k));

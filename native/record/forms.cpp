@@ -853,12 +853,12 @@ PyObject* record_call(Form* form, PyObject* const* arguments, Py_ssize_t n) {
   int64_t id = log->add_call(form->number);
   if (id < 0) return nullptr;
   bool is_written = true;
-  log->busy = true;  // converting arrays may run Python code, which must not use the log in the middle of a call
+  log->busy.set();  // converting arrays may run Python code, which must not use the log in the middle of a call
   for (ptrdiff_t i = 0; is_written && i < form->ints.size(); i++)
     is_written = write(form, *form->ints[i], frame, lengths);
   for (ptrdiff_t i = 0; is_written && i < form->floats.size(); i++)
     is_written = write(form, *form->floats[i], frame, lengths);
-  log->busy = false;
+  log->busy.remove();
   if (!is_written) {  // undo the call, which is still the last one, because the log was busy
     log->ints.resize(n_ints);
     log->floats.resize(n_floats);

@@ -610,7 +610,7 @@ PyTypeObject LogType = log_type();
 Log* log_in(uint16_t slot) { return slots[slot]; }
 
 bool refuse_if_busy(Log* log) {
-  if (!log->busy) return false;
+  if (!log->busy.is_set()) return false;
   PyErr_SetString(PyExc_RuntimeError, "a log must not be used while it is decoded, or while a call is written to it");
   return true;
 }

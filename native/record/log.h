@@ -6,6 +6,7 @@
 #pragma once
 
 #include "record/cell.h"
+#include "support/fork.h"
 #include "support/python.h"
 #include "support/vec.h"
 
@@ -45,7 +46,7 @@ struct Log {
   char is_watched;  // whether Python counts the recorded calls; if so, shortcuts call Python
   char is_wrapped;  // whether Python changes the results of functions; if so, shortcuts call Python
   bool counts;      // whether the live handles of each call are counted
-  bool busy;        // set during decoding, which releases the interpreter lock, and while a call is written
+  Mark busy;        // set during decoding, which releases the interpreter lock, and while a call is written
   int64_t begun_ints, begun_floats;  // the sizes of `ints` and `floats` when the instance began
   int64_t n_instances, n_draws;
   Vec<int64_t> ints;

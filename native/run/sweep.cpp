@@ -49,10 +49,9 @@ PyObject* open_sweep(PyObject* self, PyObject* const* arguments, Py_ssize_t n) {
   return number < 0 ? PyErr_NoMemory() : PyLong_FromLongLong(number);
 }
 
-// close(): closes the sweep, and waits until no thread makes a call of it.
+// close(): closes the sweep if one is open, and waits until no thread makes a call of it.
 PyObject* close_sweep(PyObject* self, PyObject*) {
-  if (!check_open(sweep_of(self), true)) return nullptr;
-  {
+  if (sweep_of(self).is_open()) {
     Unlocked unlocked;
     sweep_of(self).close();
   }

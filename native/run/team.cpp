@@ -49,6 +49,7 @@ int64_t Sweep::open(int64_t first, int64_t last) {
   if (!parts_.resize((ptrdiff_t)(last - first))) return -1;
   memset(parts_.data(), 0, (size_t)parts_.size() * sizeof(Part));
   first_ = first, last_ = last;
+  open_.set();
   // Publishes the parts and the range: a helper reads them only after it has seen this number in the gate.
   store(&gate_, ++n_sweeps_ * SWEEP + OPEN);
   return n_sweeps_;
@@ -58,7 +59,7 @@ void Sweep::close() {
   fetch_add(&gate_, -OPEN);  // from here on, no helper can enter
   Patience patience;
   while (load(&gate_) % SWEEP) patience.wait();
-  n_closed_ = n_sweeps_;
+  open_.remove();
 }
 
 bool Sweep::enter(int64_t number) {

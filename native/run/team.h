@@ -3,6 +3,7 @@
 #pragma once
 
 #include "run/steps.h"
+#include "support/fork.h"
 #include "support/vec.h"
 
 namespace autobatch {
@@ -43,7 +44,7 @@ class Sweep {
   // closed.
   void work(Span<const BoundStep> steps, const CallSpans& list, bool leads);
 
-  bool is_open() { return n_sweeps_ != n_closed_; }
+  bool is_open() const { return open_.is_set(); }
   int64_t first() const { return first_; }
   int64_t last() const { return last_; }
 
@@ -56,7 +57,8 @@ class Sweep {
   // The number of the sweep, the number of helpers inside, and whether it is open, in one atomic word. A helper that
   // wakes up late finds the sweep closed, or another number, and touches nothing.
   int64_t gate_ = 0;
-  int64_t n_sweeps_ = 0, n_closed_ = 0, first_ = 0, last_ = 0;
+  int64_t n_sweeps_ = 0, first_ = 0, last_ = 0;
+  Mark open_;
   Vec<Part> parts_;
 };
 

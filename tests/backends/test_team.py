@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 
 from autobatch.backends.cpu.step import BOUND_STEP, Helper, Sweeps
 from autobatch.backends.tables import CallList
+from helpers.runs.interrupts import interrupts
 
 N_RUNS = 60
 
@@ -99,6 +101,22 @@ def test_an_interrupt_leaves_nobody_inside(monkeypatch: pytest.MonkeyPatch) -> N
     np.testing.assert_array_equal(notes.n_calls, made + 1)
 
 
+def test_an_interrupt_at_any_call_leaves_the_sweep_closed() -> None:
+    sweeps = Sweeps()
+    calls = draw_calls(np.random.default_rng(6))
+    notes = Notes(calls)
+    addresses = np.array([[notes.record]] * 2, BOUND_STEP)
+    n_interrupted = 0
+    for error in interrupts(Sweeps.run, lambda: sweeps.run(addresses, calls, 0, len(calls.ptr) - 1)):
+        if error is not None:
+            assert isinstance(error, KeyboardInterrupt)
+            n_interrupted += 1
+        notes.n_calls[:] = 0
+        sweeps.run(addresses, calls, 0, len(calls.ptr) - 1)
+        assert set(notes.n_calls.tolist()) == {1}
+    assert n_interrupted >= 6
+
+
 def test_several_at_once() -> None:
     """Sweeps of several Python threads do not affect each other's calls."""
     failed: list[BaseException] = []
@@ -120,3 +138,33 @@ def test_several_at_once() -> None:
     for thread in threads:
         thread.join()
     assert not failed
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks need a POSIX system")
+def test_a_forked_child_makes_calls_although_a_sweep_was_open() -> None:
+    """The child lacks the threads of the sweep, which are all inside at the fork."""
+    is_inside, may_end, sweeps = threading.Barrier(4), threading.Event(), Sweeps()
+    tiles = np.arange(4)
+    calls = CallList(np.zeros((3, 2), np.int64), tiles, np.array([0, 3]), np.zeros(0, bool))
+
+    def wait(memory: int, descriptor: int, k: int) -> None:
+        is_inside.wait(60)
+        may_end.wait(60)
+
+    step = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(wait)
+    addresses = np.array([[(ctypes.cast(step, ctypes.c_void_p).value, 0, 0)]] * 3, BOUND_STEP)
+    thread = threading.Thread(target=sweeps.run, args=(addresses, calls, 0, 1))
+    thread.start()
+    is_inside.wait(60)
+    child = os.fork()
+    if child == 0:
+        try:
+            drawn = draw_calls(np.random.default_rng(0))
+            notes = Notes(drawn)
+            sweeps.run(np.array([[notes.record]] * 3, BOUND_STEP), drawn, 0, len(drawn.ptr) - 1)
+            os._exit(0 if set(notes.n_calls.tolist()) == {1} else 1)
+        except BaseException:
+            os._exit(2)
+    may_end.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0

@@ -590,6 +590,61 @@ def test_a_forked_process_goes_on_recording() -> None:
     assert len(log) == 1
 
 
+def is_refused_in_child(log: Any, in_thread: bool) -> bool:
+    """Fork, and return whether the child may not use the log, in this thread or in a new one."""
+    child = os.fork()
+    if child == 0:
+        refused = list[RuntimeError]()
+
+        def use() -> None:
+            try:
+                log.begin(True)
+            except RuntimeError as error:
+                refused.append(error)
+
+        if in_thread:
+            thread = threading.Thread(target=use)
+            thread.start()
+            thread.join()
+        else:
+            use()
+        os._exit(1 if refused else 0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_a_forked_process_uses_a_log_to_which_another_thread_wrote(in_thread: bool) -> None:
+    """A log stays refused only to a process that forked in the middle of a call."""
+    log = start()
+    form = form_of(log, (WORDS, 1), (), (("draw",),))
+    owner, is_writing, may_end, found = STAGE.current, threading.Event(), threading.Event(), list[bool]()
+
+    def write() -> None:
+        STAGE.current = owner
+        Function.record(form, (0,))
+
+    def draw() -> int:
+        is_writing.set()
+        assert may_end.wait(60)
+        return 1
+
+    log.draw = draw
+    thread = threading.Thread(target=write)
+    thread.start()
+    assert is_writing.wait(60)
+    assert not is_refused_in_child(log, in_thread)
+    may_end.set()
+    thread.join()
+
+    def draw_in_child() -> int:
+        found.append(is_refused_in_child(log, in_thread))
+        return 1
+
+    log.draw = draw_in_child
+    Function.record(form, (0,))
+    assert found == [True]
+
+
 @pytest.mark.slow
 def test_logs_are_limited() -> None:
     logs = list[Any]()

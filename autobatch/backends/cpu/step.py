@@ -109,9 +109,9 @@ class Sweeps:
             addresses: [threads, steps] `BOUND_STEP` of each step; all are native.
             calls: see `autobatch.backends.tables.CallList`.
         """
-        number = self._sweep.open(first, last)
         helpers: list[Helper] = []
         try:
+            number = self._sweep.open(first, last)
             # Fills the list as it goes, so that an interrupt does not lose helpers.
             _borrow(len(addresses) - 1, helpers)
             for thread, helper in enumerate(helpers, start=1):
