@@ -34,7 +34,7 @@ from autobatch.arrays import LongArray
 from autobatch.backends.interpret import Frame, Interpreter
 from autobatch.backends.options import ByInstance
 from autobatch.backends.segments import AT_ONCE, InstanceRows, Taken, cut, groups_of, round_up
-from autobatch.backends.values import Activity, Array
+from autobatch.backends.values import Activity, Array, Env
 from autobatch.ir.derivative import Derivative, ScatteredRows
 from autobatch.ir.program import NODE, SHARED, Instruction
 from autobatch.ops.linear import factors
@@ -75,7 +75,7 @@ class Source:
     @cached_property
     def stage(self) -> list[int]:
         """Return the instructions with a row per instance on which the contribution depends, in order."""
-        roots = () if self.gradient is None else (self.gradient,)
+        roots = [s.values for s in self.scatters] if self.gradient is None else [self.gradient]
         return [index for index in self.derivative.needed(roots) if index in self.derivative.by_segment]
 
     def domain(self, *values: int) -> int:
@@ -254,11 +254,15 @@ class InstanceWeights:
         if source.factors is not None:
             self._add_products(source, place, first, is_zero)
             return
-        rows, frame = self.rows, self._frame(source)
-        frame = frame.in_segments(n, lambda domain: groups_of([rows(source.type_id, domain)], first, first + n))
-        self._interpreter.run(frame, source.stage)
-        found = frame.env[source.gradient]
+        found = self._stage(source, first, first + n)[source.gradient]
         place += found if where is None else where.of_each(found)
+
+    def _stage(self, source: Source, first: int, end: int) -> Env:
+        """Return the values of a weight stage, including those with a row for each of the instances first:end."""
+        rows, frame = self.rows, self._frame(source)
+        frame = frame.in_segments(end - first, lambda domain: groups_of([rows(source.type_id, domain)], first, end))
+        self._interpreter.run(frame, source.stage)
+        return frame.env
 
     def _add_products(self, source: Source, place: Array, first: int, is_zero: bool) -> None:
         """Add sums of products, which are most of the work, in place if possible."""
@@ -292,17 +296,23 @@ class InstanceWeights:
         Args:
             table: the gradients, an array or `Rows` with n_ids rows per instance, one instance below the other.
         """
-        frame = self._frame(source)
+        frame, env = self._frame(source), self._stage(source, first, end)
         for values, index in source.scatters:
-            instances, ids = self.rows(source.type_id, source.domain(values)), self._interpreter.looked_up(frame, index)
-            rows = instances.rows[instances.ptr[first] : instances.ptr[end]]
+            ids, found = self._interpreter.looked_up(frame, index), env[values]
+            if values in source.derivative.by_segment:  # ids are constant, so the rows of an instance are added up
+                table_of_row = np.arange(end - first)
+            else:
+                instances = self.rows(source.type_id, source.domain(values))
+                rows = instances.rows[instances.ptr[first] : instances.ptr[end]]
+                found, ids = found[self._put(rows)], ids[rows] if len(ids) > 1 else ids
+                table_of_row = instances.instance[rows] - first
             # A constant id is a single row that all rows share.
-            ids = ids[rows] if len(ids) > 1 else np.broadcast_to(ids, (rows.size, *ids.shape[1:]))
-            table_of_row = (instances.instance[rows] - first).reshape(-1, *(1,) * (ids.ndim - 1))
+            ids = np.broadcast_to(ids, (len(table_of_row), *ids.shape[1:]))
+            table_of_row = table_of_row.reshape(-1, *(1,) * (ids.ndim - 1))
             # One table holds those of all instances, one below the other; int64, because the number of its rows may
             # exceed int32.
             keys = table_of_row * n_ids + ids.astype(np.int64)
-            self._interpreter.add_rows(keys, frame.env[values][self._put(rows)], table)
+            self._interpreter.add_rows(keys, found, table)
 
     # Norms.
 

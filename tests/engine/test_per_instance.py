@@ -332,6 +332,34 @@ def test_operands_that_all_nodes_share() -> None:
     check_both(without_dropout().by_constants, [[1], [2, 3]])
 
 
+class ByConstantIds(ab.Module):
+    """A table whose rows are chosen by constant ids, whose gradients are sums over the rows of an instance."""
+
+    def __init__(self) -> None:
+        self.table = ab.Parameter(np.random.default_rng(0).standard_normal((N_WORDS, DIM)))
+        self.astype("float64")
+
+    @ab.cell
+    def one(self, x: float) -> Any:
+        return ab.sum(ab.lookup(self.table, 2) ** 2.0) * x
+
+    @ab.cell
+    def several(self, x: float, word: int) -> Any:
+        rows = ab.lookup(self.table, np.array([1, 4, 1])) ** 2.0
+        return ab.sum(rows) * x + ab.sum(ab.lookup(self.table, word) ** 3.0)
+
+    def loss(self, instance: Any) -> Any:
+        ones, several = instance
+        return ab.sum_n([*map(self.one, ones), *(self.several(*pair) for pair in several)])
+
+
+def test_constant_ids() -> None:
+    batch = [([0.5], []), ([], [(2.0, 1), (-1.0, 6)]), ([1.0, 3.0, -2.0], [(0.3, 2)]), ([], [(0.7, 4)] * 5)]
+    for backend in ("reference", "cpu"):
+        check_both(ByConstantIds().loss, batch, backend=BACKENDS[backend]())
+    check_both(ByConstantIds().loss, batch, backend=Counting())
+
+
 def test_rows_of_any_length() -> None:
     rng = np.random.default_rng(0)
     model = ragged.Reader(20, 4, rng).astype("float64")
