@@ -444,6 +444,59 @@ def test_random_programs(seed: int) -> None:
     check_equal(run.value_and_grad(batch, "sum", clip="per-instance")[1], arrays(wanted))
 
 
+class Cancelling(ab.Module):
+    """A matrix whose gradient is a sum of products, which may cancel: (a + b - c) x'."""
+
+    def __init__(self) -> None:
+        self.w = ab.Parameter(np.random.default_rng(0).standard_normal((48, 48)))
+
+    @ab.cell
+    def product(self, a: Any, x: Any) -> Any:
+        return ab.dot(a, self.w @ x)
+
+    def loss(self, instance: Any) -> Any:
+        x, a, b, c = instance
+        return self.product(a, x) + self.product(b, x) - self.product(c, x)
+
+
+@each("dtype, apart", [("float32", 0.0), ("float32", 1e-3), ("float64", 0.0), ("float64", 1e-8)])
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_norms_of_gradients_whose_terms_cancel(backend: str, dtype: str, apart: float) -> None:
+    rng, batch = np.random.default_rng(1), []
+    for _ in range(20):
+        x, a, b, e = rng.standard_normal((4, 48)).astype(dtype)
+        batch.append((x, a, b, a + b + np.asarray(apart, dtype) * e))
+    run = ab.batched(Cancelling().astype(dtype).loss, backend=backend)
+    wanted = norms_of(arrays(run.value_and_grad(batch, reduce="none")[1]))
+    for instance, norm in zip(batch, wanted, strict=True):
+        _, sums = run.value_and_grad([instance], "sum", clip="per-instance", max_norm=1e-3)
+        assert np.linalg.norm(sums["w"]) <= 1e-3 * (1.0 + 1e-3)
+        assert abs(sums.norms[0] - norm) <= 1e-3 * norm + 1e4 * np.finfo(dtype).eps * (apart == 0.0)
+
+
+def test_gradients_whose_squares_overflow_are_clipped() -> None:
+    model: Any = ab.Module()
+    model.w, model.bias, model.table = (ab.Parameter(np.ones(shape)) for shape in ((48, 48), (48,), (3, 48)))
+
+    @ab.cell
+    def loss(x: Any, k: int) -> Any:
+        return ab.sum((model.w @ x + model.bias + ab.lookup(model.table, k)) * x)
+
+    run = ab.batched(lambda pair: loss(*pair), module=model)
+    batch = [(np.full(48, 1e11), 0), (np.full(48, 1.0), 1), (np.full(48, 1e17), 2)]
+    wanted = [np.sqrt(48.0**2 * x[0] ** 4 + 2 * 48 * x[0] ** 2) for x, _ in batch]
+    _, sums = run.value_and_grad(batch, "sum", clip="per-instance", max_norm=1.0)
+    np.testing.assert_allclose(sums.norms, wanted, rtol=1e-5)
+
+    @ab.cell
+    def large(k: int) -> Any:
+        return 1e25 * (ab.sum(model.bias) + ab.sum(ab.lookup(model.table, k)))
+
+    run = ab.batched(large, module=model)
+    norms = run.value_and_grad([0, 1], "sum", clip="per-instance", max_norm=1.0)[1].norms
+    np.testing.assert_allclose(norms, 1e25 * np.sqrt(96), rtol=1e-6)
+
+
 def test_clipping_holds_no_gradient_of_all_instances() -> None:
     """The peak does not grow with the number of instances, because rows of values are planned and not traced here."""
     model, rng = Chain(48), np.random.default_rng(1)
