@@ -34,7 +34,7 @@ from autobatch.arrays import LongArray
 from autobatch.backends.interpret import Frame, Interpreter
 from autobatch.backends.options import ByInstance
 from autobatch.backends.segments import AT_ONCE, InstanceRows, Taken, cut, groups_of, round_up
-from autobatch.backends.values import Activity, Array
+from autobatch.backends.values import Activity, Array, Env
 from autobatch.ir.derivative import Derivative, ScatteredRows
 from autobatch.ir.program import NODE, SHARED, Instruction
 from autobatch.ops.linear import factors
@@ -44,6 +44,7 @@ from autobatch.params.sparse_rows import Rows
 from autobatch.params.stacks import Stack, parts_of
 from autobatch.plan.plan import Plan, PlannedTypes
 
+CANCELLED = 2.0**-6  # a sum of squares below this part of its terms' magnitudes may consist of rounding errors
 INTS = 4  # the memory of the int64s for a row of a table, in floats
 
 CountsOf: TypeAlias = Callable[[int, int], LongArray]
@@ -75,7 +76,7 @@ class Source:
     @cached_property
     def stage(self) -> list[int]:
         """Return the instructions with a row per instance on which the contribution depends, in order."""
-        roots = () if self.gradient is None else (self.gradient,)
+        roots = [s.values for s in self.scatters] if self.gradient is None else [self.gradient]
         return [index for index in self.derivative.needed(roots) if index in self.derivative.by_segment]
 
     def domain(self, *values: int) -> int:
@@ -134,13 +135,13 @@ class Read(NamedTuple):
         if self.is_table:
             found = need.sum(axis=0)
         elif not self.is_product:
-            found = need.max(axis=0) + size
+            found = need.max(axis=0) + 3 * size  # the gradient, and its squares in float64
         else:
             m, *others = self.parameter.shape
             k = prod(others)
             rows = np.sum([source.n_products(counts_of) for source in self.sources], axis=0)
             found = (1 + (len(self.sources) > 1)) * rows * (m + k)
-            found += np.where(by_rows(rows, m, k), 2 * rows * rows, size)
+            found += np.where(by_rows(rows, m, k), 2 * rows * rows, 3 * size)
         return found
 
 
@@ -159,8 +160,10 @@ def bytes_by_instance(plan: Plan, cells: PlannedTypes, asked: ByInstance, dtype:
     most = 0
     for read in reads_of(derivatives_of(plan, cells), asked.parameters, joined=asked.clips):
         needs = [read.need_of_norm(counts_of)] if asked.clips else [source.need(counts_of) for source in read.sources]
+        # The norm of a product may need the gradient of one instance after all, see `_squares_by_rows`.
+        extra = 3 * prod(read.parameter.shape) if asked.clips and read.is_product else 0
         # A chunk takes at most AT_ONCE numbers, or what its single instance needs.
-        most = max(most, *(min(int(need.sum()), max(int(need.max(initial=0)), AT_ONCE)) for need in needs))
+        most = max(most, *(extra + min(int(need.sum()), max(int(need.max(initial=0)), AT_ONCE)) for need in needs))
     return asked.result_bytes + most * dtype.itemsize
 
 
@@ -254,11 +257,15 @@ class InstanceWeights:
         if source.factors is not None:
             self._add_products(source, place, first, is_zero)
             return
-        rows, frame = self.rows, self._frame(source)
-        frame = frame.in_segments(n, lambda domain: groups_of([rows(source.type_id, domain)], first, first + n))
-        self._interpreter.run(frame, source.stage)
-        found = frame.env[source.gradient]
+        found = self._stage(source, first, first + n)[source.gradient]
         place += found if where is None else where.of_each(found)
+
+    def _stage(self, source: Source, first: int, end: int) -> Env:
+        """Return the values of a weight stage, including those with a row for each of the instances first:end."""
+        rows, frame = self.rows, self._frame(source)
+        frame = frame.in_segments(end - first, lambda domain: groups_of([rows(source.type_id, domain)], first, end))
+        self._interpreter.run(frame, source.stage)
+        return frame.env
 
     def _add_products(self, source: Source, place: Array, first: int, is_zero: bool) -> None:
         """Add sums of products, which are most of the work, in place if possible."""
@@ -292,17 +299,23 @@ class InstanceWeights:
         Args:
             table: the gradients, an array or `Rows` with n_ids rows per instance, one instance below the other.
         """
-        frame = self._frame(source)
+        frame, env = self._frame(source), self._stage(source, first, end)
         for values, index in source.scatters:
-            instances, ids = self.rows(source.type_id, source.domain(values)), self._interpreter.looked_up(frame, index)
-            rows = instances.rows[instances.ptr[first] : instances.ptr[end]]
+            ids, found = self._interpreter.looked_up(frame, index), env[values]
+            if values in source.derivative.by_segment:  # ids are constant, so the rows of an instance are added up
+                table_of_row = np.arange(end - first)
+            else:
+                instances = self.rows(source.type_id, source.domain(values))
+                rows = instances.rows[instances.ptr[first] : instances.ptr[end]]
+                found, ids = found[self._put(rows)], ids[rows] if len(ids) > 1 else ids
+                table_of_row = instances.instance[rows] - first
             # A constant id is a single row that all rows share.
-            ids = ids[rows] if len(ids) > 1 else np.broadcast_to(ids, (rows.size, *ids.shape[1:]))
-            table_of_row = (instances.instance[rows] - first).reshape(-1, *(1,) * (ids.ndim - 1))
+            ids = np.broadcast_to(ids, (len(table_of_row), *ids.shape[1:]))
+            table_of_row = table_of_row.reshape(-1, *(1,) * (ids.ndim - 1))
             # One table holds those of all instances, one below the other; int64, because the number of its rows may
             # exceed int32.
             keys = table_of_row * n_ids + ids.astype(np.int64)
-            self._interpreter.add_rows(keys, frame.env[values][self._put(rows)], table)
+            self._interpreter.add_rows(keys, found, table)
 
     # Norms.
 
@@ -325,31 +338,50 @@ class InstanceWeights:
             # The rows of all sources are factors of one sum, because the norm is that of their sum.
             left, right = (sides[0] if len(sides) == 1 else self._xp.concatenate(sides, 1) for sides in several)
             if by_rows(left.shape[1], left.shape[2], right.shape[2]):
-                one, other = (self._xp.matmul(side, side.transpose(0, 2, 1)) for side in (left, right))
-                one *= other
+                found = self._squares_by_rows(left, right)
             else:
-                one = self._xp.matmul(left.transpose(0, 2, 1), right)
-                one *= one
-            total[group.where(self._put)] += _sums(one)
+                found = _squares(self._xp.matmul(left.transpose(0, 2, 1), right))
+            total[group.where(self._put)] += found
+
+    def _squares_by_rows(self, left: Array, right: Array) -> Array:
+        """Return the squared norms of sums of products from products of their rows, float64 (n,).
+
+        Where the terms cancel, or overflow although the gradient does not, the gradient is computed.
+        """
+        one, other = (self._xp.matmul(side, side.transpose(0, 2, 1)) for side in (left, right))
+        one *= other
+        found = _sums(one)
+        terms = _sums(self._xp.abs(one, out=one))
+        is_exact = self._interpreter.store.get((found >= CANCELLED * terms) & (terms < np.inf))
+        for at in np.flatnonzero(~is_exact).tolist():
+            found[at : at + 1] = _squares(self._xp.matmul(left[at].T, right[at])[None])
+        return found
 
     def _add_squares_of_table(self, read: Read, total: Array, first: int) -> None:
         n, (n_ids, *width) = len(total), read.parameter.shape
         rows = Rows.zeros((n * n_ids, *width), self._dtype, self._interpreter.store)
         for source in read.sources:
             self._add_rows(source, rows, n_ids, first, first + n)
-        of_row = self._interpreter.store.get(_sums(rows.values * rows.values))
+        of_row = self._interpreter.store.get(_squares(rows.values))
         total += self._put(np.bincount(rows.ids // n_ids, of_row, n))
 
     def _add_squares_of_arrays(self, read: Read, total: Array, first: int) -> None:
         whole = self._xp.zeros((len(total), *read.parameter.shape), self._dtype)
         for number, source in enumerate(read.sources):
             self.add(source, whole, first, is_zero=number == 0)
-        total += _sums(whole * whole)
+        total += _squares(whole)
 
 
 def _sums(found: Array) -> Array:
     """Return the sum of each row, float64."""
     return found.reshape(len(found), prod(found.shape[1:])).sum(axis=1, dtype=np.float64)
+
+
+def _squares(found: Array) -> Array:
+    """Return the sum of the squares of each row, in float64: those of float32 may overflow."""
+    found = found.astype(np.float64)
+    found *= found
+    return _sums(found)
 
 
 def read_gradients(into: Mapping[int, Array], interpreter: Interpreter, activity: Activity) -> bool:

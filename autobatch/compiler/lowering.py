@@ -94,10 +94,9 @@ class _Stage(Lowering):
                 continue
             elif index in sums:
                 self._add_products(index, sums[index])
-            elif source.op.scalar is not None and not source.op.random:
-                lower_elementwise(self, index, source)
             else:
-                rule = RULES.get(source.op.name)
+                is_elementwise = source.op.scalar is not None and not source.op.random
+                rule = lower_elementwise if is_elementwise else RULES.get(source.op.name)
                 why = Reason.NO_RULE if rule is None else rule(self, index, source)
                 if why is not None:
                     self.interpret(index, why)

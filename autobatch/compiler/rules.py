@@ -9,11 +9,13 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from autobatch.compiler.lowered import Lowering
 from autobatch.compiler.statement import Combine, EdgeCount, Index, Operand, Position, Reason
 from autobatch.compiler.view import View, steps
-from autobatch.ir.program import NODE, SHARED, Attribute, Instruction, Weight, int_limit
-from autobatch.ops.define import Shape
+from autobatch.ir.program import NODE, SHARED, Attribute, Constant, Instruction, Weight, int_limit
+from autobatch.ops.define import MOST_INTS, Shape
 from autobatch.ops.expression import COMPARISONS, Call, Expression, Number, Read, call
 
 FEW_IDS = 8  # the most rows that one op may look up; an op with more is interpreted
@@ -29,16 +31,20 @@ POWERS: dict[float, Callable[[Expression], Expression]] = {
 Rule = Callable[[Lowering, int, Instruction], "Reason | None"]
 
 
-def lower_elementwise(low: Lowering, index: int, source: Instruction) -> None:
+def lower_elementwise(low: Lowering, index: int, source: Instruction) -> Reason | None:
     """Lower an element-wise op to one expression for every element."""
     shape, scalar = low.shape(index), source.op.scalar
     assert scalar is not None, "only element-wise ops have this rule"
+    compares_data = source.op.name in COMPARISONS and any(_is_data(low, arg) for arg in source.args)
+    if compares_data and max(_magnitude(low, arg) for arg in source.args) >= MOST_INTS:
+        return Reason.LARGE_INTS
     args = [low.operand(arg, shape) for arg in source.args]
     bound = _bind(scalar, args, [_is_int(low, arg) for arg in source.args])
     match bound:
         case Call("power", (base, Number(exponent))) if exponent in POWERS:
             bound = POWERS[exponent](base)
     low.loop(low.domain(index), bound, low.whole(index))
+    return None
 
 
 def lower_product(low: Lowering, index: int, source: Instruction) -> Reason | None:
@@ -100,6 +106,8 @@ def lower_argmax(low: Lowering, index: int, source: Instruction) -> Reason | Non
     Other elements count as the last position.
     """
     (x,) = source.args
+    if _is_data(low, x):
+        return Reason.LARGE_INTS
     view, size, domain = low.views[x], math.prod(low.shape(x)), low.domain(index)
     if len(view.shape) > 1 and (source.static["axis"] is not None or not view.is_contiguous):
         return Reason.NOT_IN_LINE
@@ -355,8 +363,22 @@ def _bind(tree: Expression, args: Sequence[Expression], are_ints: Sequence[bool]
 
 def _is_int(low: Lowering, index: int) -> bool:
     """Return whether a value holds ints: data of the node, ints that a cell computed, or a view of these."""
+    return int_limit(low.vars, index) > 0 or _is_data(low, index)
+
+
+def _is_data(low: Lowering, index: int) -> bool:
+    """Return whether a value holds ints among the data of the node, or is a view of these."""
     source = low.vars[low.views[index].value].source
-    return int_limit(low.vars, index) > 0 or (isinstance(source, Attribute) and not source.is_float)
+    return isinstance(source, Attribute) and not source.is_float
+
+
+def _magnitude(low: Lowering, index: int) -> float:
+    """Return the largest finite magnitude in a constant; 0 for other values."""
+    source = low.vars[low.views[index].value].source
+    if not isinstance(source, Constant):
+        return 0.0
+    numbers = np.abs(np.asarray(source.data, np.float64))
+    return float(numbers.max(initial=0.0, where=np.isfinite(numbers)))
 
 
 def _element(view: View, number: int) -> int:

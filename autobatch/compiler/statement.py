@@ -55,6 +55,7 @@ class Reason(Enum):
     SHARED_LOGITS = "its logits are shared"
     NO_LABEL = "its label is neither a number nor an int of the node"
     NO_INT = "its label is not one int of the node"
+    LARGE_INTS = "it compares ints of the node that the model's float type may round"
     NOT_PER_EDGE = "its argument is not a value per edge"
 
 

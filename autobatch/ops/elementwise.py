@@ -208,7 +208,7 @@ relu = define_elementwise(
     "relu",
     lambda x: call("max", x, 0.0),
     kernel=lambda xp, x, out: xp.maximum(x, 0, out=out),
-    pullback=lambda g, out, x: (g * (out > 0.0),),
+    pullback=lambda g, out, x: (where(out > 0.0, g, 0.0),),
     doc="""Return the larger of x and 0 for each element.
 
     Shapes: any x; the result has the same shape.

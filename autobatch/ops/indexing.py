@@ -154,7 +154,7 @@ def _pick(xp: Any, x: Array, label: Array, out: Array, ignore: int) -> None:
 
 def _pick_pullback(g: Any, out: Any, x: Any, label: Any, ignore: int) -> tuple[Any, None]:
     kept = where(equal(label, float(ignore)), 0.0, g)
-    return kept[..., None] * one_hot(label, size=x.shape[-1]), None
+    return where(one_hot(label, size=x.shape[-1]), kept[..., None], 0.0), None
 
 
 pick = define_op(

@@ -16,7 +16,7 @@ import numpy as np
 
 from autobatch.ops.choosing import first_largest, flat_ids
 from autobatch.ops.define import MOST_INTS, Array, Op, define_op
-from autobatch.ops.elementwise import equal
+from autobatch.ops.elementwise import equal, where
 from autobatch.ops.variadic import Segments, segment_max, segment_softmax, segment_sum
 
 Both = tuple[Segments, Segments]
@@ -137,7 +137,7 @@ def _max_pullback(g: Any, out: Any, x: Any, **how: Any) -> tuple[Any]:
     # Equal maxima share the gradient; it is divided after spreading, as in max_n.
     hit = equal(x, spread_pairs(out, **how))
     count = spread_pairs(sum_pairs(hit, **how), **how)
-    return (spread_pairs(g, **how) * hit / count,)
+    return (where(hit, spread_pairs(g, **how), 0.0) / count,)
 
 
 def _weigh_pullback(

@@ -63,7 +63,7 @@ def _restore(g: Any, x: Any, axis: Axis) -> Any:
 
 def _max_pullback(g: Any, out: Any, x: Any, axis: Axis, keepdims: bool) -> tuple[Any]:
     hit = equal(x, _restore(out, x, axis))
-    return (_restore(g, x, axis) * hit / sum(hit, axis, keepdims=True),)
+    return (where(hit, _restore(g, x, axis), 0.0) / sum(hit, axis, keepdims=True),)
 
 
 _sum_op = _define_reduction(

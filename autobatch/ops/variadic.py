@@ -33,7 +33,7 @@ from autobatch.ops.define import (
     shape_of,
     shortcut,
 )
-from autobatch.ops.elementwise import add, equal, exp, log, mul
+from autobatch.ops.elementwise import add, equal, exp, log, mul, where
 from autobatch.ops.indexing import sum_runs
 from autobatch.ops.operators import Symbol
 from autobatch.ops.ports import VariadicPort, as_port
@@ -127,7 +127,7 @@ def _count_n(xp: Any, x: Array, out: Array, segments: Segments) -> None:
 def _max_n_pullback(g: Any, out: Any, x: Any) -> tuple[Any]:
     hit = equal(x, _spread_edges(out, x))
     count = _spread_edges(_sum_edges(hit), x)  # divide at edges: the count of a row without edges is zero
-    return (_spread_edges(g, x) * hit / count,)
+    return (where(hit, _spread_edges(g, x), 0.0) / count,)
 
 
 _spread_edges = define_op(

@@ -92,7 +92,7 @@ def clip_by_value(grads: Mapping[str, Gradient], limit: float) -> None:
         raise
     if store is HOST:
         for name, array in numbers.items():
-            _check_norm(name, _norm(array))
+            _check_norm(name, _largest(array))
     for array in numbers.values():
         store.xp.clip(array, -limit, limit, out=array)
 
@@ -162,9 +162,17 @@ def _norm(numbers: FloatArray) -> float:
     numbers = numbers.reshape(lines, -1)
     with np.errstate(all="ignore"):
         square = float(np.dot(numbers[0], numbers[0]) if lines == 1 else np.einsum("ij,ij->", numbers, numbers))
-        if not math.isfinite(square):  # the square of 1e20 overflows float32
-            square = float(np.einsum("ij,ij->", numbers, numbers, dtype=np.float64))
-    return math.sqrt(square)
+        if math.isfinite(square):
+            return math.sqrt(square)
+        largest = _largest(numbers)  # its square overflows, as that of 1e20 does in float32
+        if not math.isfinite(largest):
+            return largest
+        return largest * float(np.linalg.norm(numbers.astype(np.float64) / largest))
+
+
+def _largest(numbers: FloatArray) -> float:
+    """Return the largest magnitude of some numbers; NaN if one is NaN."""
+    return max(float(numbers.max(initial=0.0)), -float(numbers.min(initial=0.0)))
 
 
 class LateNorm:

@@ -332,6 +332,34 @@ def test_operands_that_all_nodes_share() -> None:
     check_both(without_dropout().by_constants, [[1], [2, 3]])
 
 
+class ByConstantIds(ab.Module):
+    """A table whose rows are chosen by constant ids, whose gradients are sums over the rows of an instance."""
+
+    def __init__(self) -> None:
+        self.table = ab.Parameter(np.random.default_rng(0).standard_normal((N_WORDS, DIM)))
+        self.astype("float64")
+
+    @ab.cell
+    def one(self, x: float) -> Any:
+        return ab.sum(ab.lookup(self.table, 2) ** 2.0) * x
+
+    @ab.cell
+    def several(self, x: float, word: int) -> Any:
+        rows = ab.lookup(self.table, np.array([1, 4, 1])) ** 2.0
+        return ab.sum(rows) * x + ab.sum(ab.lookup(self.table, word) ** 3.0)
+
+    def loss(self, instance: Any) -> Any:
+        ones, several = instance
+        return ab.sum_n([*map(self.one, ones), *(self.several(*pair) for pair in several)])
+
+
+def test_constant_ids() -> None:
+    batch = [([0.5], []), ([], [(2.0, 1), (-1.0, 6)]), ([1.0, 3.0, -2.0], [(0.3, 2)]), ([], [(0.7, 4)] * 5)]
+    for backend in ("reference", "cpu"):
+        check_both(ByConstantIds().loss, batch, backend=BACKENDS[backend]())
+    check_both(ByConstantIds().loss, batch, backend=Counting())
+
+
 def test_rows_of_any_length() -> None:
     rng = np.random.default_rng(0)
     model = ragged.Reader(20, 4, rng).astype("float64")
@@ -414,6 +442,59 @@ def test_random_programs(seed: int) -> None:
     wanted = {name: np.asarray(gradient) for name, gradient in sums.items()}
     run.max_bytes = None
     check_equal(run.value_and_grad(batch, "sum", clip="per-instance")[1], arrays(wanted))
+
+
+class Cancelling(ab.Module):
+    """A matrix whose gradient is a sum of products, which may cancel: (a + b - c) x'."""
+
+    def __init__(self) -> None:
+        self.w = ab.Parameter(np.random.default_rng(0).standard_normal((48, 48)))
+
+    @ab.cell
+    def product(self, a: Any, x: Any) -> Any:
+        return ab.dot(a, self.w @ x)
+
+    def loss(self, instance: Any) -> Any:
+        x, a, b, c = instance
+        return self.product(a, x) + self.product(b, x) - self.product(c, x)
+
+
+@each("dtype, apart", [("float32", 0.0), ("float32", 1e-3), ("float64", 0.0), ("float64", 1e-8)])
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_norms_of_gradients_whose_terms_cancel(backend: str, dtype: str, apart: float) -> None:
+    rng, batch = np.random.default_rng(1), []
+    for _ in range(20):
+        x, a, b, e = rng.standard_normal((4, 48)).astype(dtype)
+        batch.append((x, a, b, a + b + np.asarray(apart, dtype) * e))
+    run = ab.batched(Cancelling().astype(dtype).loss, backend=backend)
+    wanted = norms_of(arrays(run.value_and_grad(batch, reduce="none")[1]))
+    for instance, norm in zip(batch, wanted, strict=True):
+        _, sums = run.value_and_grad([instance], "sum", clip="per-instance", max_norm=1e-3)
+        assert np.linalg.norm(sums["w"]) <= 1e-3 * (1.0 + 1e-3)
+        assert abs(sums.norms[0] - norm) <= 1e-3 * norm + 1e4 * np.finfo(dtype).eps * (apart == 0.0)
+
+
+def test_gradients_whose_squares_overflow_are_clipped() -> None:
+    model: Any = ab.Module()
+    model.w, model.bias, model.table = (ab.Parameter(np.ones(shape)) for shape in ((48, 48), (48,), (3, 48)))
+
+    @ab.cell
+    def loss(x: Any, k: int) -> Any:
+        return ab.sum((model.w @ x + model.bias + ab.lookup(model.table, k)) * x)
+
+    run = ab.batched(lambda pair: loss(*pair), module=model)
+    batch = [(np.full(48, 1e11), 0), (np.full(48, 1.0), 1), (np.full(48, 1e17), 2)]
+    wanted = [np.sqrt(48.0**2 * x[0] ** 4 + 2 * 48 * x[0] ** 2) for x, _ in batch]
+    _, sums = run.value_and_grad(batch, "sum", clip="per-instance", max_norm=1.0)
+    np.testing.assert_allclose(sums.norms, wanted, rtol=1e-5)
+
+    @ab.cell
+    def large(k: int) -> Any:
+        return 1e25 * (ab.sum(model.bias) + ab.sum(ab.lookup(model.table, k)))
+
+    run = ab.batched(large, module=model)
+    norms = run.value_and_grad([0, 1], "sum", clip="per-instance", max_norm=1.0)[1].norms
+    np.testing.assert_allclose(norms, 1e25 * np.sqrt(96), rtol=1e-6)
 
 
 def test_clipping_holds_no_gradient_of_all_instances() -> None:

@@ -20,6 +20,7 @@ from autobatch import ops
 from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.reference import Reference
 from autobatch.errors import AutobatchError, DataError, GraphError, ShapeError
+from autobatch.ops.indexing import pick
 from autobatch.ops.operators import OPS
 from helpers.fakes.counting_backend import Counting
 from helpers.programs.op_cases import CASES, OPERATORS, Case, CaseModel
@@ -230,6 +231,40 @@ def batched_call(compute: Callable[..., Any], arguments: list[tuple[Any, ...]], 
     """Call a cell once per instance with the given arguments."""
     call = ab.cell(compute)
     return ab.batched(lambda instance: call(*instance), backend=backend)(arguments)
+
+
+@each(
+    "compute, x, slope",
+    [
+        (ops.relu, [-1.0, 4.0], [0.0, 0.25]),
+        (lambda x: ops.max(x), [-1.0, 0.0, -2.0], [0.0, np.inf, 0.0]),
+        (lambda x: ops.max_n([x[0], x[1]]), [-1.0, 0.0], [0.0, np.inf]),
+        (lambda x: pick(x, 1, ignore=-100), [4.0, 0.0], [0.0, np.inf]),
+    ],
+)
+@each("backend", [Reference(), Cpu()])
+def test_infinite_gradients_are_those_of_chosen_elements_alone(
+    compute: Any, x: list[float], slope: list[float], backend: Any
+) -> None:
+    model: Any = ab.Module()
+    model.x = ab.Parameter(np.array(x))
+    cell = ab.cell(lambda scale: ops.sum(ops.sqrt(compute(model.x * scale))))
+    _, gradients = ab.batched(cell, module=model, backend=backend).value_and_grad([1.0])
+    np.testing.assert_array_equal(gradients["x"], slope)
+
+
+def test_infinite_gradients_of_pairs_of_rows_are_those_of_the_largest() -> None:
+    model: Any = ab.Module()
+    model.w = ab.Parameter(np.array(1.0))
+
+    @ab.cell(ragged=("rows",))
+    def loss(rows: Any) -> Any:
+        x, most = rows
+        return ops.sum(ops.sqrt(ops.max((x * model.w) @ ops.transpose(x), axis=1) - most))
+
+    rows = [np.arange(1.0, 1.0 + n)[:, None] for n in (2, 3)]
+    _, gradients = ab.batched(loss, module=model).value_and_grad([(x, x[:, 0] * len(x)) for x in rows])
+    assert gradients["w"] == np.inf
 
 
 @each(

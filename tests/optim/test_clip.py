@@ -57,6 +57,16 @@ def test_rows_that_are_not_finite_are_named() -> None:
         clip_by_norm(grads, 1.0)
 
 
+@pytest.mark.parametrize(("dtype", "big"), [("float32", 1e30), ("float64", 1e200), ("float64", 1.7e308)])
+def test_numbers_whose_squares_overflow_are_clipped(dtype: str, big: float) -> None:
+    grads = {"weight": np.array([big, 1.0, -big], dtype)}
+    clip_by_value(grads, 2.0)
+    assert grads["weight"].tolist() == [2.0, 1.0, -2.0]
+    grads = {"weight": np.array([[big], [0.0]], dtype), "bias": np.array(1.0, dtype)}
+    assert clip_by_norm(grads, 1.0) == pytest.approx(big)
+    np.testing.assert_allclose(grads["weight"], [[1.0], [0.0]], rtol=1e-6)
+
+
 def test_nothing_has_norm_zero() -> None:
     assert clip_by_norm({}, 1.0) == 0.0
 

@@ -47,3 +47,28 @@ def test_ints_that_no_float_holds_are_refused() -> None:
                 ab.batched(cell, module=model, backend="reference")([X])
         with pytest.raises(ab.DataError, match="an int must fit a float64"):
             model.of_op(X)
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_ints_that_float32_rounds_are_compared_as_ints(backend: str) -> None:
+    """Also with constants; float32 holds 2**24, but rounds 2**24 + 1 to it."""
+    model: Any = ab.Module()
+    model.scale = ab.Parameter(np.ones(1))
+    most = 2**24
+
+    @ab.cell
+    def compared(n: int, v: Any) -> Any:
+        pairs = ((n, most), (most, n), (n, float(most)), (v, np.array([most, most + 1])), (v[1], -most), (n, v))
+        found = [compare(x, y) for x, y in pairs for compare in (ab.equal, ab.less, ab.greater_equal, ab.not_equal)]
+        return model.scale * ab.concat([ab.reshape(x, (-1,)) if x.shape else ab.stack([x]) for x in found]), ab.argmax(
+            v
+        )
+
+    instances = [(most + 1, np.array([most, most + 1])), (most, np.array([most + 1, -most - 1])), (3, np.array([5, 5]))]
+    found, positions = ab.batched(lambda pair: compared(*pair), module=model, backend=backend)(instances)
+    for number, (n, v) in enumerate(instances):
+        pairs = [(n, most), (most, n), (n, most), (v, np.array([most, most + 1])), (v[1], -most), (n, v)]
+        ways: tuple[Any, ...] = (np.equal, np.less, np.greater_equal, np.not_equal)
+        wanted = [compare(x, y) for x, y in pairs for compare in ways]
+        np.testing.assert_array_equal(found[number], np.concatenate([np.atleast_1d(x) for x in wanted]))
+        assert positions[number] == np.argmax(v)
