@@ -202,6 +202,58 @@ def test_copies_and_pickles_of_a_batched_function_too(name: str) -> None:
     assert torch.equal(made(instances), expected)
 
 
+def unnamed(function: Callable[..., Any]) -> Any:
+    """Wrap a function without `functools.wraps`, so that all wrappers have one name."""
+
+    def wrapper(self: Any, x: Tensor) -> Any:
+        return function(self, x)
+
+    return wrapper
+
+
+class Base(nn.Module):
+    """A module with a batched method that another class overrides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(2))
+
+    @abt.cell
+    def cell(self, x: Tensor) -> Tensor:
+        return (x * self.scale).sum()
+
+    @abt.batched()
+    def loss(self, x: Tensor) -> Tensor:
+        return self.cell(x)
+
+
+class Several(Base):
+    """A module whose batched methods have the same names."""
+
+    @abt.batched()
+    def loss(self, x: Tensor) -> Tensor:
+        return 10.0 * self.cell(x)
+
+    @property
+    def base_loss(self) -> Any:
+        return super().loss
+
+    first = abt.batched()(unnamed(lambda self, x: 2.0 * self.cell(x)))
+    second = abt.batched()(unnamed(lambda self, x: 3.0 * self.cell(x)))
+    third = abt.batched()(lambda self, x: 4.0 * self.cell(x))
+    fourth = abt.batched()(lambda self, x: 5.0 * self.cell(x))
+
+
+@pytest.mark.parametrize("copied", [lambda x: x, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_batched_methods_of_the_same_name_are_different_functions(copied: Callable[[Any], Any]) -> None:
+    net, xs = Several(), [torch.ones(2)]
+    for k, method in enumerate((net.base_loss, net.loss, net.first, net.second, net.third, net.fourth)):
+        twin = copied(method)
+        assert twin(xs).item() == 2 * (1.0, 10.0, 2.0, 3.0, 4.0, 5.0)[k]
+    assert net.loss is net.loss
+    assert net.base_loss is net.base_loss
+
+
 def test_no_gradients_are_kept_where_none_are_asked_for() -> None:
     net, instances = make()
     with torch.no_grad():
