@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, autograd, nn
 
+import autobatch as ab
 import autobatch.torch as abt
 from autobatch.errors import AutobatchError, GraphError
 from helpers.models.torch_modules import tagger_case, tree_case
@@ -115,11 +116,34 @@ def test_dropout_follows_the_seed_of_torch_and_the_mode_of_the_module() -> None:
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2])
     assert not torch.equal(net.loss(instances), net.loss(instances))
+    with torch.no_grad():
+        assert not torch.equal(net.loss(instances), net.loss(instances))
+        torch.manual_seed(1)
+        assert torch.equal(net.loss(instances), drawn[0])
     zeros = torch.cat([h for rows in net.run(instances * 20)["all"] for h in rows]) == 0
     assert 0.4 < zeros.double().mean() < 0.6
     before = torch.get_rng_state()
     net.eval().loss(instances)
+    with torch.no_grad():
+        net.loss(instances)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_awaited_values_are_those_of_the_results_if_numbers_are_random() -> None:
+    net, (rows, *_) = make()
+    net.train()
+
+    async def best(rows: Tensor) -> tuple[Any, Tensor]:
+        h = net.out(rows.repeat(1, 2)[0])
+        return await ab.value(h.sum()), h
+
+    run, seen = abt.batched(best, module=net), set[float]()
+    for grad in (True, True, False, False):
+        with torch.set_grad_enabled(grad):
+            awaited, h = run([rows])
+        assert awaited.item() == pytest.approx(h.sum().item())
+        seen.add(awaited.item())
+    assert len(seen) > 1
 
 
 def test_changes_of_a_module_take_effect() -> None:
