@@ -127,6 +127,7 @@ class Passing:
             # Torch would call the hooks of parameters that no result depends on with None.
             used = batched.reaching.parameters(step.graph, step.cells, range(len(step.cells.slot_shapes)))
             self.read = {name: p for name, p in self.read.items() if id(p) in used}
+        self.inputs.check_unchanged()
         self.tensors = [*[p.tensor for p in self.read.values()], *self.inputs.tensors]
         # Only torch computes gradients of these, so nothing of ours is added.
         self._of_torch = {name for name in self.read if id(self.read[name]) not in by_others}
