@@ -31,7 +31,6 @@ class Rounds:
 
     Args:
         options: the options of the call, for inference.
-        step: the number of the step, on which random numbers depend.
         timer: called after every batch.
         keeps_plans: whether to keep the plans of all rounds, for a profile or a report.
 
@@ -46,12 +45,11 @@ class Rounds:
         runner: Runner,
         options: Options,
         clock: Clock,
-        step: int,
         timer: Timer | None,
         keeps_plans: bool,
     ) -> None:
         self._recorder, self._planning, self._runner, self._options = recorder, planning, runner, options
-        self._clock, self._draw, self._timer = clock, (options.seed, step), timer
+        self._clock, self._timer = clock, timer
         self.so_far = RoundsSoFar(keeps_plans)
         self._n_idle = 0  # the rounds since the last step, whose awaited values were all known already
         self._phases: Phases
@@ -143,7 +141,7 @@ class Rounds:
             self._n_idle += 1
             return
         self._n_idle = 0
-        run_and_keep(self._runner, kept, step, chosen.kept.values, self._draw, self._timer)
+        run_and_keep(self._runner, kept, step, chosen.kept.values, self._runner.draw_of(step), self._timer)
         self.so_far.add(step, tuple(phases.waiting))
 
     def _plan_last(self) -> Step:

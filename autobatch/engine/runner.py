@@ -25,6 +25,9 @@ class Runner(Protocol):
 
     parameters: ParameterState
 
+    def draw_of(self, step: Step) -> tuple[int, int]:
+        """Return the seed and the number on which random numbers of a step depend."""
+
     def start(
         self,
         step: Step,

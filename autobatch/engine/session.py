@@ -270,7 +270,7 @@ class Session(Settings):
 
         options = self.options_now(training=False, has_aux=False)
         profile, keeps_plans = self._profile, reports or self._profile is not None
-        return Rounds(self.recorder, self.planning, self, options, clock, self.step, profile, keeps_plans)
+        return Rounds(self.recorder, self.planning, self, options, clock, profile, keeps_plans)
 
     def _record_rounds(self, instances: list[Any]) -> Graph:
         """Run async programs, and return the graph of all nodes that they recorded."""
@@ -309,6 +309,10 @@ class Session(Settings):
                 run.close()
             found.append(run)
         return found
+
+    def draw_of(self, step: Step) -> tuple[int, int]:
+        """Return the seed and the number on which random numbers of a step depend, the same within a call."""
+        return self.options.seed, self.step
 
     def start(
         self,

@@ -324,11 +324,13 @@ class TorchBatched(OnDevice):
         _refuse_sums(tape)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Reduce a batched method to its module and name, so that its copy belongs to the copy of the module."""
-        function = self.recorder.function
-        owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
-        if isinstance(getattr(type(owner), name, None), BatchedMethod):
-            return getattr, (owner, name)
+        """Reduce a batched method to its module and place, so that its copy belongs to the copy of the module."""
+        owner = getattr(self.recorder.function, "__self__", None)
+        made = getattr(owner, "__dict__", {}).get("_batched_methods", {})
+        for kind in type(owner).__mro__:
+            for name, method in vars(kind).items():
+                if isinstance(method, BatchedMethod) and made.get(method) is self:
+                    return _batched_method, (owner, kind, name)
         return super().__reduce_ex__(protocol)
 
 
@@ -358,10 +360,9 @@ class BatchedMethod:
         if owner is None:
             return self
         made = vars(owner).setdefault("_batched_methods", _Made())
-        name = self._function.__name__
-        if name not in made:
-            made[name] = batched(self._function.__get__(owner), module=owner, **self._options)
-        return made[name]
+        if self not in made:  # not by name, which the methods of base classes, lambdas and wrappers share
+            made[self] = batched(self._function.__get__(owner), module=owner, **self._options)
+        return made[self]
 
     def __call__(self, *args: Any) -> Any:
         raise GraphError(
@@ -370,7 +371,12 @@ class BatchedMethod:
         )
 
 
-class _Made(dict[str, Any]):
+def _batched_method(owner: Any, kind: type, name: str) -> Any:
+    """Return the batched method of a module that has this name in the body of this class."""
+    return vars(kind)[name].__get__(owner)
+
+
+class _Made(dict[BatchedMethod, Any]):
     """The batched methods of a module; copies of the module start with none."""
 
     def __reduce__(self) -> Any:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
+from autobatch.errors import GraphError
 from autobatch.torch.host_copies import HostCopies
 from autobatch.torch.kinds import from_floats, shape_within, to_floats
 from autobatch.trace.inputs import FloatInput, Inputs
@@ -70,6 +71,8 @@ class TensorInputs(Inputs):
         super().__init__(recording)
         self.tensors: list[torch.Tensor] = []
         self._leaves: dict[int, FloatInput] = {}
+        self._nodes: list[Any] = []  # the `grad_fn` of each tensor when a cell first got it
+        self._versions: dict[int, int] = {}
 
     @contextmanager
     def recording_tensors(self) -> Iterator[None]:
@@ -81,11 +84,26 @@ class TensorInputs(Inputs):
             CURRENT.inputs = before
 
     def enter_tensor(self, tensor: torch.Tensor) -> FloatInput:
-        """Return the input that represents a tensor, the same for the same tensor."""
-        if id(tensor) not in self._leaves:
-            self._leaves[id(tensor)] = self._leaf(to_floats(on_host(tensor.detach()), CURRENT.dtype).numpy())
+        """Return the input that represents a tensor, the same for the same tensor.
+
+        Raises:
+            GraphError: the tensor has been changed in place since a cell got it.
+        """
+        key, version = id(tensor), 0 if tensor.is_inference() else tensor._version
+        if key not in self._leaves:
+            self._leaves[key] = self._leaf(to_floats(on_host(tensor.detach()), CURRENT.dtype).numpy())
             self.tensors.append(tensor)
-        return self._leaves[id(tensor)]
+            self._nodes.append(tensor.grad_fn)
+            self._versions[key] = version
+        elif self._versions[key] != version:
+            raise _changed_in_place(tensor)
+        return self._leaves[key]
+
+    def check_unchanged(self) -> None:
+        """Raise a GraphError if a tensor was changed in place later: its gradient would be that of its new numbers."""
+        for tensor, node in zip(self.tensors, self._nodes, strict=True):
+            if tensor.grad_fn is not node:
+                raise _changed_in_place(tensor)
 
     def split(self, gradients: Any, is_reached: Any) -> list[torch.Tensor | None]:
         """Split the gradients of all numbers by tensor; None for a tensor with no reached number.
@@ -105,6 +123,14 @@ class TensorInputs(Inputs):
             found.append(from_floats(part, tensor.dtype) if is_own.any() or not is_own.size else None)
             first = end
         return found
+
+
+def _changed_in_place(tensor: torch.Tensor) -> GraphError:
+    return GraphError(
+        f"a tensor of shape {tuple(tensor.shape)} that requires a gradient was changed in place after it was passed to "
+        f"a cell, which computes with the old numbers when the mini-batch runs; make a new tensor: x = x + y for "
+        f"x += y, or pass x.clone() to the cell."
+    )
 
 
 def on_host(x: torch.Tensor) -> torch.Tensor:

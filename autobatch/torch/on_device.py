@@ -10,19 +10,28 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, NamedTuple, Self
 
+import numpy as np
 import torch
 
 from autobatch.api import Batched
 from autobatch.api import batched as batched_arrays
-from autobatch.backends.base import Backend
+from autobatch.backends.base import Backend, Run
 from autobatch.backends.options import Options
 from autobatch.devices.store import HOST, Store
 from autobatch.engine.counts import Step
+from autobatch.engine.results import Differentiation
 from autobatch.engine.session import Call
 from autobatch.graph.graph import Graph
 from autobatch.params.parameter import FLOAT32
 from autobatch.torch.memory import working_on
 from autobatch.torch.modules import TorchModule
+from autobatch.torch.opaque import Reads, reads_of
+from autobatch.trace.record import Recorder
+
+
+def reads_in(recorder: Recorder, graph: Graph) -> list[Reads]:
+    """Return the reads of each type in a graph."""
+    return [reads_of(recorder.types[number].program) for number in np.unique(graph.type_id).tolist()]
 
 
 class DeviceCall(Call):
@@ -32,6 +41,7 @@ class DeviceCall(Call):
     _context: ExitStack
 
     def __enter__(self) -> Step:
+        self._session.drawn = None
         with ExitStack() as context:
             context.enter_context(self._session.on_device())
             step = super().__enter__()
@@ -65,6 +75,7 @@ class OnDevice(Batched):
     def __init__(self, *made: Any) -> None:
         super().__init__(*made)
         self._chosen: Chosen | None = None
+        self.drawn: tuple[int, int] | None = None  # by the current call
 
     @classmethod
     def of(cls, made: Batched, options: Mapping[str, Any]) -> Self:
@@ -99,6 +110,25 @@ class OnDevice(Batched):
     def _result_store(self) -> Store:  # type: ignore[override]
         """Return the memory in which a call returns its results, that of the parameters."""
         return self.parameters.store
+
+    def draw_of(self, step: Step) -> tuple[int, int]:
+        """Return the seed and the number on which random numbers of a step depend, see `Session`.
+
+        They follow torch's own generator, so `torch.manual_seed` reproduces them.
+        """
+        if self.drawn is None and any(reads.draws for reads in reads_in(self.recorder, step.graph)):
+            self.drawn = int(torch.randint(2**31, ())), 0
+        return self.drawn or super().draw_of(step)
+
+    def run(
+        self,
+        step: Step,
+        differentiation: Differentiation | None = None,
+        draw: tuple[int, int] | None = None,
+        to: Store | None = HOST,
+    ) -> list[Run]:
+        """Run the parts one after the other, see `Session`."""
+        return super().run(step, differentiation, draw or self.draw_of(step), to)
 
     def options_now(self, training: bool, has_aux: bool | None) -> Options:
         """Return the options of a call, see `autobatch.engine.session.Session`."""

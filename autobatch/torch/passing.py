@@ -33,7 +33,7 @@ from autobatch.torch.entering import TensorInputs
 from autobatch.torch.flow import Reaching
 from autobatch.torch.memory import to_array, to_tensor
 from autobatch.torch.modules import TorchModule
-from autobatch.torch.opaque import reads_of
+from autobatch.torch.on_device import reads_in
 from autobatch.torch.parameters import Tangent, TensorParameter
 from autobatch.trace.record import MiniBatch, Recorder
 
@@ -78,13 +78,8 @@ class Runner(Protocol):
     ) -> dict[str, Gradient]:
         """Differentiate the run of a part, within its context."""
 
-    @property
-    def seed(self) -> int:
-        """Return the seed of random numbers."""
-
-    @property
-    def step(self) -> int:
-        """Return the number of calls so far; random numbers depend on it too."""
+    def draw_of(self, step: Step) -> tuple[int, int]:
+        """Return the seed and the number on which random numbers of a step depend."""
 
     def along(
         self, passing: Passing, gradients: OfOutputs, directions: Sequence[torch.Tensor | None]
@@ -124,8 +119,7 @@ class Passing:
         assert isinstance(module, TorchModule)
         self.instances, self.held = minibatch.instances, held
         self.inputs, self._sparse, self.dtype = minibatch.inputs, module.sparse, module.float_dtype
-        types = [batched.recorder.types[number] for number in np.unique(step.graph.type_id).tolist()]
-        reads = [reads_of(kind.program) for kind in types]
+        reads = reads_in(batched.recorder, step.graph)
         parameters = frozenset().union(*[of_type.parameters for of_type in reads])
         by_others = frozenset().union(*[of_type.by_others for of_type in reads])
         self.read = {name: p for name, p in trainable.items() if id(p) in parameters}
@@ -133,12 +127,11 @@ class Passing:
             # Torch would call the hooks of parameters that no result depends on with None.
             used = batched.reaching.parameters(step.graph, step.cells, range(len(step.cells.slot_shapes)))
             self.read = {name: p for name, p in self.read.items() if id(p) in used}
+        self.inputs.check_unchanged()
         self.tensors = [*[p.tensor for p in self.read.values()], *self.inputs.tensors]
         # Only torch computes gradients of these, so nothing of ours is added.
         self._of_torch = {name for name in self.read if id(self.read[name]) not in by_others}
-        # Random numbers follow torch's own generator, so `torch.manual_seed` reproduces them.
-        draws = draw is None and True in [of_type.draws for of_type in reads]
-        self.draw = draw or ((int(torch.randint(2**31, ())), 0) if draws else (batched.seed, batched.step))
+        self.draw = draw or batched.draw_of(step)
         self._runs: list[tuple[Part, Run]] = []
         columns = []
         for part, instances in step.divided():

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, autograd, nn
 
+import autobatch as ab
 import autobatch.torch as abt
 from autobatch.errors import AutobatchError, GraphError
 from helpers.models.torch_modules import tagger_case, tree_case
@@ -115,11 +116,34 @@ def test_dropout_follows_the_seed_of_torch_and_the_mode_of_the_module() -> None:
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2])
     assert not torch.equal(net.loss(instances), net.loss(instances))
+    with torch.no_grad():
+        assert not torch.equal(net.loss(instances), net.loss(instances))
+        torch.manual_seed(1)
+        assert torch.equal(net.loss(instances), drawn[0])
     zeros = torch.cat([h for rows in net.run(instances * 20)["all"] for h in rows]) == 0
     assert 0.4 < zeros.double().mean() < 0.6
     before = torch.get_rng_state()
     net.eval().loss(instances)
+    with torch.no_grad():
+        net.loss(instances)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_awaited_values_are_those_of_the_results_if_numbers_are_random() -> None:
+    net, (rows, *_) = make()
+    net.train()
+
+    async def best(rows: Tensor) -> tuple[Any, Tensor]:
+        h = net.out(rows.repeat(1, 2)[0])
+        return await ab.value(h.sum()), h
+
+    run, seen = abt.batched(best, module=net), set[float]()
+    for grad in (True, True, False, False):
+        with torch.set_grad_enabled(grad):
+            awaited, h = run([rows])
+        assert awaited.item() == pytest.approx(h.sum().item())
+        seen.add(awaited.item())
+    assert len(seen) > 1
 
 
 def test_changes_of_a_module_take_effect() -> None:
@@ -200,6 +224,58 @@ def test_copies_and_pickles_of_a_batched_function_too(name: str) -> None:
             owner.norm.bias.add_(1.0)
         assert not torch.equal(twin(instances), expected)
     assert torch.equal(made(instances), expected)
+
+
+def unnamed(function: Callable[..., Any]) -> Any:
+    """Wrap a function without `functools.wraps`, so that all wrappers have one name."""
+
+    def wrapper(self: Any, x: Tensor) -> Any:
+        return function(self, x)
+
+    return wrapper
+
+
+class Base(nn.Module):
+    """A module with a batched method that another class overrides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(2))
+
+    @abt.cell
+    def cell(self, x: Tensor) -> Tensor:
+        return (x * self.scale).sum()
+
+    @abt.batched()
+    def loss(self, x: Tensor) -> Tensor:
+        return self.cell(x)
+
+
+class Several(Base):
+    """A module whose batched methods have the same names."""
+
+    @abt.batched()
+    def loss(self, x: Tensor) -> Tensor:
+        return 10.0 * self.cell(x)
+
+    @property
+    def base_loss(self) -> Any:
+        return super().loss
+
+    first = abt.batched()(unnamed(lambda self, x: 2.0 * self.cell(x)))
+    second = abt.batched()(unnamed(lambda self, x: 3.0 * self.cell(x)))
+    third = abt.batched()(lambda self, x: 4.0 * self.cell(x))
+    fourth = abt.batched()(lambda self, x: 5.0 * self.cell(x))
+
+
+@pytest.mark.parametrize("copied", [lambda x: x, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_batched_methods_of_the_same_name_are_different_functions(copied: Callable[[Any], Any]) -> None:
+    net, xs = Several(), [torch.ones(2)]
+    for k, method in enumerate((net.base_loss, net.loss, net.first, net.second, net.third, net.fourth)):
+        twin = copied(method)
+        assert twin(xs).item() == 2 * (1.0, 10.0, 2.0, 3.0, 4.0, 5.0)[k]
+    assert net.loss is net.loss
+    assert net.base_loss is net.base_loss
 
 
 def test_no_gradients_are_kept_where_none_are_asked_for() -> None:

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import autobatch as ab
 import autobatch.torch as abt
+from autobatch.errors import GraphError
 
 
 class Net(nn.Module):
@@ -199,6 +200,34 @@ def test_changes_without_gradients_are_refused_where_there_are_gradients() -> No
         batched(ROWS)
     with torch.no_grad():
         torch.testing.assert_close(batched(ROWS), torch.stack([L(x) + 1 for x in ROWS]))
+
+
+CHANGED_LATER = [
+    "s = x * 1.0; h = L(s); s.mul_(10.0); h + L(s)",
+    "s = x * 1.0; h = L(s); s += x; h",
+    "s = x * 1.0; h = L(s[1:].repeat(2)[:3]) + L(s.view(3)); s[0] = 2.0; h",
+]
+
+
+@pytest.mark.parametrize("text", CHANGED_LATER)
+def test_tensors_with_gradients_must_not_change_after_a_cell_got_them(text: str) -> None:
+    """A torch graph has only the new tensor, so the gradient of the old numbers would be that of the new ones."""
+    run = abt.batched(program(text), module=NET)
+    with pytest.raises(GraphError, match="requires a gradient was changed in place after it was passed to a cell"):
+        run([x.clone().requires_grad_() for x in ROWS])
+    with torch.no_grad():
+        torch.testing.assert_close(run(ROWS), torch.stack([run.recorder.function(x) for x in ROWS]))
+
+
+def test_tensors_with_gradients_may_change_before_and_in_inference_mode() -> None:
+    changed = program("s = x * 1.0; s += x; h = L(s); u = s * 2; u += 1; h + L(u)")
+    xs = [x.clone().requires_grad_() for x in ROWS]
+    found, expected = abt.batched(changed, module=NET)(xs), torch.stack([changed(x) for x in xs])
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(torch.autograd.grad(found.sum(), xs), torch.autograd.grad(expected.sum(), xs))
+    with torch.inference_mode():
+        made = torch.ones(3, dtype=torch.float64, requires_grad=True)
+        torch.testing.assert_close(abt.batched(L)([made])[0], L(made))
 
 
 def test_async_programs_add_up() -> None:
