@@ -209,7 +209,10 @@ class ReadTracker:
                 return value
             own, text = getattr(owner, "__dict__", {}), f"{name} of {type(owner).__name__}"
             if name in own:
-                return self._note(own, own.get, name, text)
+                if own[name] is value:
+                    return self._note(own, own.get, name, text)
+                # A data descriptor, or the class's own `__getattribute__`, may compute with the entry.
+                self._constant(own, own.get, name, text)
             if isinstance(owner, Parameter) and name == "dtype":  # a property of the array, which is not tracked
                 return self._note(owner, partial(getattr, owner), name, text)
             for base in type(owner).__mro__:
@@ -290,7 +293,10 @@ class ReadTracker:
 
     def _constant(self, holder: object, get: Callable[..., Any], name: str, text: str) -> None:
         """Record a read of a value that stays a constant, because it cannot be replaced."""
-        self._by_value.add((id(holder), name))
+        place = id(holder), name
+        self._by_value.add(place)
+        if place in self.guards:  # the body may have got a live number there before, and now gets the number itself
+            self.builder.needed.update(map(id, self.guards[place].lives.values()))
         self._note(holder, get, name, text, replaces=False)
 
     def _class_attribute(self, owner: Any, own: Any, base: type, name: str, text: str, value: Any) -> Any:
