@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from autobatch._native import Snapshot
+from autobatch.arrays import Array
 from autobatch.ir.arguments import exact
 from autobatch.ir.builder import Builder, Traced
 from autobatch.params.parameter import FLOAT32, Parameter
@@ -59,19 +60,22 @@ class Live(Parameter):
         """Take the current value of the attribute; return False if its shape differs, or it is not a number."""
         if not can_be_live(value) or np.shape(value) != self.shape:
             return False
-        if isinstance(value, np.ndarray):
-            self.n_taken += value is not self._value and not np.array_equal(value, self._value, equal_nan=True)
-        elif value != self._value:
-            self.n_taken += 1
-        self._value = value
+        if value is not self._value:
+            self.n_taken += not np.array_equal(self._bits(value), self._bits(self._value))
+            self._value = value
         return True
 
     def refresh(self, dtype: np.dtype[Any]) -> None:
         """Convert the last value taken to this float type, for the next run."""
         if dtype != self.dtype:
             self.astype(dtype)
-        if not np.array_equal(self.array, np.asarray(self._value, dtype)):
+        if not np.array_equal(self._bits(self.array), self._bits(self._value)):
             self.data = self._value
+
+    def _bits(self, value: Any) -> Array:
+        """Return numbers in the model's dtype as ints, which distinguish -0.0 from 0.0 and equal NaNs."""
+        floats = np.asarray(value, self.dtype)
+        return floats.view(f"i{floats.itemsize}")
 
 
 class Lives:

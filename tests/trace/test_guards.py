@@ -275,6 +275,23 @@ def test_what_no_cell_reads_may_change_with_every_instance_and_step() -> None:
     assert traced(loss) == before
 
 
+@each("make", [float, lambda number: np.full(3, number)])
+def test_the_sign_of_zero(make: Callable[[float], Any]) -> None:
+    class Model(ab.Module):
+        beta: Any
+
+        @ab.cell
+        def loss(self, x: Any) -> Any:
+            return ab.sum(x / self.beta)
+
+    model = Model()
+    loss = ab.batched(model.loss, backend="reference")
+    with np.errstate(divide="ignore"):
+        for beta in (1.0, 2.0, 0.0, -0.0, 0.0):
+            model.beta = make(beta)
+            np.testing.assert_allclose(loss(XS), [model.loss(x) for x in XS])
+
+
 def test_float32() -> None:
     model = model_of(NUMBERS["attribute"]).astype("float32")
     loss = ab.batched(model.loss, backend="reference")
