@@ -44,6 +44,14 @@ class Holder:
         return cls.rate
 
 
+class Inheriting(Holder):
+    """A class that inherits the attribute of a class."""
+
+    @classmethod
+    def of_subclass(cls) -> float:
+        return cls.rate
+
+
 class Meta(type):
     """A metaclass with an attribute."""
 
@@ -158,6 +166,13 @@ def function() -> float:
     return function.number  # type: ignore[attr-defined, no-any-return]
 
 
+def late_or_two(x: Any) -> Any:
+    try:
+        return x.late
+    except AttributeError:
+        return 2.0
+
+
 def with_number(x: Any) -> Any:
     x.number = 2.0
     return x
@@ -220,6 +235,28 @@ CASES: dict[str, Case] = {
     "class of an object": Case(Holder, lambda h: type(h).rate, lambda h: setattr(Holder, "rate", Holder.rate + 1)),
     "__class__": Case(Holder, lambda h: h.__class__.rate, lambda h: setattr(Holder, "rate", Holder.rate + 1)),
     "class method": Case(Holder, lambda h: h.of_class(), lambda h: setattr(Holder, "rate", Holder.rate + 1)),
+    "attribute that a class inherits": Case(
+        lambda: type("Late", (Holder,), {}), lambda h: h.rate, lambda h: setattr(h, "rate", h.rate + 1.0)
+    ),
+    "class method that reads what its class inherits": Case(
+        lambda: type("Late", (Inheriting,), {}), lambda h: h.of_subclass(), lambda h: setattr(h, "rate", h.rate + 1.0)
+    ),
+    "missing attribute of a class": Case(
+        lambda: type("Late", (type("Base", (), {}),), {}),
+        lambda h: getattr(h, "late", 2.0),
+        lambda h: setattr(h.__bases__[0], "late", 3.0),
+    ),
+    "hasattr of a class": Case(
+        lambda: type("Late", (Holder,), {}),
+        lambda h: 3.0 if hasattr(h, "later") else 2.0,
+        lambda h: setattr(h, "later", 1.0),
+    ),
+    "missing attribute of a module": Case(
+        lambda: types.ModuleType("a_space"), lambda h: getattr(h, "late", 2.0), lambda h: setattr(h, "late", 3.0)
+    ),
+    "missing attribute of a function": Case(
+        lambda: lambda: 2.0, lambda h: late_or_two(h), lambda h: setattr(h, "late", 3.0)
+    ),
     "metaclass": Case(lambda: OfMeta, lambda h: h.rate, lambda h: setattr(Meta, "rate", Meta.rate + 1)),
     "descriptor": Case(
         Described, lambda h: h.number, lambda h: setattr(vars(Described)["number"], "number", h.number + 1)
