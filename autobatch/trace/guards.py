@@ -22,10 +22,12 @@ from itertools import repeat
 from operator import call, is_, methodcaller
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
+from weakref import ref
 
 import numpy as np
 
 from autobatch._native import Snapshot
+from autobatch.arrays import Array
 from autobatch.ir.arguments import exact
 from autobatch.ir.builder import Builder, Traced
 from autobatch.params.parameter import FLOAT32, Parameter
@@ -45,33 +47,35 @@ class Live(Parameter):
 
     Args:
         holder: the object with the attribute; kept alive, because it is identified by its `id`.
-
-    Attributes:
-        n_taken: number of changes so far; arrays that change in place are not counted.
+        n_taken: counts the changes of all live numbers of a recorded function in its only element; arrays that change
+            in place are not counted.
     """
 
-    def __init__(self, value: Any, dtype: np.dtype[Any], holder: object) -> None:
+    def __init__(self, value: Any, dtype: np.dtype[Any], holder: object, n_taken: list[int]) -> None:
         super().__init__(value, trainable=False)
-        self.holder, self.n_taken, self._value = holder, 0, value
+        self.holder, self._n_taken, self._value = holder, n_taken, value
         self.astype(dtype)
 
     def take(self, value: Any) -> bool:
         """Take the current value of the attribute; return False if its shape differs, or it is not a number."""
         if not can_be_live(value) or np.shape(value) != self.shape:
             return False
-        if isinstance(value, np.ndarray):
-            self.n_taken += value is not self._value and not np.array_equal(value, self._value, equal_nan=True)
-        elif value != self._value:
-            self.n_taken += 1
-        self._value = value
+        if value is not self._value:
+            self._n_taken[0] += not np.array_equal(self._bits(value), self._bits(self._value))
+            self._value = value
         return True
 
     def refresh(self, dtype: np.dtype[Any]) -> None:
         """Convert the last value taken to this float type, for the next run."""
         if dtype != self.dtype:
             self.astype(dtype)
-        if not np.array_equal(self.array, np.asarray(self._value, dtype)):
+        if not np.array_equal(self._bits(self.array), self._bits(self._value)):
             self.data = self._value
+
+    def _bits(self, value: Any) -> Array:
+        """Return numbers in the model's dtype as ints, which distinguish -0.0 from 0.0 and equal NaNs."""
+        floats = np.asarray(value, self.dtype)
+        return floats.view(f"i{floats.itemsize}")
 
 
 class Lives:
@@ -79,34 +83,37 @@ class Lives:
 
     Attributes:
         changing: the places of numbers that have changed before.
-        known: the inputs that replace numbers, by place and shape.
+        known: references to the inputs that replace numbers, by place and shape; traces keep the inputs alive.
         dtype: the dtype of the inputs.
     """
 
     def __init__(self) -> None:
         self.changing = set[Hashable]()
         self.dtype = FLOAT32
-        self.known: dict[Hashable, Live] = {}
+        self.known: dict[Hashable, ref[Live]] = {}
+        self._n_taken = [0]
 
     def find(self, place: Hashable, value: Any, holder: object) -> Live | None:
         """Return the input that replaces a number that has changed before, or a large array; None for anything else."""
         if not can_be_live(value) or not (place in self.changing or getattr(value, "nbytes", 0) > LARGE):
             return None
         key = place, np.shape(value)  # traces of former shapes keep their inputs, which are refreshed as well
-        live = self.known.get(key)
+        live = self.known[key]() if key in self.known else None
         if live is None or not live.take(value):
-            live = self.known[key] = Live(value, self.dtype, holder)
+            live = Live(value, self.dtype, holder, self._n_taken)
+            self.known = {**{k: x for k, x in self.known.items() if x() is not None}, key: ref(live)}
         return live
 
     def refresh(self, dtype: np.dtype[Any]) -> None:
         """Convert the current numbers to this float type, for the next run."""
         self.dtype = dtype
-        for live in list(self.known.values()):
-            live.refresh(dtype)
+        for live in [x() for x in self.known.values()]:
+            if live is not None:
+                live.refresh(dtype)
 
     @property
     def n_taken(self) -> int:
-        return sum(live.n_taken for live in self.known.values()) if self.known else 0
+        return self._n_taken[0]
 
 
 class LiveValue(Traced):

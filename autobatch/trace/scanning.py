@@ -33,12 +33,14 @@ class Names(NamedTuple):
     Attributes:
         globals: names of globals that it reads, with strings that it may look up in `globals()`.
         attributes: names of attributes of any object, with strings that it may pass to `getattr`.
+        optional: names of attributes that it may look up although they are missing.
         modules: names of modules that it imports.
         inherited: names that it may read from `super()` or a class: those of attributes, and its strings.
     """
 
     globals: frozenset[str]
     attributes: frozenset[str]
+    optional: frozenset[str]
     modules: frozenset[str]
     inherited: frozenset[str]
 
@@ -46,13 +48,16 @@ class Names(NamedTuple):
 @cache
 def names_in(code: CodeType) -> Names:
     """Find the names that code reads."""
-    found: dict[str, set[str]] = {"globals": set(), "attributes": set(), "modules": set()}
+    found: dict[str, set[str]] = {"globals": set(), "attributes": set(), "optional": set(), "modules": set()}
     for instruction in dis.get_instructions(code):
         if (kind := READS.get(instruction.opname)) is not None:
             found[kind].add(instruction.argval)
     texts = {x for x in code.co_consts if isinstance(x, str) and x.isidentifier()}
+    if found["globals"] & {"AttributeError", "Exception"}:
+        found["optional"] |= found["attributes"]
     if found["globals"] & {"getattr", "hasattr", "vars", "attrgetter"}:
         found["attributes"] |= texts
+        found["optional"] |= texts
     if found["globals"] & {"globals", "vars"}:
         found["globals"] |= texts
     asks_class = found["globals"] & {"super", "type"} or "__class__" in found["attributes"]

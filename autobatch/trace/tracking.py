@@ -152,6 +152,7 @@ class ReadTracker:
         self._functions: dict[CodeType, set[FunctionType]] = {}
         self.called: dict[CodeType, dict[str, Any]] = {}
         self._attribute_names = set[str]()
+        self._optional_names = set[str]()
         self._inherited_names = set[str]()
         self._namespaces: dict[int, Any] = {}
         self._kinds = set[type]()
@@ -209,7 +210,10 @@ class ReadTracker:
                 return value
             own, text = getattr(owner, "__dict__", {}), f"{name} of {type(owner).__name__}"
             if name in own:
-                return self._note(own, own.get, name, text)
+                if own[name] is value:
+                    return self._note(own, own.get, name, text)
+                # A data descriptor, or the class's own `__getattribute__`, may compute with the entry.
+                self._constant(own, own.get, name, text)
             if isinstance(owner, Parameter) and name == "dtype":  # a property of the array, which is not tracked
                 return self._note(owner, partial(getattr, owner), name, text)
             for base in type(owner).__mro__:
@@ -290,7 +294,10 @@ class ReadTracker:
 
     def _constant(self, holder: object, get: Callable[..., Any], name: str, text: str) -> None:
         """Record a read of a value that stays a constant, because it cannot be replaced."""
-        self._by_value.add((id(holder), name))
+        place = id(holder), name
+        self._by_value.add(place)
+        if place in self.guards:  # the body may have got a live number there before, and now gets the number itself
+            self.builder.needed.update(map(id, self.guards[place].lives.values()))
         self._note(holder, get, name, text, replaces=False)
 
     def _class_attribute(self, owner: Any, own: Any, base: type, name: str, text: str, value: Any) -> Any:
@@ -432,6 +439,7 @@ class ReadTracker:
         for function in list(self._functions.get(code, ())):
             self._note_variables(function)
         self._attribute_names |= names.attributes
+        self._optional_names |= names.optional
         self._asks_for_attributes |= not names.globals.isdisjoint(("getattr", "hasattr"))
         for tensor, text in list(self._tensors.values()):
             self._note_tensor(tensor, text)
@@ -454,10 +462,15 @@ class ReadTracker:
 
     def _note_namespace(self, x: Any) -> None:
         """Record the attributes of a module, class or function that called functions name."""
-        for space in map(vars, [*x.__mro__, *own_bases(type(x))] if isinstance(x, type) else [x]):
-            for name in self._attribute_names & space.keys():
-                if (id(x), name) not in self.guards:
-                    self._constant(x, space.get, name, f"{x.__name__}.{name}")
+        spaces = [*x.__mro__, *own_bases(type(x))] if isinstance(x, type) else [x]
+        names = self._optional_names | {name for name in self._attribute_names if any(name in vars(y) for y in spaces)}
+        for space in spaces:
+            own = vars(space)
+            # Classes of libraries get no new names. A module has no `__module__`, and is none of a library.
+            for name in names & own.keys() if is_library(getattr(space, "__module__", "")) else names:
+                if (id(space), name) not in self.guards:
+                    self._constant(space, own.get, name, f"{space.__name__}.{name}")
+            names = names - own.keys()
 
     def _note_inherited(self, kind: type) -> None:
         """Record the attributes that `super()` may look up in an object's classes, as its reads are not reported."""

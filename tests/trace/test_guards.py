@@ -9,6 +9,7 @@ import logging
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any
@@ -22,6 +23,9 @@ from autobatch.backends.cpu.backend import Cpu
 from autobatch.backends.reference import Reference
 from autobatch.compiler.stage import StageProgram, compile_forward
 from autobatch.plan.plan import PlannedCell
+from autobatch.plan.plan_cache import DEFAULT_SIZE
+from autobatch.trace import guards
+from autobatch.trace.traces import MOST_TRACES
 from helpers.checkers.refusals import refused
 from helpers.counters.counting import count_calls
 from helpers.programs import guard_cases
@@ -275,6 +279,23 @@ def test_what_no_cell_reads_may_change_with_every_instance_and_step() -> None:
     assert traced(loss) == before
 
 
+@each("make", [float, lambda number: np.full(3, number)])
+def test_the_sign_of_zero(make: Callable[[float], Any]) -> None:
+    class Model(ab.Module):
+        beta: Any
+
+        @ab.cell
+        def loss(self, x: Any) -> Any:
+            return ab.sum(x / self.beta)
+
+    model = Model()
+    loss = ab.batched(model.loss, backend="reference")
+    with np.errstate(divide="ignore"):
+        for beta in (1.0, 2.0, 0.0, -0.0, 0.0):
+            model.beta = make(beta)
+            np.testing.assert_allclose(loss(XS), [model.loss(x) for x in XS])
+
+
 def test_float32() -> None:
     model = model_of(NUMBERS["attribute"]).astype("float32")
     loss = ab.batched(model.loss, backend="reference")
@@ -294,6 +315,32 @@ def test_a_large_array_is_an_input_at_once() -> None:
     model.table[0] = 2.0
     check(model, loss, XS)
     assert traced(loss) == before
+
+
+def test_replaced_arrays_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traces and plans keep the inputs of their programs, and only a limited number of these is kept."""
+
+    class Table:
+        def __init__(self, number: float) -> None:
+            self.rows = np.full(3, float(number))
+
+    class Model(ab.Module):
+        def __init__(self) -> None:
+            self.table = Table(0.0)
+
+        @ab.cell
+        def loss(self, x: Any) -> Any:
+            return ab.sum(x * self.table.rows)
+
+    monkeypatch.setattr(guards, "LARGE", 0)
+    model = Model()
+    loss, made = ab.batched(model.loss, backend="reference"), list[weakref.ref[Any]]()
+    for number in range(60):
+        model.table = Table(number)
+        made.append(weakref.ref(model.table.rows))
+        np.testing.assert_allclose(loss(XS), [model.loss(x) for x in XS], rtol=1e-6)
+    gc.collect()
+    assert sum(array() is not None for array in made) <= MOST_TRACES + DEFAULT_SIZE
 
 
 # Signatures that change.

@@ -44,6 +44,14 @@ class Holder:
         return cls.rate
 
 
+class Inheriting(Holder):
+    """A class that inherits the attribute of a class."""
+
+    @classmethod
+    def of_subclass(cls) -> float:
+        return cls.rate
+
+
 class Meta(type):
     """A metaclass with an attribute."""
 
@@ -68,6 +76,39 @@ class Described:
     """A class that reads a number through a descriptor."""
 
     number = Descriptor()
+
+
+class Celsius:
+    """A data descriptor that stores its number under its own name."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __set__(self, owner: Any, number: float) -> None:
+        owner.__dict__[self.name] = number
+
+    def __get__(self, owner: Any, kind: Any = None) -> float:
+        return float(owner.__dict__[self.name]) - 273.0
+
+
+class Thermometer:
+    """An object whose descriptor hides an entry of `__dict__`."""
+
+    degrees = Celsius()
+
+    def __init__(self) -> None:
+        self.degrees = 275.0
+
+
+class Loud:
+    """An object that computes with an entry of `__dict__`."""
+
+    def __init__(self) -> None:
+        self.number = 2.0
+
+    def __getattribute__(self, name: str) -> Any:
+        x = object.__getattribute__(self, name)
+        return x * 10.0 if name == "number" else x
 
 
 class Called:
@@ -123,6 +164,13 @@ class Arrays(np.ndarray):
 
 def function() -> float:
     return function.number  # type: ignore[attr-defined, no-any-return]
+
+
+def late_or_two(x: Any) -> Any:
+    try:
+        return x.late
+    except AttributeError:
+        return 2.0
 
 
 def with_number(x: Any) -> Any:
@@ -187,10 +235,34 @@ CASES: dict[str, Case] = {
     "class of an object": Case(Holder, lambda h: type(h).rate, lambda h: setattr(Holder, "rate", Holder.rate + 1)),
     "__class__": Case(Holder, lambda h: h.__class__.rate, lambda h: setattr(Holder, "rate", Holder.rate + 1)),
     "class method": Case(Holder, lambda h: h.of_class(), lambda h: setattr(Holder, "rate", Holder.rate + 1)),
+    "attribute that a class inherits": Case(
+        lambda: type("Late", (Holder,), {}), lambda h: h.rate, lambda h: setattr(h, "rate", h.rate + 1.0)
+    ),
+    "class method that reads what its class inherits": Case(
+        lambda: type("Late", (Inheriting,), {}), lambda h: h.of_subclass(), lambda h: setattr(h, "rate", h.rate + 1.0)
+    ),
+    "missing attribute of a class": Case(
+        lambda: type("Late", (type("Base", (), {}),), {}),
+        lambda h: getattr(h, "late", 2.0),
+        lambda h: setattr(h.__bases__[0], "late", 3.0),
+    ),
+    "hasattr of a class": Case(
+        lambda: type("Late", (Holder,), {}),
+        lambda h: 3.0 if hasattr(h, "later") else 2.0,
+        lambda h: setattr(h, "later", 1.0),
+    ),
+    "missing attribute of a module": Case(
+        lambda: types.ModuleType("a_space"), lambda h: getattr(h, "late", 2.0), lambda h: setattr(h, "late", 3.0)
+    ),
+    "missing attribute of a function": Case(
+        lambda: lambda: 2.0, lambda h: late_or_two(h), lambda h: setattr(h, "late", 3.0)
+    ),
     "metaclass": Case(lambda: OfMeta, lambda h: h.rate, lambda h: setattr(Meta, "rate", Meta.rate + 1)),
     "descriptor": Case(
         Described, lambda h: h.number, lambda h: setattr(vars(Described)["number"], "number", h.number + 1)
     ),
+    "descriptor over an entry": Case(Thermometer, lambda h: h.degrees, lambda h: setattr(h, "degrees", 276.0)),
+    "own __getattribute__": Case(Loud, lambda h: h.number, lambda h: setattr(h, "number", 3.0)),
     "another class": Case(First, lambda h: h.get(), lambda h: setattr(h, "__class__", Second)),
     "patched call": Case(Called, lambda h: h(), lambda h: setattr(Called, "__call__", lambda self: 5.0)),
     "getattr of a module": Case(
@@ -233,6 +305,27 @@ def test_what_changes_takes_effect(case: str, monkeypatch: pytest.MonkeyPatch) -
     now = run([x])[0]
     np.testing.assert_allclose(now, model.scale(x))
     assert not np.array_equal(before, now)
+
+
+OFTEN: dict[str, Case] = {
+    "descriptor": Case(Thermometer, lambda h: h.degrees, lambda h: setattr(h, "degrees", h.degrees + 274.0)),
+    "own __getattribute__": Case(Loud, lambda h: h.number, lambda h: setattr(h, "number", h.number)),
+    "later in __dict__": Case(
+        lambda: with_number(Holder()),
+        lambda h: h.own + (vars(h)["own"] if h.number > 2.0 else 0.0),
+        lambda h: vars(h).update(own=h.own + 1.0, number=3.0 if h.own > 3.0 else 2.0),
+    ),
+}
+
+
+@each("case", OFTEN)
+def test_an_entry_that_changes_often(case: str) -> None:
+    """From its first change on, a number is an input of the program, unless the body needs the number itself."""
+    model, x = Model(OFTEN[case]), np.ones(2)
+    run = ab.batched(model.scale, module=model, backend="reference")
+    for _ in range(6):
+        np.testing.assert_allclose(run([x])[0], model.scale(x))
+        OFTEN[case].change(model.held)
 
 
 class Listing(ab.Module):
