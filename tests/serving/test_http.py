@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import re
@@ -26,6 +27,10 @@ from helpers.programs.waiting_programs import Boom
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 pytest.importorskip("prometheus_client", reason="the extra serve is not installed")
 
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from autobatch.serving import asgi
 from helpers.programs.http_client import NDJSON, Client, Served, read
 
 WITHIN = 30.0  # seconds
@@ -231,6 +236,33 @@ def test_wrong_requests_are_refused_in_a_sentence(model: Served, body: Any, stat
         assert client.predict({"instance": {"x": [0, 0, 1], "n": 1}})[0] == 200
     finally:
         client.close()
+
+
+def test_lines_are_counted_before_they_are_parsed(model: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed = list[bytes]()
+    parse = asgi._parse
+
+    async def counted(text: bytes, what: str) -> Any:
+        parsed.append(text)
+        return await parse(text, what)
+
+    monkeypatch.setattr(asgi, "_parse", counted)
+    client = Client(ab.serve(model.run, backend="reference"), max_instances=8)
+    try:
+        status, _, text = client.ask("POST", "/predict", "x\n\n" * 9, content_type=NDJSON)
+        assert (status, parsed) == (413, [])
+        assert "at most 8 instances, got 9" in json.loads(text)["error"]
+        status, _, text = client.ask("POST", "/predict", "x\n\n" * 8, content_type=NDJSON)
+        assert (status, len(parsed), len(text.splitlines())) == (200, 8, 8)
+        assert client.ask("POST", "/predict", "\n", content_type=NDJSON)[0] == 400
+    finally:
+        client.close()
+
+
+def test_a_line_that_fails_keeps_no_traceback() -> None:
+    refusal = asyncio.run(asgi._parse_line(b"x" * 100, 3))
+    assert (refusal.status, refusal.__traceback__, refusal.__context__) == (400, None, None)
+    assert str(refusal).startswith("line 3 must be valid JSON")
 
 
 def nest(depth: int, kind: str, core: str) -> str:
