@@ -97,6 +97,11 @@ class Readiness:
         self._fault, self._n_failed, self._last = WARMING, 0, 0.0
         self._trying: asyncio.Task[None] | None = None
 
+    def begin(self) -> asyncio.Task[None]:
+        """Begin to warm up; return the task."""
+        self._trying = asyncio.create_task(self.warm())
+        return self._trying
+
     async def warm(self) -> None:
         """Warm up in a thread; the server is not ready until that succeeds."""
         try:
@@ -121,6 +126,8 @@ class Readiness:
         """Return why the server is not ready; empty if it is."""
         if self._server.is_closed:
             return "closing"
+        if self._fault == WARMING and self._trying is None:  # a mounted application has no lifespan of its own
+            self.begin()
         if self._fault == WARMING or not (self._fault or self._n_failed >= MOST_FAILED):
             return self._fault
         # While it is not ready, it may get no requests that show whether it works again.
@@ -203,7 +210,7 @@ def app(
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(work) for work in (readiness.warm(), handler.publish())]
+        tasks = [readiness.begin(), asyncio.create_task(handler.publish())]
         yield
         for task in tasks:
             task.cancel()

@@ -385,6 +385,40 @@ def test_a_token_is_asked_for(model: Served) -> None:
         client.close()
 
 
+@pytest.mark.parametrize("token", [None, "secret"])
+def test_a_mounted_application_is_ready(token: str | None, model: Served) -> None:
+    warmed = list[int]()
+    server = ab.serve(model.run, backend="reference")
+    made = ab.serving.app(server, read=read, token=token, warm_up=lambda: warmed.append(1))
+    outer = Starlette(routes=[Mount("/sums", made)])
+
+    async def ask(path: str, headers: dict[str, str]) -> int:
+        body, statuses = [{"type": "http.request"}], list[int]()
+
+        async def receive() -> Any:
+            return body.pop() if body else await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            statuses.extend([message["status"]] if "status" in message else [])
+
+        given = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await outer({"type": "http", "method": "GET", "path": path, "root_path": "", "headers": given}, receive, send)
+        return statuses[0]
+
+    async def run() -> None:
+        assert await ask("/sums/healthz", {}) == 200
+        assert await ask("/sums/readyz", {}) == 503
+        while await ask("/sums/readyz", {}) != 200:
+            await asyncio.sleep(0.01)
+        assert await ask("/sums/metrics", {}) == (200 if token is None else 401)
+        assert await ask("/sums/metrics/healthz", {}) == (404 if token is None else 401)
+        assert await ask("/sums/metrics", {"authorization": f"Bearer {token}"}) == 200
+
+    with server:
+        asyncio.run(run())
+    assert warmed == [1]
+
+
 def test_too_many_and_too_late(model: Served) -> None:
     server = ab.serve(model.run, backend="reference", max_running=1, max_waiting=1)
     client = Client(server, deadline=0.3)
