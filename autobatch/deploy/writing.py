@@ -25,6 +25,11 @@ from autobatch.trace.traces import Specialization
 FORMAT, VERSION = MODEL_FORMAT, 1
 PARAMETER = "parameter."
 LONGEST = 64
+CALL = "__call__"
+METHODS = frozenset(dir(Module)) - {CALL}
+"""Names that a cell of a file cannot have."""
+OWN = frozenset({"about", "options", "_source", "_function", "_placed"})
+"""Names of attributes of a loaded model, which its cells and parts cannot have."""
 
 
 @checked()
@@ -107,6 +112,7 @@ def export(
         "policy": {"name": "auto"} if given is None else describe_policy(given.policy, "cannot export the policy"),
         "precision": "float32" if given is None else given.options.precision,
     }
+    _check_names(content)
     arrays = {PARAMETER + name: array for name, array in module.state_dict().items()} | encoder.arrays
     doing = f"cannot export {type(module).__name__} to {os.fspath(path)!r}"
     try:
@@ -118,6 +124,19 @@ def export(
     except ValueError as error:  # ints with too many digits
         raise CheckpointError(f"{doing}: static arguments must be JSON values ({error}).") from error
     write_arrays(path, arrays, {"format": FORMAT, "version": str(VERSION), "content": text}, doing)
+
+
+def _check_names(content: Mapping[str, Any]) -> None:
+    """Raise a GraphError for a cell, a recursion or a part that a loaded model could not have under its name."""
+    methods = [(one["module"], one["name"]) for one in (*content["cells"], *content["recursions"])]
+    parts = [("", name.partition(".")[0]) for name in (*content["parts"], *content["shared"])]
+    reserved = [name for _, name in methods if name in METHODS]
+    reserved += [name for path, name in (*methods, *parts) if not path and name in OWN]
+    if reserved:
+        raise GraphError(
+            f"the names of cells and parts of a model must not be those of a loaded model itself, got {reserved[0]!r}; "
+            f"rename it."
+        )
 
 
 def _called_cells(calls: Calls, names: dict[int, str]) -> dict[tuple[str, str], list[Specialization]]:

@@ -376,6 +376,52 @@ def test_what_no_file_can_hold_is_refused(path: Path) -> None:
         ab.export(net.predict, path.parent / "none" / "model.ab", examples=WORDS)
 
 
+@pytest.mark.parametrize("name", ["options", "about", "save", "astype"])
+def test_names_of_loaded_models_are_refused(name: str, path: Path) -> None:
+    def multiply(self: Any, x: Any) -> Any:
+        return self.weight * x
+
+    multiply.__name__ = name
+    scaled: Any = ab.cell(multiply)
+    methods = {name: scaled, "__init__": lambda self: setattr(self, "weight", ab.Parameter(np.ones(2)))}
+    model = type("Model", (ab.Module,), methods)().eval()
+    with pytest.raises(ab.GraphError, match=f"names of cells .* got '{name}'; rename it"):
+        ab.export(lambda x: scaled.__get__(model)(x), path, examples=[np.ones(2)], module=model)
+    assert not path.exists()
+
+
+class Holder(ab.Module):
+    """A model that holds layers under the names and keys given."""
+
+    def __init__(self, name: str, keys: tuple[Any, ...] = ()) -> None:
+        rng = np.random.default_rng(0)
+        self.scale = ab.Parameter(np.ones(2))
+        setattr(self, name, {key: ab.Linear(2, 2, rng=rng) for key in keys} if keys else ab.Linear(2, 2, rng=rng))
+
+    @ab.cell
+    def run(self, x: Any) -> Any:
+        for parameter in self.parameters().values():
+            x = x + ab.sum(parameter) * self.scale
+        return x
+
+
+@pytest.mark.parametrize("name", ["options", "about"])
+def test_parts_with_names_of_loaded_models_are_refused(name: str, path: Path) -> None:
+    for keys in ((), ("x",)):
+        with pytest.raises(ab.GraphError, match=f"names of cells and parts .* got '{name}'; rename it"):
+            ab.export(Holder(name, keys).eval().run, path, examples=[np.ones(2)])
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("keys", [("1", "01"), ("01", "x"), ("²", "1"), ("00", "0"), ("-1", "x"), (3, "y"), ("٣", "z")])
+def test_keys_that_look_like_numbers_load(keys: tuple[Any, ...], path: Path) -> None:
+    model = Holder("layers", keys).eval()
+    ab.export(model.run, path, examples=[np.ones(2)])
+    loaded = ab.load(path)
+    assert [*loaded.parameters()] == [*model.parameters()]
+    assert np.allclose(loaded.run(np.ones(2)), model.run(np.ones(2)))
+
+
 def test_eager_derivatives_of_cells_of_files_are_refused(loaded: Any) -> None:
     with pytest.raises(ab.GraphError, match="'total' cannot be differentiated in eager mode"):
         ab.grad(lambda x: ab.sum(loaded.total([x])))(np.ones(3))
