@@ -208,13 +208,15 @@ def _cell(
     cell = specializations[0].entry.origin[1]
     if len({id(specialization.entry) for specialization in specializations}) > 1:
         raise GraphError(f"names of cells in {path or 'the model'} must differ, got {cell.name!r} twice; rename one.")
-    variants = []
+    variants, with_key = [], dict[str, Specialization]()
     for specialization in specializations:
         _walk(specialization, calls, longest)
         try:
+            key = key_text(specialization.keys, lambda x: names.get(id(x)))
+            _refuse_alike(with_key.setdefault(key, specialization), specialization, names)
             variants.append(
                 {
-                    "key": key_text(specialization.keys, lambda x: names.get(id(x))),
+                    "key": key,
                     "program": encoder.program(specialization.node_type.program),
                     "structure": encoder.structure(specialization.node_type.structure),
                     "walked": list(specialization.lengths.walked),
@@ -230,6 +232,24 @@ def _cell(
     ]
     about = {"module": path, "name": cell.name, "parameters": parameters}
     return {**about, "static": list(cell.static), "ragged": list(cell.ragged), "variants": variants}
+
+
+def _refuse_alike(first: Specialization, second: Specialization, names: dict[int, str]) -> None:
+    """Raise a GraphError for two variants with equal keys, in which classes and enums are names, that differ."""
+    if first is second or _content(first, names) == _content(second, names):
+        return
+    name, one, other = next((n, x, second.keys[n]) for n, x in first.keys.items() if x != second.keys[n])
+    raise GraphError(
+        f"argument {name!r} must not be of different classes or enums with the same name, because a file holds only "
+        f"their names, got {one} and {other}; rename one."
+    )
+
+
+def _content(specialization: Specialization, names: dict[int, str]) -> Any:
+    """Return what a cell computes and the form of its result, to be compared."""
+    encoder, node_type = Encoder(lambda x: names.get(id(x))), specialization.node_type
+    found = encoder.program(node_type.program), encoder.structure(node_type.structure)
+    return found, [(x.dtype, x.shape, x.tobytes()) for x in encoder.arrays.values()]
 
 
 def _walk(specialization: Specialization, calls: Calls, longest: int) -> None:
