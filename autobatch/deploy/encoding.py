@@ -196,7 +196,7 @@ class Decoder:
         arrays: constants by name.
 
     Attributes:
-        classes: re-created dataclasses and named tuples of results, by name.
+        classes: re-created dataclasses and named tuples of results, by kind, name and fields.
 
     Raises:
         CheckpointError: an op is unknown.
@@ -205,7 +205,7 @@ class Decoder:
 
     def __init__(self, parameters: Mapping[str, Parameter], arrays: Mapping[str, Any]) -> None:
         self._parameters, self._arrays = parameters, arrays
-        self.classes: dict[str, type] = {}
+        self.classes: dict[tuple[str, ...], type] = {}
 
     def program(self, name: str, x: Mapping[str, Any]) -> CellProgram:
         vars = tuple(Var(self._source(source), tuple(shape), domain) for source, shape, domain in x["vars"])
@@ -237,16 +237,17 @@ class Decoder:
         return Key(kind, self._class(kind, *detail), children)
 
     def _class(self, kind: str, name: str, *names: str) -> type:
-        """Return the dataclass or named tuple for results called `name`; the same class for the same name."""
+        """Return the dataclass or named tuple for results called `name`; the same class for the same fields."""
         for one in (name, *names):
             if not isinstance(one, str) or not one.isidentifier() or one.startswith("__"):
                 raise CheckpointError(f"names of classes and fields must be identifiers, got {one!r}.")
-        if name not in self.classes:
+        form = (kind, name, *names)
+        if form not in self.classes:
             if kind == "dataclass":
-                self.classes[name] = make_dataclass(name, names)
+                self.classes[form] = make_dataclass(name, names)
             else:
-                self.classes[name] = namedtuple(name, names)
-        return self.classes[name]
+                self.classes[form] = namedtuple(name, names)
+        return self.classes[form]
 
     def _source(self, x: Any) -> Source:
         kind, *content = x

@@ -20,7 +20,7 @@ import numpy as np
 from autobatch.arguments import RAW, is_int, kinds_of, show
 from autobatch.deploy.encoding import Decoder, read_policy
 from autobatch.deploy.loaded import LoadedCell, Variant
-from autobatch.deploy.writing import FORMAT, PARAMETER, VERSION
+from autobatch.deploy.writing import CALL, FORMAT, PARAMETER, VERSION
 from autobatch.errors import AutobatchError, CheckpointError, GraphError
 from autobatch.ir.program import Attribute, CellProgram, Instruction, Port
 from autobatch.ir.program_check import check_cell
@@ -38,7 +38,6 @@ from autobatch.trace.recursion import BoundRecursion, Recursion
 
 MOST_NUMBERS = 2**31  # in the value of one node
 MOST_TRIED = 2**20  # largest total size of the values of an op that is run on zeros
-CALL = "__call__"
 
 
 def check_name(name: Any, what: str, taken: Collection[str] = ()) -> None:
@@ -288,6 +287,11 @@ def _variant(name: str, content: Mapping[str, Any], decoder: Decoder) -> Variant
     return Variant(program, structure, Lengths(tuple(content["walked"]), set(lengths)), frozenset(content["kinds"]))
 
 
+def _is_int(key: str) -> bool:
+    """Return whether a key is written as `str` writes an int of at least 0; "01" and "²" are not."""
+    return key.isascii() and key.isdecimal() and (key == "0" or key[0] != "0")
+
+
 def _place(modules: Mapping[str, Module], parts: Mapping[str, Any]) -> None:
     """Set modules and parameters as attributes, with lists and dicts in between, according to their names."""
     children: dict[str, dict[str, Any]] = {}
@@ -303,7 +307,7 @@ def _place(modules: Mapping[str, Module], parts: Mapping[str, Any]) -> None:
         own = {key: part(below) for key, below in children[name].items()}
         if [*own] == [str(place) for place in range(len(own))]:  # a list
             return list(own.values())
-        return {int(key) if key.isdigit() else key: child for key, child in own.items()}
+        return {int(key) if _is_int(key) else key: child for key, child in own.items()}
 
     for name, module in modules.items():
         for key, below in children.get(name, {}).items():

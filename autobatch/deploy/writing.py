@@ -25,6 +25,11 @@ from autobatch.trace.traces import Specialization
 FORMAT, VERSION = MODEL_FORMAT, 1
 PARAMETER = "parameter."
 LONGEST = 64
+CALL = "__call__"
+METHODS = frozenset(dir(Module)) - {CALL}
+"""Names that a cell of a file cannot have."""
+OWN = frozenset({"about", "options", "_source", "_function", "_placed"})
+"""Names of attributes of a loaded model, which its cells and parts cannot have."""
 
 
 @checked()
@@ -107,6 +112,7 @@ def export(
         "policy": {"name": "auto"} if given is None else describe_policy(given.policy, "cannot export the policy"),
         "precision": "float32" if given is None else given.options.precision,
     }
+    _check_names(content)
     arrays = {PARAMETER + name: array for name, array in module.state_dict().items()} | encoder.arrays
     doing = f"cannot export {type(module).__name__} to {os.fspath(path)!r}"
     try:
@@ -118,6 +124,19 @@ def export(
     except ValueError as error:  # ints with too many digits
         raise CheckpointError(f"{doing}: static arguments must be JSON values ({error}).") from error
     write_arrays(path, arrays, {"format": FORMAT, "version": str(VERSION), "content": text}, doing)
+
+
+def _check_names(content: Mapping[str, Any]) -> None:
+    """Raise a GraphError for a cell, a recursion or a part that a loaded model could not have under its name."""
+    methods = [(one["module"], one["name"]) for one in (*content["cells"], *content["recursions"])]
+    parts = [("", name.partition(".")[0]) for name in (*content["parts"], *content["shared"])]
+    reserved = [name for _, name in methods if name in METHODS]
+    reserved += [name for path, name in (*methods, *parts) if not path and name in OWN]
+    if reserved:
+        raise GraphError(
+            f"the names of cells and parts of a model must not be those of a loaded model itself, got {reserved[0]!r}; "
+            f"rename it."
+        )
 
 
 def _called_cells(calls: Calls, names: dict[int, str]) -> dict[tuple[str, str], list[Specialization]]:
@@ -189,13 +208,15 @@ def _cell(
     cell = specializations[0].entry.origin[1]
     if len({id(specialization.entry) for specialization in specializations}) > 1:
         raise GraphError(f"names of cells in {path or 'the model'} must differ, got {cell.name!r} twice; rename one.")
-    variants = []
+    variants, with_key = [], dict[str, Specialization]()
     for specialization in specializations:
         _walk(specialization, calls, longest)
         try:
+            key = key_text(specialization.keys, lambda x: names.get(id(x)))
+            _refuse_alike(with_key.setdefault(key, specialization), specialization, names)
             variants.append(
                 {
-                    "key": key_text(specialization.keys, lambda x: names.get(id(x))),
+                    "key": key,
                     "program": encoder.program(specialization.node_type.program),
                     "structure": encoder.structure(specialization.node_type.structure),
                     "walked": list(specialization.lengths.walked),
@@ -211,6 +232,24 @@ def _cell(
     ]
     about = {"module": path, "name": cell.name, "parameters": parameters}
     return {**about, "static": list(cell.static), "ragged": list(cell.ragged), "variants": variants}
+
+
+def _refuse_alike(first: Specialization, second: Specialization, names: dict[int, str]) -> None:
+    """Raise a GraphError for two variants with equal keys, in which classes and enums are names, that differ."""
+    if first is second or _content(first, names) == _content(second, names):
+        return
+    name, one, other = next((n, x, second.keys[n]) for n, x in first.keys.items() if x != second.keys[n])
+    raise GraphError(
+        f"argument {name!r} must not be of different classes or enums with the same name, because a file holds only "
+        f"their names, got {one} and {other}; rename one."
+    )
+
+
+def _content(specialization: Specialization, names: dict[int, str]) -> Any:
+    """Return what a cell computes and the form of its result, to be compared."""
+    encoder, node_type = Encoder(lambda x: names.get(id(x))), specialization.node_type
+    found = encoder.program(node_type.program), encoder.structure(node_type.structure)
+    return found, [(x.dtype, x.shape, x.tobytes()) for x in encoder.arrays.values()]
 
 
 def _walk(specialization: Specialization, calls: Calls, longest: int) -> None:

@@ -97,6 +97,11 @@ class Readiness:
         self._fault, self._n_failed, self._last = WARMING, 0, 0.0
         self._trying: asyncio.Task[None] | None = None
 
+    def begin(self) -> asyncio.Task[None]:
+        """Begin to warm up; return the task."""
+        self._trying = asyncio.create_task(self.warm())
+        return self._trying
+
     async def warm(self) -> None:
         """Warm up in a thread; the server is not ready until that succeeds."""
         try:
@@ -121,6 +126,8 @@ class Readiness:
         """Return why the server is not ready; empty if it is."""
         if self._server.is_closed:
             return "closing"
+        if self._fault == WARMING and self._trying is None:  # a mounted application has no lifespan of its own
+            self.begin()
         if self._fault == WARMING or not (self._fault or self._n_failed >= MOST_FAILED):
             return self._fault
         # While it is not ready, it may get no requests that show whether it works again.
@@ -203,7 +210,7 @@ def app(
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(work) for work in (readiness.warm(), handler.publish())]
+        tasks = [readiness.begin(), asyncio.create_task(handler.publish())]
         yield
         for task in tasks:
             task.cancel()
@@ -252,7 +259,9 @@ class _Handler:
         body = await read_body(request, self._max_body)
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind == NDJSON:
-            lines = [await _parse_line(line, k) for k, line in enumerate(body.splitlines(), 1) if line.strip()]
+            texts = [(k, line) for k, line in enumerate(body.splitlines(), 1) if line.strip()]
+            self._check_number(len(texts))  # before they are parsed, which blocks the event loop
+            lines = [await _parse_line(line, k) for k, line in texts]
             return StreamingResponse(self._lines(await self._instances(lines)), media_type=NDJSON)
         content = await _parse(body, "the body")
         if not isinstance(content, dict) or not ({"instance"} == content.keys() or {"instances"} == content.keys()):
@@ -321,14 +330,17 @@ class _Handler:
         Raises:
             Refusal: `given` is empty, or longer than a request may be.
         """
-        if not given:
-            raise Refusal(400, "a request must have at least one instance.")
-        if len(given) > self._max_instances:
-            raise Refusal(
-                413,
-                f"a request must have at most {self._max_instances} instances, got {len(given)}; send fewer at a time.",
-            )
+        self._check_number(len(given))
         return await self._answers.read(given)
+
+    def _check_number(self, n: int) -> None:
+        """Raise a Refusal for a request without instances, or with more than it may have."""
+        if not n:
+            raise Refusal(400, "a request must have at least one instance.")
+        if n > self._max_instances:
+            raise Refusal(
+                413, f"a request must have at most {self._max_instances} instances, got {n}; send fewer at a time."
+            )
 
     async def _lines(self, instances: list[Instance | Refusal]) -> AsyncIterator[str]:
         """Yield a line of JSON for each instance, in the order of completion."""
@@ -356,7 +368,7 @@ async def _parse_line(text: bytes, number: int) -> Any:
     try:
         return await _parse(text, f"line {number}")
     except Refusal as refusal:
-        return refusal
+        return Refusal(refusal.status, str(refusal))  # without the traceback and the cause, which hold the text
 
 
 async def _parse(text: bytes, what: str) -> Any:

@@ -107,7 +107,8 @@ class Guard:
         self._app, self._token = app, f"Bearer {token}".encode()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http" and scope["path"] not in ("/healthz", "/readyz"):
+        path = scope.get("path", "").removeprefix(scope.get("root_path", ""))  # the application may be mounted
+        if scope["type"] == "http" and path not in ("/healthz", "/readyz"):
             shown = dict(scope["headers"]).get(b"authorization", b"")
             if not hmac.compare_digest(shown, self._token):
                 missing = refused(Refusal(401, "the token is missing or wrong.", {"WWW-Authenticate": "Bearer"}))

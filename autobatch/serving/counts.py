@@ -222,7 +222,7 @@ def summarize(servers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "shares": {what: part / (total or 1.0) for what, part in parts.items()},
         "rounds": len(rounds), "requests": n_programs / n, "batches": n_batches / n,
         "rows": n_nodes / max(n_batches, 1), "round_ms": MILLI * seconds / n, "kernels_ms": MILLI * kernels / n,
-        "last": [[one[2] / one[1], one[0]] for one in servers[0]["rounds"][-N_SHOWN:]],
+        "last": [[one[2] / max(one[1], 1), one[0]] for one in servers[0]["rounds"][-N_SHOWN:]],
     }  # fmt: skip
 
 

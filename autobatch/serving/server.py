@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from autobatch.api import Batched, batched
-from autobatch.arguments import check_int
+from autobatch.arguments import check_int, is_number
 from autobatch.errors import DataError, DeadlineError, GraphError, ServingError
 from autobatch.keywords import checked, suggesting
 from autobatch.schedule.schedule import Policy
@@ -210,9 +210,9 @@ class Server:
     def _submit(self, instance: Any, deadline: float | None) -> Future[Any]:
         until = math.inf
         if deadline is not None:
-            if not isinstance(deadline, (int, float)) or not deadline > 0:
+            if not is_number(deadline) or not deadline > 0:
                 raise DataError(f"deadline must be a number of seconds above 0 or None, got {deadline!r}.")
-            until = monotonic() + deadline
+            until = monotonic() + float(deadline)
         self._refuse_fork()
         with self._lock:
             if self._is_closing:
@@ -283,7 +283,7 @@ class Server:
         Raises:
             DataError: `within` is not a number of seconds of at least 0.
         """
-        if within is not None and (isinstance(within, bool) or not isinstance(within, (int, float)) or not within >= 0):
+        if within is not None and (not is_number(within) or not within >= 0):
             raise DataError(f"within must be a number of seconds of at least 0 or None, got {within!r}.")
         if os.getpid() != self._pid:
             return True
@@ -291,7 +291,7 @@ class Server:
             self._is_closing = True
             self._changed.notify_all()
             self._earlier.notify()
-        self._thread.join(within)
+        self._thread.join(None if within is None else min(float(within), threading.TIMEOUT_MAX))
         if not self._thread.is_alive():
             return True
         return not self._give_up(
@@ -501,14 +501,14 @@ def serve(
 
     Args:
         function: a function of one instance that calls cells, as for `batched`; or a batched function, whose options
-            are used.
+            are used, so that it takes no others here.
         max_running: the maximum number of running requests.
         max_waiting: the maximum number of waiting requests; more raise a ServingError.
         policy: the batching policy, as for `batched`.
         options: the other options of `batched`.
 
     Raises:
-        DataError: a number of requests is not an int of at least 1.
+        DataError: a number of requests is not an int of at least 1, or a batched function is given with options.
         As `batched`.
 
     >>> import numpy as np
@@ -523,8 +523,11 @@ def serve(
     """
     for name, number in (("max_running", max_running), ("max_waiting", max_waiting)):
         check_int(f"{name} of serve", number, at_least=1)
-    given = function if isinstance(function, Batched) else batched(function, policy=policy, plan_cache=0, **options)
-    return Server(given, max_running, max_waiting)
+    if not isinstance(function, Batched):
+        function = batched(function, policy=policy, plan_cache=0, **options)
+    elif ignored := [*options, *(["policy"] if policy != "auto" else [])]:
+        raise DataError(f"{ignored[0]} must be an option of ab.batched for a batched function, got it in serve.")
+    return Server(function, max_running, max_waiting)
 
 
 async def _run_generator(function: Callable[[Any], AsyncGenerator[Any, None]], request: Streamed) -> list[Any]:

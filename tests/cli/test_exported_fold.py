@@ -223,6 +223,39 @@ def test_a_reload_takes_new_parameters_of_the_same_programs(net: Net, tmp_path: 
         predictor.take(trained.read())
 
 
+class Shifted(ab.Module):
+    """A model with an array that is not a parameter, such as the mean of the targets."""
+
+    last = ab.scan("step", "start", last="shift")
+
+    def __init__(self, mean: float) -> None:
+        self.weight, self.start, self.mean = ab.Parameter(np.ones(1)), ab.Parameter(np.zeros(1)), np.full(1, mean)
+
+    @ab.cell
+    def step(self, state: Any, x: float) -> Any:
+        return state + self.weight * x
+
+    @ab.cell
+    def shift(self, state: Any) -> Any:
+        return state + self.mean
+
+
+def test_a_reload_of_other_constants_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "shifted.ab"
+
+    def write(mean: float) -> None:
+        ab.export(Shifted(mean).eval().last, file, examples=[{"x": [1.0, 2.0]}])
+
+    write(10.0)
+    trained = Trained(None, file, is_exported=True)
+    predictor = Predictor.of(trained.read())
+    write(10.0)
+    predictor.take(trained.read())
+    write(20.0)
+    with pytest.raises(ab.CheckpointError, match="restart the server"):
+        predictor.take(trained.read())
+
+
 def test_what_is_missing_is_said_in_a_sentence(net: Net, command: Command, tmp_path: Path) -> None:
     file = tmp_path / "net.ab"
     ab.export(net.scores, file, examples=TREES)

@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import types
+from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -374,6 +375,112 @@ def test_what_no_file_can_hold_is_refused(path: Path) -> None:
     assert not path.exists()
     with pytest.raises(ab.CheckpointError, match=r"cannot export Net to .*No such file"):
         ab.export(net.predict, path.parent / "none" / "model.ab", examples=WORDS)
+
+
+@pytest.mark.parametrize("name", ["options", "about", "save", "astype"])
+def test_names_of_loaded_models_are_refused(name: str, path: Path) -> None:
+    def multiply(self: Any, x: Any) -> Any:
+        return self.weight * x
+
+    multiply.__name__ = name
+    scaled: Any = ab.cell(multiply)
+    methods = {name: scaled, "__init__": lambda self: setattr(self, "weight", ab.Parameter(np.ones(2)))}
+    model = type("Model", (ab.Module,), methods)().eval()
+    with pytest.raises(ab.GraphError, match=f"names of cells .* got '{name}'; rename it"):
+        ab.export(lambda x: scaled.__get__(model)(x), path, examples=[np.ones(2)], module=model)
+    assert not path.exists()
+
+
+class Holder(ab.Module):
+    """A model that holds layers under the names and keys given."""
+
+    def __init__(self, name: str, keys: tuple[Any, ...] = ()) -> None:
+        rng = np.random.default_rng(0)
+        self.scale = ab.Parameter(np.ones(2))
+        setattr(self, name, {key: ab.Linear(2, 2, rng=rng) for key in keys} if keys else ab.Linear(2, 2, rng=rng))
+
+    @ab.cell
+    def run(self, x: Any) -> Any:
+        for parameter in self.parameters().values():
+            x = x + ab.sum(parameter) * self.scale
+        return x
+
+
+@pytest.mark.parametrize("name", ["options", "about"])
+def test_parts_with_names_of_loaded_models_are_refused(name: str, path: Path) -> None:
+    for keys in ((), ("x",)):
+        with pytest.raises(ab.GraphError, match=f"names of cells and parts .* got '{name}'; rename it"):
+            ab.export(Holder(name, keys).eval().run, path, examples=[np.ones(2)])
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("keys", [("1", "01"), ("01", "x"), ("²", "1"), ("00", "0"), ("-1", "x"), (3, "y"), ("٣", "z")])
+def test_keys_that_look_like_numbers_load(keys: tuple[Any, ...], path: Path) -> None:
+    model = Holder("layers", keys).eval()
+    ab.export(model.run, path, examples=[np.ones(2)])
+    loaded = ab.load(path)
+    assert [*loaded.parameters()] == [*model.parameters()]
+    assert np.allclose(loaded.run(np.ones(2)), model.run(np.ones(2)))
+
+
+def named(name: str, fields: str) -> Any:
+    return namedtuple(name, fields)
+
+
+def kind_of(value: float) -> Any:
+    return enum.Enum("Kind", [("PLAIN", value)])
+
+
+class Named(ab.Module):
+    """Cells whose arguments and results have classes that the caller chooses."""
+
+    def __init__(self) -> None:
+        self.weight = ab.Parameter(np.full(2, 3.0))
+
+    @ab.cell
+    def scale(self, x: Any, kind: Any) -> Any:
+        return x * self.weight * kind.value
+
+    @ab.cell
+    def first(self, pair: Any) -> Any:
+        return pair.a * self.weight
+
+    @ab.cell
+    def one(self, x: Any) -> Any:
+        return named("Both", "a b")(a=x * self.weight, b=-x)
+
+    @ab.cell
+    def other(self, x: Any) -> Any:
+        return named("Both", "b a")(a=x * self.weight, b=-x)
+
+
+def test_results_of_classes_with_one_name_keep_their_fields(path: Path) -> None:
+    model, x = Named().eval(), np.ones(2)
+    ab.export(lambda x: (model.one(x), model.other(x)), path, examples=[x], module=model)
+    loaded = ab.load(path)
+    for of in (loaded.one(x), loaded.other(x)):
+        assert (of.a.tolist(), of.b.tolist()) == ([3.0, 3.0], [-1.0, -1.0])
+
+
+def test_arguments_of_classes_with_one_name_are_refused(path: Path) -> None:
+    """Unless a cell computes the same with them."""
+    model, x = Named().eval(), np.ones(2)
+
+    def export(function: Any) -> None:
+        ab.export(function, path, examples=[x], module=model)
+
+    pairs = [named("Both", fields) for fields in ("a b", "b a")]
+    one, other = kind_of(1.0).PLAIN, kind_of(2.0).PLAIN
+    with pytest.raises(ab.GraphError, match="cell 'scale': argument 'kind' must not be of different classes"):
+        export(lambda x: (model.scale(x, one), model.scale(x, other)))
+    with pytest.raises(ab.GraphError, match="cell 'first': argument 'pair' must not be of different classes"):
+        export(lambda x: [model.first(pair(a=x, b=-x)) for pair in pairs])
+    assert not path.exists()
+    alike, pair = kind_of(1.0).PLAIN, named("Both", "a b")
+    export(lambda x: (model.scale(x, one), model.scale(x, alike), [model.first(p(x, -x)) for p in (pair, pairs[0])]))
+    loaded = ab.load(path)
+    assert loaded.scale(x, one).tolist() == loaded.scale(x, alike).tolist() == [3.0, 3.0]
+    assert loaded.first(pair(a=x, b=-x)).tolist() == [3.0, 3.0]
 
 
 def test_eager_derivatives_of_cells_of_files_are_refused(loaded: Any) -> None:

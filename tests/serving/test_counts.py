@@ -19,7 +19,7 @@ from autobatch.graph.build import make_graph
 from autobatch.graph.graph import NamedTypes
 from autobatch.policies import get
 from autobatch.serving import running
-from autobatch.serving.counts import Counts, Latency, ready_types, summarize
+from autobatch.serving.counts import Counts, Latency, RoundCounts, ready_types, summarize
 from autobatch.serving.running import Ended
 from autobatch.system import background
 from autobatch.system.background import Job
@@ -72,6 +72,18 @@ def test_a_server_that_did_nothing_says_so() -> None:
     assert [*found.visits()] == []
     assert found.summary()["shares"] == {"queued": 0.0, "own": 0.0, "others": 0.0, "rest": 0.0}
     assert str(found) == "requests: 0 done, 0 failed, 0 cancelled, 0 running, 0 waiting"
+
+
+def test_rounds_without_batches_are_summarized() -> None:
+    """Such as a round of instances without nodes."""
+    none, one = np.zeros(0, np.int32), np.full(1, 3, np.int32)
+    counts = Counts(names=["a"])
+    counts.rounds.append(RoundCounts(1, none, none, 0.5, 0.0))
+    assert counts.summary()["last"] == [[0.0, 1]]
+    assert counts.batches() == {}
+    assert "0.0 batches of 0.0 nodes" in str(counts)
+    counts.rounds.append(RoundCounts(2, 0 * one, one, 0.5, 0.1))
+    assert counts.summary()["last"] == [[0.0, 1], [3.0, 2]]
 
 
 def test_requests_during_compilation_are_counted_apart() -> None:

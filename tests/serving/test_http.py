@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import re
@@ -26,6 +27,10 @@ from helpers.programs.waiting_programs import Boom
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 pytest.importorskip("prometheus_client", reason="the extra serve is not installed")
 
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from autobatch.serving import asgi
 from helpers.programs.http_client import NDJSON, Client, Served, read
 
 WITHIN = 30.0  # seconds
@@ -233,6 +238,33 @@ def test_wrong_requests_are_refused_in_a_sentence(model: Served, body: Any, stat
         client.close()
 
 
+def test_lines_are_counted_before_they_are_parsed(model: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed = list[bytes]()
+    parse = asgi._parse
+
+    async def counted(text: bytes, what: str) -> Any:
+        parsed.append(text)
+        return await parse(text, what)
+
+    monkeypatch.setattr(asgi, "_parse", counted)
+    client = Client(ab.serve(model.run, backend="reference"), max_instances=8)
+    try:
+        status, _, text = client.ask("POST", "/predict", "x\n\n" * 9, content_type=NDJSON)
+        assert (status, parsed) == (413, [])
+        assert "at most 8 instances, got 9" in json.loads(text)["error"]
+        status, _, text = client.ask("POST", "/predict", "x\n\n" * 8, content_type=NDJSON)
+        assert (status, len(parsed), len(text.splitlines())) == (200, 8, 8)
+        assert client.ask("POST", "/predict", "\n", content_type=NDJSON)[0] == 400
+    finally:
+        client.close()
+
+
+def test_a_line_that_fails_keeps_no_traceback() -> None:
+    refusal = asyncio.run(asgi._parse_line(b"x" * 100, 3))
+    assert (refusal.status, refusal.__traceback__, refusal.__context__) == (400, None, None)
+    assert str(refusal).startswith("line 3 must be valid JSON")
+
+
 def nest(depth: int, kind: str, core: str) -> str:
     opening, closing = {"list": ("[", "]"), "object": ('{"a": ', "}"), "both": ('[{"a": ', "}]")}[kind]
     return opening * depth + core + closing * depth
@@ -351,6 +383,40 @@ def test_a_token_is_asked_for(model: Served) -> None:
         assert client.ask("GET", "/healthz")[0] == 200
     finally:
         client.close()
+
+
+@pytest.mark.parametrize("token", [None, "secret"])
+def test_a_mounted_application_is_ready(token: str | None, model: Served) -> None:
+    warmed = list[int]()
+    server = ab.serve(model.run, backend="reference")
+    made = ab.serving.app(server, read=read, token=token, warm_up=lambda: warmed.append(1))
+    outer = Starlette(routes=[Mount("/sums", made)])
+
+    async def ask(path: str, headers: dict[str, str]) -> int:
+        body, statuses = [{"type": "http.request"}], list[int]()
+
+        async def receive() -> Any:
+            return body.pop() if body else await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            statuses.extend([message["status"]] if "status" in message else [])
+
+        given = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await outer({"type": "http", "method": "GET", "path": path, "root_path": "", "headers": given}, receive, send)
+        return statuses[0]
+
+    async def run() -> None:
+        assert await ask("/sums/healthz", {}) == 200
+        assert await ask("/sums/readyz", {}) == 503
+        while await ask("/sums/readyz", {}) != 200:
+            await asyncio.sleep(0.01)
+        assert await ask("/sums/metrics", {}) == (200 if token is None else 401)
+        assert await ask("/sums/metrics/healthz", {}) == (404 if token is None else 401)
+        assert await ask("/sums/metrics", {"authorization": f"Bearer {token}"}) == 200
+
+    with server:
+        asyncio.run(run())
+    assert warmed == [1]
 
 
 def test_too_many_and_too_late(model: Served) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import os
 import signal
 import threading
@@ -377,7 +378,9 @@ def test_close_waits_as_long_as_it_is_told() -> None:
     assert waiting_one.cancel()
     assert with_cancelled.close(within=0)
     gate.opened.set()
-    for within in (-1, "soon", True):
+    for longest in (math.inf, 1e30, np.float32(WAIT)):
+        assert serve(gate).close(longest)
+    for within in (-1, "soon", True, math.nan, np.array([1.0])):
         with pytest.raises(DataError, match="must be a number of seconds"):
             server.close(within)
 
@@ -512,6 +515,23 @@ def test_numbers_of_requests_are_checked(option: Any) -> None:
         serve(Model().loop, **option)
     with serve(Model().loop) as server, pytest.raises(DataError, match="must be a number of seconds"):
         server.submit(items(1)[0], deadline=-1)
+
+
+def test_numbers_of_numpy_are_seconds() -> None:
+    with serve(Model().loop) as server:
+        for deadline in (np.int64(WAIT), np.float32(WAIT), math.inf):
+            assert server.submit(items(1)[0], deadline=deadline).result(WAIT) is not None
+        for wrong in (np.int64(0), math.nan, True, "3"):
+            with pytest.raises(DataError, match="deadline must be a number of seconds above 0"):
+                server.submit(items(1)[0], deadline=wrong)
+
+
+@pytest.mark.parametrize("option", [{"max_bytes": 1}, {"policy": "depth"}, {"backend": "reference"}])
+def test_a_batched_function_takes_no_other_options(option: Any) -> None:
+    batched = ab.batched(Model().loop, backend="reference")
+    with pytest.raises(DataError, match=f"{next(iter(option))} must be an option of ab.batched"):
+        ab.serve(batched, **option)
+    ab.serve(batched, max_running=2, policy="auto").close()
 
 
 def turned(model: Model, item: Any) -> Any:

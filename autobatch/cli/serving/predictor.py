@@ -48,12 +48,12 @@ class Predictor:
         """Load the parameters of another file of the same model.
 
         Raises:
-            CheckpointError: the file is for another model, or has other vocabularies.
+            CheckpointError: the file is for another model, or has other constants or vocabularies.
         """
         if stored.identity != self.stored.identity:
             raise CheckpointError(
-                f"cannot reload {str(stored.path)!r}: it holds another model, or vocabularies built from other data; "
-                f"restart the server."
+                f"cannot reload {str(stored.path)!r}: it holds another model, arrays other than parameters that "
+                f"differ, or vocabularies built from other data; restart the server."
             )
         self.model.load_state_dict(stored.parameters)
 

@@ -57,8 +57,9 @@ class ExportedFold(StoredModel):
 
     @property
     def identity(self) -> Any:
-        """Return a key that files of the same programs share, whatever their parameters."""
-        return self.model._source.content
+        """Return a key that files of the same programs and constants share, whatever their parameters."""
+        content, constants = self.model._source.content, self.model._source.constants
+        return content, {name: (x.dtype, x.shape, x.tobytes()) for name, x in constants.items()}
 
     def find_spec(self) -> ModelSpec:
         """Describe the model: it reads JSON, and writes the results of the fold."""
