@@ -12,6 +12,7 @@ namespace {
 
 constexpr int N_SLOTS = 1 << 16;
 constexpr int64_t COLLECT_AFTER = 1 << 16;  // ints logged between collections
+constexpr Py_ssize_t COLLECT_EACH = 64;     // instances between collections
 constexpr ptrdiff_t KEPT_ROOM = 1 << 12;    // elements for which a vector always keeps memory
 // Handles refer to their log by slot and session instead of by pointer, so they neither keep it alive nor dangle.
 Log* slots[N_SLOTS];
@@ -176,12 +177,14 @@ PyObject* run(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
     if (!PyList_Check(args[k])) return PyErr_SetString(PyExc_TypeError, "run takes lists"), nullptr;
   NoCollection none;  // a recording makes few cycles, but many objects, which every collection would visit again
   int64_t collected = 0;
-  for (Py_ssize_t i = PyList_GET_SIZE(structures); i < PyList_GET_SIZE(instances); i++) {
+  Py_ssize_t first = PyList_GET_SIZE(structures);  // the first instance after the last collection
+  for (Py_ssize_t i = first; i < PyList_GET_SIZE(instances); i++) {
     Ref instance = Ref::borrowed(PyList_GET_ITEM(instances, i));
     start_instance(log);
-    if (log->ints.size() - collected > COLLECT_AFTER) {
+    if (log->ints.size() - collected > COLLECT_AFTER || i - first >= COLLECT_EACH) {
       if (!none.collect_young()) return nullptr;
       collected = log->ints.size();
+      first = i;
     }
     Ref result(PyObject_CallOneArg(function, instance.get()));
     if (!result) return nullptr;
