@@ -976,6 +976,12 @@ def give_out(first: IntArray, size: LongArray, start: int) -> tuple[LongArray, i
 def is_set(name: str) -> bool:
     """Return whether an environment variable is neither empty nor "0"; faster than `os.environ`."""
 
+def pause_collection() -> None:
+    """Turn automatic garbage collection off, until `resume_collection` or, in a forked child, until the fork."""
+
+def resume_collection() -> None:
+    """Turn automatic garbage collection on again."""
+
 # native/blas/: see `autobatch.blas.packed`. Strided arrays have rows at any distance; their last axis is contiguous.
 
 def find_features() -> tuple[bool, bool, bool]:

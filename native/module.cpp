@@ -2,6 +2,7 @@
 
 #define AUTOBATCH_IMPORTS_NUMPY
 #include "record/record.h"
+#include "support/collection.h"
 #include "support/fork.h"
 #include "support/python.h"
 
@@ -23,13 +24,27 @@ PyObject* is_set(PyObject*, PyObject* name) {
   return PyBool_FromLong(value && *value && strcmp(value, "0") != 0);
 }
 
-PyMethodDef functions[] = {{"is_set", is_set, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr}};
+PyObject* pause_collection(PyObject*, PyObject*) {
+  autobatch::pause_collection();
+  Py_RETURN_NONE;
+}
+
+PyObject* resume_collection(PyObject*, PyObject*) {
+  autobatch::resume_collection();
+  Py_RETURN_NONE;
+}
+
+PyMethodDef functions[] = {{"is_set", is_set, METH_O, nullptr},
+                           {"pause_collection", pause_collection, METH_NOARGS, nullptr},
+                           {"resume_collection", resume_collection, METH_NOARGS, nullptr},
+                           {nullptr, nullptr, 0, nullptr}};
 
 int execute(PyObject* module) {
   Ref numpy(PyImport_ImportModule("numpy"));  // fails with a clearer error than the next line
   if (!numpy || PyArray_ImportNumPyAPI() < 0) return -1;
-  return Mark::count_forks() && add_graph(module) && add_record(module) && add_policies(module) && add_plan(module) &&
-                 add_blas(module) && add_run(module) && PyModule_AddFunctions(module, functions) == 0
+  return Mark::renew_in_children() && add_graph(module) && add_record(module) && add_policies(module) &&
+                 add_plan(module) && add_blas(module) && add_run(module) &&
+                 PyModule_AddFunctions(module, functions) == 0
              ? 0
              : -1;
 }

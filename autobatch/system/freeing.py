@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from autobatch._native import pause_collection, resume_collection
+
 
 def give_back_freed() -> None:
     """Ask glibc, which keeps much freed memory, to return it to the system; do nothing with other C libraries.
@@ -29,9 +31,9 @@ def without_collection() -> Iterator[None]:
     Garbage of the block is collected afterwards.
     """
     was_enabled = gc.isenabled()
-    gc.disable()
     try:
+        pause_collection()
         yield
     finally:
         if was_enabled:
-            gc.enable()
+            resume_collection()

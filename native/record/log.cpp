@@ -5,12 +5,14 @@
 #include "record/handles.h"
 #include "record/programs.h"
 #include "support/arrays.h"
+#include "support/collection.h"
 
 namespace autobatch {
 namespace {
 
 constexpr int N_SLOTS = 1 << 16;
 constexpr int64_t COLLECT_AFTER = 1 << 16;  // ints logged between collections
+constexpr Py_ssize_t COLLECT_EACH = 64;     // instances between collections
 constexpr ptrdiff_t KEPT_ROOM = 1 << 12;    // elements for which a vector always keeps memory
 // Handles refer to their log by slot and session instead of by pointer, so they neither keep it alive nor dangle.
 Log* slots[N_SLOTS];
@@ -163,26 +165,6 @@ Ref read_result(Log* log, PyObject* result, PyObject* known, PyObject* read, PyO
   return is_added ? Ref::borrowed(PyTuple_GET_ITEM(slot, 1)) : Ref();
 }
 
-// Turns automatic garbage collection off for its lifetime. A recording makes few cycles, but many objects, which every
-// collection would visit again.
-class NoCollection {
- public:
-  NoCollection() : was_on_(PyGC_Disable()) {}
-  ~NoCollection() {
-    if (was_on_) PyGC_Enable();
-  }
-  // Collects the youngest generation if automatic collection was on; returns false with an error.
-  bool collect_young() {
-    if (!was_on_) return true;
-    Ref gc(PyImport_ImportModule("gc"));
-    Ref found(gc ? PyObject_CallMethod(gc.get(), "collect", "i", 0) : nullptr);
-    return (bool)found;
-  }
-
- private:
-  int was_on_;
-};
-
 // run(function, instances, known, read, refs, slots, structures, log_ptr, output_ptr): calls the function on each
 // instance, starting at the first one without a structure.
 PyObject* run(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
@@ -193,14 +175,16 @@ PyObject* run(PyObject* self, PyObject* const* args, Py_ssize_t n_args) {
   if (!PyDict_Check(known)) return PyErr_SetString(PyExc_TypeError, "known must be a dict"), nullptr;
   for (Py_ssize_t k = 1; k < n_args; k += k == 1 ? 3 : 1)
     if (!PyList_Check(args[k])) return PyErr_SetString(PyExc_TypeError, "run takes lists"), nullptr;
-  NoCollection none;
+  NoCollection none;  // a recording makes few cycles, but many objects, which every collection would visit again
   int64_t collected = 0;
-  for (Py_ssize_t i = PyList_GET_SIZE(structures); i < PyList_GET_SIZE(instances); i++) {
+  Py_ssize_t first = PyList_GET_SIZE(structures);  // the first instance after the last collection
+  for (Py_ssize_t i = first; i < PyList_GET_SIZE(instances); i++) {
     Ref instance = Ref::borrowed(PyList_GET_ITEM(instances, i));
     start_instance(log);
-    if (log->ints.size() - collected > COLLECT_AFTER) {
+    if (log->ints.size() - collected > COLLECT_AFTER || i - first >= COLLECT_EACH) {
       if (!none.collect_young()) return nullptr;
       collected = log->ints.size();
+      first = i;
     }
     Ref result(PyObject_CallOneArg(function, instance.get()));
     if (!result) return nullptr;

@@ -15,11 +15,11 @@ class Mark {
   bool is_set() const {
     return thread_ && (n_forks_ == n_forks || (thread_ == survivor && n_forks_ >= survives_since));
   }
-  // Lets forked children count the fork; false with an error.
-  static bool count_forks();
+  // Lets forked children count the fork, and end pauses of garbage collection; false with an error.
+  static bool renew_in_children();
 
  private:
-  static PyObject* count_fork(PyObject*, PyObject*);
+  static PyObject* renew(PyObject*, PyObject*);
 
   // The forks between the process that loaded the module and this one, the thread that made the last of them, and the
   // number of forks before the first of those that it made in a row. New threads may get the numbers of former ones.

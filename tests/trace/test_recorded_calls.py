@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.system.freeing import without_collection
 from helpers.checkers.refusals import refused
 from helpers.counters.counting import files_entered
 from helpers.runs.ways import each
@@ -200,7 +203,40 @@ def test_garbage_collection_is_as_it_was(is_on: bool, fails: bool) -> None:
     assert not any(seen)
 
 
-def test_circles_are_collected_while_many_instances_are_recorded() -> None:
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks need a POSIX system")
+@each("is_on", [True, False])
+@each("traces", [True, False])
+def test_garbage_collection_is_on_in_a_child_that_was_forked_meanwhile(is_on: bool, traces: bool) -> None:
+    """The child lacks the thread that would turn it on again."""
+    model, is_inside, may_end = Model(), threading.Event(), threading.Event()
+
+    def run(n: Any) -> Any:
+        is_inside.set()
+        assert may_end.wait(60)
+        return ab.sum(model.word(n))
+
+    def trace() -> None:
+        with without_collection():
+            run(1)
+
+    thread = threading.Thread(target=trace if traces else lambda: ab.batched(run, module=model)([1]))
+    try:
+        gc.enable() if is_on else gc.disable()
+        thread.start()
+        assert is_inside.wait(60)
+        child = os.fork()
+        if child == 0:
+            os._exit(gc.isenabled())
+        may_end.set()
+        thread.join()
+        assert gc.isenabled() is is_on
+    finally:
+        gc.enable()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == is_on
+
+
+@each("depth", [2, 200])
+def test_circles_are_collected_while_many_instances_are_recorded(depth: int) -> None:
     """Each program is a recursive function, which only the garbage collector frees."""
     model, alive = Model(), list[int]()
 
@@ -225,5 +261,5 @@ def test_circles_are_collected_while_many_instances_are_recorded() -> None:
         alive.append(Marked.n)
         return result
 
-    ab.batched(run, module=model).record_all([200] * 1000)
-    assert max(alive) < 500
+    ab.batched(run, module=model).record_all([depth] * 1000)
+    assert max(alive) < 100

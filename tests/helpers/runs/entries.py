@@ -197,6 +197,8 @@ def work(rng: Rng) -> dict[str, list[tuple[Any, ...]]]:
     _native.find_depths(of_dag.edge_ptr, of_dag.edge_src)
     grow(rng, merge_graphs(toys))
     _native.is_set("AUTOBATCH_CHECK")
+    _native.pause_collection()
+    _native.resume_collection()
     _native.array_key(rng.random(int(rng.integers(4))))
     _native.seal(type("Sealed", (_native.Handle,), {"__slots__": ()}))
     _native.seal_cells(type("Cells", (_native.Cell,), {}))
