@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from autobatch.ops.define import Op, Shape
+from autobatch.ops.define import Op, Shape, static_key
 from autobatch.ops.rows import Cut, as_cut, count_rows, put_rows, take_part, take_rows
 from autobatch.ops.shaping import stand_for
 from autobatch.params.parameter import Parameter
@@ -306,7 +306,7 @@ def source_key(source: Source) -> Hashable:
     """Return a key that is equal for sources of equal values."""
     match source:
         case Instruction(op, args, static):
-            return op, args, repr(sorted(static.items()))
+            return op, args, static_key(static)
         case Weight(parameter, name):
             return "parameter", id(parameter), name
         case Constant(data):

@@ -37,7 +37,7 @@ from autobatch.ir.program import (
     renumber,
 )  # fmt: skip
 from autobatch.ir.program_check import check_derivative, check_rewritten
-from autobatch.ops.define import Op, run_kernel
+from autobatch.ops.define import Op, run_kernel, static_key
 from autobatch.ops.shaping import slice_
 from autobatch.system.unchecked import checking
 
@@ -286,7 +286,7 @@ class _Rewriting:
             case Instruction(op, args, static) if not op.random:
                 ordered = tuple(sorted(args)) if op in COMMUTATIVE else args
                 where = stretches(self.vars[args[0]].shape, static["index"]) if op is slice_ else None
-                how = repr(sorted(static.items())) if where is None else tuple(where)
+                how = static_key(static) if where is None else tuple(where)
                 return op, ordered, how, var.shape, var.domain
             # An int and the float that equals it are one number to every op; constant ids are arrays, see `Builder`.
             case Constant(int() | float() as number):

@@ -10,7 +10,7 @@ argument (None for an argument without a gradient), written in ops. Tracing it t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property, update_wrapper, wraps
 from inspect import Parameter, Signature, cleandoc, signature, unwrap
@@ -63,6 +63,27 @@ def shortcut(inner: Callable[..., Any] | None, takes: int) -> Callable[[F], F]:
         return cast(F, update_wrapper(Shortcut(function, unwrap(inner) if inner else None, takes), function))
 
     return wrap
+
+
+def static_key(static: Mapping[str, Any]) -> str:
+    """Return a text that is equal for equal static arguments alone: that of `repr`, with all bytes of arrays.
+
+    >>> static_key({"axis": 0})
+    "[('axis', 0)]"
+    >>> static_key({"by": np.array([1.0])}) == static_key({"by": np.array([1.0 + 1e-9])})
+    False
+    """
+    items = sorted(static.items())
+    inside: list[Any] = [x for _, x in items]
+    arrays = []
+    for x in inside:
+        if isinstance(x, np.ndarray):
+            arrays.append((x.dtype.str, x.shape, x.tobytes()))
+        elif isinstance(x, (tuple, list)):
+            inside.extend(x)
+        elif isinstance(x, dict):
+            inside.extend(x.values())
+    return f"{items}{arrays}" if arrays else repr(items)
 
 
 @suggesting()

@@ -24,7 +24,7 @@ from autobatch.ir.arguments import Key, Static
 from autobatch.ir.builder import NeedsData
 from autobatch.ir.program import CellProgram, first_leaf
 from autobatch.ir.typetable import NodeType
-from autobatch.ops.define import Op, Shape, first_symbol
+from autobatch.ops.define import Op, Shape, first_symbol, static_key
 from autobatch.ops.operators import OPS, STAGE
 from autobatch.ops.variadic import SUM_N
 from autobatch.params.parameter import Parameter
@@ -228,7 +228,7 @@ class Calls:
         return x
 
     def _entry_of_op(self, op: Op, static: dict[str, Any]) -> Entry:
-        of_static = repr(static) if static else ""
+        of_static = static_key(static) if static else ""
         key = (op, of_static) if static else op
         return self._entries.get(key) or self._add(
             key,

@@ -25,7 +25,7 @@ from autobatch.ir.arguments import leaves, map_leaves
 from autobatch.ir.builder import Traced, TracedCondition
 from autobatch.ir.program import NODE, Constant, Weight, source_key
 from autobatch.ops.conditions import Condition, gives_condition
-from autobatch.ops.define import Op, Shape
+from autobatch.ops.define import Op, Shape, static_key
 from autobatch.ops.operators import OPS, is_zero
 from autobatch.ops.ports import VariadicPort
 from autobatch.ops.rows import count_rows
@@ -209,7 +209,7 @@ class ListBuilder(PairBuilder):
         """
         # The key stays empty if an argument needs the slow path below: an element at another position, a running sum,
         # a list, a ragged value or an array.
-        parts: list[Any] = [op, repr(static)] if static else [op]
+        parts: list[Any] = [op, static_key(static)] if static else [op]
         key: tuple[Hashable, ...] = ()
         at, weights = None, self._weights
         for arg in args if self.walked else ():
@@ -307,7 +307,7 @@ class ListBuilder(PairBuilder):
         """Append an op of values that are not ragged; equal instructions are merged once a list is walked."""
         if not self.walked or op.random:
             return self._append(op, values, static)
-        key = op, tuple(value.index for value in values), repr(sorted(static.items())) if static else ""
+        key = op, tuple(value.index for value in values), static_key(static) if static else ""
         return self._once(key, lambda: self._append(op, values, static))
 
     def _once(self, key: Hashable, make: Callable[[], Traced]) -> Traced:

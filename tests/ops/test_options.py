@@ -104,3 +104,38 @@ def test_a_computed_scale_of_attention_is_a_factor() -> None:
     instances = [(k * X, [X] * k + [-X], np.array(0.5 * k)) for k in range(4)]
     run = ab.batched(lambda one: attend(*one), backend="reference")
     np.testing.assert_allclose(run(instances), [attend(*one) for one in instances], rtol=1e-6)
+
+
+scaled = ab.ops.define_op(
+    "scaled by an option",
+    shape=lambda x, by: x,
+    kernel=lambda xp, x, out, by: xp.multiply(x, xp.asarray(by[0] if isinstance(by, tuple) else by), out=out),
+)
+MIDDLE = np.ones(2000), np.where(np.arange(2000) == 1000, 5.0, 1.0)  # the text of both omits the middle
+BARELY = np.array([1.0]), np.array([1.0 + 1e-9])  # the text of both is [1.]
+
+
+@each("options", [MIDDLE, BARELY, [(x,) for x in BARELY], (np.array([0.0]), np.array([-0.0]))])
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_arrays_as_options_are_compared_number_by_number(options: Any, backend: str) -> None:
+    model: Any = ab.Module()
+    model.ones = ab.Parameter(np.ones(2000))
+    model.astype("float64")
+
+    @ab.cell
+    def inside(x: Any) -> Any:
+        return [scaled(x * model.ones, by=by) for by in options]
+
+    @ab.cell
+    def row(x: Any) -> Any:
+        return x * model.ones
+
+    def outside(x: Any) -> Any:
+        whole = row(x)
+        return [scaled(whole, by=by) for by in options]
+
+    for function in (inside, outside):
+        found = ab.batched(function, module=model, backend=backend)([2.0])[0]
+        for each_found, by in zip(found, options, strict=True):
+            wanted = 2.0 * np.ravel(by) * np.ones(2000)
+            assert np.asarray(each_found).tobytes() == wanted.tobytes()

@@ -24,7 +24,7 @@ import numpy as np
 from autobatch.graph.dag import Dag
 from autobatch.ir.program import SHARED, Instruction
 from autobatch.memplan.cell.memory import ProgramMemory, literal
-from autobatch.ops.define import Shape
+from autobatch.ops.define import Shape, static_key
 from autobatch.ops.linear import affine, matmul, outer
 
 STACKED = (matmul, affine)  # weight and bias are stacked
@@ -145,8 +145,7 @@ def signature(memory: ProgramMemory, value: int) -> Hashable:
         # x and stop_gradient(x) have the same memory, but only one of them has a gradient. The key of any other
         # product is its own value, so that it runs alone.
         together = (memory.reads[x], x in memory.constants) if by_parameter else value
-    static = repr(sorted(source.static.items()))
-    return source.op, static, form(vars[value].shape), vars[value].domain, *arguments, together
+    return source.op, static_key(source.static), form(vars[value].shape), vars[value].domain, *arguments, together
 
 
 def is_product(memory: ProgramMemory, batch: Batch) -> bool:

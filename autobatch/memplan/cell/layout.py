@@ -32,6 +32,7 @@ from autobatch.memplan.cell.constraints import (
 )
 from autobatch.memplan.cell.grouping import Batch, choose_batches, is_product, make_steps
 from autobatch.memplan.cell.memory import SHARED_VALUES, Item, ProgramMemory, is_number, literal
+from autobatch.ops.define import static_key
 
 UNTRIED = "the search for orders ended before it was tried"
 
@@ -316,7 +317,7 @@ def _form(var: Var) -> Hashable:
     """Return a key of everything about a value that a layout depends on."""
     match var.source:
         case Instruction(op, args, static):
-            source: Hashable = op, args, repr(sorted(static.items()))
+            source: Hashable = op, args, static_key(static)
         case Port(number=number):
             source = number
         case Attribute(is_float=is_float, column=column):
