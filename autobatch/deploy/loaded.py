@@ -36,6 +36,7 @@ from autobatch.ir.program import (
     int_limit,
 )
 from autobatch.ops.operators import STAGE
+from autobatch.ops.randomness import EAGER, next_site
 from autobatch.ops.taped import Taped
 from autobatch.params.module import Module
 from autobatch.trace.cell import Cell
@@ -110,7 +111,12 @@ class LoadedCell(Cell):
         if id(owner) not in self._engines:
             call = partial(_call, self.__get__(owner))
             self._engines[id(owner)] = batched(call, module=owner, policy="agenda", backend="reference")
-        return _only(self._engines[id(owner)]([(args, kwargs)]))
+        engine = self._engines[id(owner)]
+        graph = engine.recorder.record([(args, kwargs)])
+        if any(engine.recorder.types[int(type_id)].program.draws for type_id in graph.type_id):
+            # The engine has seed, step and draw 0, so that the key alone determines the numbers.
+            graph.keys = np.array([EAGER.source.key_of(next_site()[0])])
+        return _only(engine([graph]))
 
     @property
     def result_below(self) -> int:

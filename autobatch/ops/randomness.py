@@ -82,6 +82,13 @@ class Randomness:
     def draws(self) -> DrawCount:
         return DrawCount()
 
+    def key_of(self, draw: int) -> int:
+        """Return the key with which seed 0, step 0 and draw 0 give the numbers of a draw, as an int64."""
+        start = _mix_int(_mix_int(self.seed & MASK) + self.step & MASK)
+        row = _mix_int(int(self.key) + start - GOLDEN & MASK) + draw
+        found = _unmix_int(row & MASK) + GOLDEN - _mix_int(_mix_int(0)) & MASK
+        return found - (found >> 63 << 64)
+
     def uniform(self, xp: Any, draw: Any, site: int, shape: tuple[int, ...]) -> Any:
         """Draw numbers of `BITS` bits, uint64 `(rows, *shape)`, for rows whose draws are `draw` (rows,)."""
         start = _mix_int(_mix_int(self.seed & MASK) + self.step & MASK)
@@ -118,6 +125,14 @@ def _mix_int(x: int) -> int:
     x = ((x ^ (x >> 30)) * MIX[0]) & MASK
     x = ((x ^ (x >> 27)) * MIX[1]) & MASK
     return x ^ (x >> 31)
+
+
+def _unmix_int(x: int) -> int:
+    """Return the int that `_mix_int` turns into `x`."""
+    for shift, multiplier in ((31, MIX[1]), (27, MIX[0]), (30, 1)):
+        x ^= x >> shift ^ x >> 2 * shift
+        x = x * pow(multiplier, -1, 2**64) & MASK
+    return x - GOLDEN & MASK
 
 
 class _Eager(threading.local):

@@ -28,7 +28,7 @@ MODEL_FORMAT = "autobatch model"
 CHECKSUM = "checksum"
 UNCHECKED = {(FORMAT, "1")}
 """(format, version) of files written before checksums were introduced."""
-_UNFINISHED = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
+_UNFINISHED = re.compile(r"\.(.+)\.[0-9a-f]{16}\.tmp")
 _HEADER_LENGTH_BYTES = 8  # a safetensors file: the header's length, the header in JSON, the numbers
 
 
@@ -187,8 +187,11 @@ def read_safetensors(
 
 
 def _remove_unfinished(path: str | os.PathLike[str]) -> None:
-    folder = os.path.dirname(os.path.realpath(path))
+    """Remove checkpoints that killed processes left; temporary files of other kinds may be in use."""
+    folder, own = os.path.split(os.path.realpath(path))
+    kinds = {".safetensors", os.path.splitext(own)[1]}
     for name in os.listdir(folder):
-        if _UNFINISHED.fullmatch(name):
+        found = _UNFINISHED.fullmatch(name)
+        if found and os.path.splitext(found[1])[1] in kinds:
             with contextlib.suppress(FileNotFoundError):
                 os.remove(os.path.join(folder, name))

@@ -202,6 +202,43 @@ def test_cells_of_files_run_eagerly(loaded: Any) -> None:
     assert loaded.repeat(ours.h, times=2).shape == (6,)
 
 
+class Noisy(ab.Module):
+    """A cell that draws random numbers at two places, or none."""
+
+    def __init__(self) -> None:
+        self.weight = ab.Parameter(np.ones(2))
+
+    @ab.cell
+    def noise(self, x: Any) -> Any:
+        return self.weight * x + ab.normal((2,)) - ab.normal((2,)) * ab.normal((2,))
+
+    @ab.cell
+    def plain(self, x: Any) -> Any:
+        return self.weight * x
+
+    def run(self, x: Any) -> Any:
+        return self.noise(self.plain(self.noise(x))), self.noise(x)
+
+
+def test_cells_of_files_draw_the_numbers_of_the_model(path: Path) -> None:
+    model, x = Noisy().eval(), np.ones(2)
+    ab.export(model.run, path, examples=[x])
+    loaded = ab.load(path)
+
+    def run(found: Any) -> Any:
+        return found.noise(found.plain(found.noise(x))), found.noise(x), ab.normal((2,))
+
+    for seed, step, key in ((0, 0, 0), (3, 0, 1), (7, 12, 2**40), (-5, 2**70, -1), (2**64 + 3, -9, -(2**63))):
+        with ab.randomness(seed=seed, step=step, key=key):
+            expected = run(model)
+        with ab.randomness(seed=seed, step=step, key=key):
+            found = run(loaded)
+        assert np.allclose(found, expected, atol=1e-5)
+        assert not np.allclose(found[1], found[0])
+    batched = ab.batched(lambda x: Noisy.run(loaded, x), module=loaded, backend="reference", seed=4)
+    ab.testing.check_batched(lambda x: Noisy.run(loaded, x), batched, [x, x], 1e-5)
+
+
 def test_cells_of_files_are_called_inside_other_cells(loaded: Any) -> None:
     net = Net()
 

@@ -142,7 +142,7 @@ def test_a_disk_that_fails_keeps_the_old_file(tmp_path: Path, monkeypatch: pytes
 
 
 def test_what_a_killed_process_left_is_removed_by_the_next_save(tmp_path: Path) -> None:
-    kept = {".last.tmp", ".hidden", "0123456789abcdef.tmp"}
+    kept = {".last.tmp", ".hidden", "0123456789abcdef.tmp", ".predictions.jsonl.0123456789abcdef.tmp"}
     for name in (*kept, ".last.0123456789abcdef.tmp", ".best.safetensors.00000000000000ff.tmp"):
         (tmp_path / name).write_bytes(b"part")
     save_checkpoint(tmp_path / "last", {}, {})
