@@ -248,7 +248,6 @@ class Op:
         return f"<op {self.name}>"
 
 
-@suggesting(Op)
 def find_op(name: str) -> Op:
     """Return the op of this name.
 
@@ -261,6 +260,7 @@ def find_op(name: str) -> Op:
     return found
 
 
+@suggesting(Op)
 def define_op(name: str, **parts: Any) -> Op:
     """Define a primitive op and register it under `name`; `parts` are the attributes of `Op`."""
     if not isinstance(name, str):
