@@ -51,6 +51,7 @@ class Parameter(Operators):
         array: the numbers, for readers and for writers that call `note_change`; the same array until they are moved.
         is_gone: whether it was removed from its model for good and will not be used again.
         n_bound: number of times it was rebound to another tensor.
+        stays: whether others share the memory of its numbers, which stay there, so that stacks hold a copy.
         stays_contiguous: whether its numbers must be contiguous, and so are in no row of parameters side by side.
 
     Raises:
@@ -76,6 +77,7 @@ class Parameter(Operators):
     _version = 0
     is_gone = False
     n_bound = 0
+    stays = False
     stays_contiguous = False
     buffer: Any = None  # the `SharedBuffer` of `autobatch.params.stacks` that holds it, if any
 

@@ -3,7 +3,8 @@
 A program reads a `Stack` as one parameter: rows of parameters side by side, `[[W_i, U_i], [W_f, U_f]]`. The memory of
 the stack holds the parameters themselves: the `data` of each is a view, a rectangle, of one `SharedBuffer`. State
 dicts, optimizers and checkpoints therefore see separate named arrays, and nothing is copied per step. A parameter is
-moved into the first buffer that it is assigned to. Any later buffer holds a copy, which `refresh` updates once per run.
+moved into the first buffer that it is assigned to, unless others share its memory (`Parameter.stays`). Any other buffer
+holds a copy, which `refresh` updates once per run.
 Gradients of adjacent parameters are adjacent as well, so the gradient of a stack is added to them in place. If the
 parts of a stack are not adjacent, its gradient goes to a temporary array first (`Targets`).
 """
@@ -31,7 +32,8 @@ class SharedBuffer:
     """A buffer that holds several parameters, in rows of parameters side by side.
 
     Attributes:
-        parts: the parameters, each once. Those without a buffer are moved into this one; the others are copied.
+        parts: the parameters, each once. Those without a buffer are moved into this one, unless their numbers stay
+            where they are; the others are copied.
         rectangles: the position of each part.
     """
 
@@ -106,6 +108,9 @@ class SharedBuffer:
                 raise GraphError(
                     f"cannot stack {parts[0]!r} and {part!r}: their {trait}s differ; call {remedy} on the whole model."
                 )
+        # Read each time, because the memory of a parameter may have been shared with others since.
+        self._copies += [place for place in self._owned if self.parts[place].stays]
+        self._owned = [place for place in self._owned if place not in self._copies]
         self._buffer = self._store.xp.empty(self.shape, dtype)
         self._views = [
             where.of(self._buffer, part.shape) for part, where in zip(self.parts, self.rectangles, strict=True)

@@ -48,7 +48,7 @@ class TensorParameter(Parameter):
     _flat: FloatArray | None  # the same numbers, unless they are part of a stack
 
     def __init__(self, tensor: torch.Tensor, name: str) -> None:
-        self.name, self._noted, self._fingerprint = name, -1, 0
+        self.name, self._noted, self._fingerprint, self._is_moved = name, -1, 0, False
         self._take(_array_of(tensor, name), store_at(tensor.device))
         self._follow(tensor)
 
@@ -68,6 +68,12 @@ class TensorParameter(Parameter):
         """Return whether the tensor requires gradients; False once it is gone."""
         tensor = self._tensor()
         return tensor is not None and tensor.requires_grad
+
+    @property
+    def stays(self) -> bool:  # type: ignore[override]
+        """Return whether other tensors or processes may read the numbers where they are, on the host."""
+        tensor = self._tensor()
+        return tensor is not None and self._store is HOST and not self._is_moved and _is_shared(tensor, N_REFERENCES)
 
     @property
     def stays_contiguous(self) -> bool:  # type: ignore[override]
@@ -153,12 +159,13 @@ class TensorParameter(Parameter):
     def _renew(self, tensor: torch.Tensor, array: FloatArray | None = None) -> None:
         """Switch to the numbers of a tensor."""
         self._take(_array_of(tensor, self.name) if array is None else array, store_at(tensor.device))
-        self._lent, self.buffer = None, None
+        self._lent, self.buffer, self._is_moved = None, None, False
         self.note_change()
 
     def _keep(self, array: FloatArray) -> None:
         super()._keep(array)
         self._take(array, self._store)
+        self._is_moved = True
         self.tensor.data = to_tensor(array)
 
     def _take(self, array: FloatArray, store: Store) -> None:
@@ -181,6 +188,8 @@ class Tangent(TensorParameter):
 
 
 TENSOR_TYPES = {np.dtype(name): dtype for dtype, name in FLOATS.items()}
+N_REFERENCES = 3
+"""References to the storage of a parameter's tensor: by the tensor, by the parameter's array, and by who counts."""
 PARAMETERS: dict[int, TensorParameter] = {}
 """The parameter of each tensor of a module, by the tensor's `id`, as long as the tensor lives."""
 
@@ -217,10 +226,21 @@ def _array_of(tensor: torch.Tensor, name: str) -> FloatArray:
             f"parameter {name!r} must be float32 or float64, got {tensor.dtype}; call .float() on the module, and set "
             f"precision='bf16' for matrix products of bfloat16."
         )
-    if not tensor.is_contiguous():
+    if not tensor.is_contiguous() and not (tensor.device.type == "cpu" and _is_shared(tensor, 2)):
         tensor.data = tensor.data.contiguous()
     array: FloatArray = to_array(tensor)
     return array
+
+
+def _is_shared(tensor: torch.Tensor, n_own: int) -> bool:
+    """Return whether others share a tensor's memory on the host: processes, views, or a tensor that it is a view of.
+
+    Args:
+        n_own: the number of references to its storage that are known.
+    """
+    storage = tensor.untyped_storage()
+    is_whole = storage.nbytes() == tensor.nbytes
+    return not is_whole or storage.is_shared() or torch._C._storage_Use_Count(storage._cdata) > n_own
 
 
 @copy_of.register

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable
 from functools import cache, partial
+from types import NoneType
 from typing import Any, Never
 
 import numpy as np
@@ -409,6 +410,8 @@ class TensorMethods:
     def apply(self, op: Any, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
         """Record an op; tensors among the arguments are parameters or data."""
         function = OF_OPS.get(op.name)
+        if op.name in ("equal", "not_equal") and any(type(x) in (str, NoneType) for x in args):
+            return op.name == "not_equal"  # in torch, such comparisons need no numbers
         if function is not None and (op.name in COMPARISONS or not all(map(_is_float, args))):
             return apply(function, args, {})
         return without_gradient(super().apply(op, tuple(map(to_arrays, args)), static))  # type: ignore[misc]

@@ -622,3 +622,16 @@ def test_what_is_no_view_is_contiguous(make: Callable[[Any], Any]) -> None:
     assert make(ROWS[0]).is_contiguous()
     found = abt.batched(lambda x: x if make(NET.lin(x)).is_contiguous() else -x, module=NET)(ROWS)
     torch.testing.assert_close(found, torch.stack(ROWS))
+
+
+def test_values_equal_neither_none_nor_strings() -> None:
+    """As tensors in torch, which needs no numbers for it."""
+    layer = abt.cell(nn.Linear(2, 2))
+
+    def known(x: Tensor) -> Any:
+        h = layer(x)
+        told = h == None, h != None, h == None, h != None, h == "mean", h != "mean"  # noqa: E711
+        return h if told == (False, True) * 3 else h * 0
+
+    xs = [torch.ones(2), torch.zeros(2)]
+    torch.testing.assert_close(abt.batched(known, module=layer)(xs), layer(torch.stack(xs)))

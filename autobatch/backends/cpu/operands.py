@@ -21,6 +21,7 @@ from autobatch.compiler.statement import Term
 from autobatch.compiler.view import View
 from autobatch.compiler.writer import ARRAYS, COMMON, is_step, letter_of
 from autobatch.devices.store import HOST
+from autobatch.errors import GraphError
 from autobatch.ir.program import NODE
 from autobatch.params.sparse_rows import Gradient
 from autobatch.params.stacks import parts_of
@@ -110,6 +111,12 @@ class StageValues(Stage[StepTemplate]):
         if name == "shared":
             return self.packed
         table: Array = self.shared.arrays[int(name.rsplit("_", 1)[1])]
+        if not table[0, :1].flags.c_contiguous:
+            raise GraphError(
+                f"rows of a table of shape {table.shape[1:]} must be contiguous to be looked up, but it is a view of a "
+                f"tensor with another layout, such as its transpose; look up rows of a copy, x.contiguous(), or give "
+                f"the table this layout and make the other tensor the view."
+            )
         return table.strides[1] // table.itemsize if is_step(name) else table
 
     def matrix(self, term: Term, is_packed: bool, by_bf16: bool) -> SharedMatrix:
