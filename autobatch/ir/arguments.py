@@ -20,6 +20,9 @@ from autobatch.params.module import Module
 
 PLAIN = (bool, str, int, float, bytes, type(None), enum.Enum, tuple, frozenset, type, np.dtype)
 BY_IDENTITY = (Module, Operators, np.ndarray, ref)
+BY_VALUE = set[type]()
+"""Classes written in Python whose equal objects no program can distinguish; other modules add their own."""
+HEAP_TYPE = 1 << 9  # flag in `type.__flags__`: made at run time
 
 
 class Static:
@@ -64,36 +67,53 @@ class Fixed:
         return " ".join(repr(self.numbers).split())
 
 
+BY_VALUE |= {Static, Fixed}
+
+
 def exact(x: Any) -> Hashable:
     """Return a key that is equal for two objects only if no program can distinguish them; valid while `x` lives.
 
     Unlike ==, it distinguishes 1 from True and 0.0 from -0.0, also inside tuples, and treats NaN as equal to itself.
-    Objects with another meaning of == (arrays, tensors, parameters), and objects without a hash, are compared by
-    identity.
+    See `is_by_identity` for objects with another meaning of ==, or whose attributes may differ or change.
 
     >>> exact((1, 0.0)) == exact((True, 0.0)), exact(0.0) == exact(-0.0), exact(float("nan")) == exact(float("nan"))
     (False, False, True)
     """
     kind = type(x)
-    if isinstance(x, BY_IDENTITY):
+    if is_by_identity(x):
         return kind, id(x)
     # repr tells -0.0 from 0.0 and is the same for all NaNs. It is that of float, because a subclass may have its own.
     if isinstance(x, float):
         return kind, float.__repr__(x)
     if isinstance(x, (complex, np.generic)):
         return kind, repr(x)
-    if hasattr(kind, "__array__"):
-        return kind, id(x)
     if isinstance(x, tuple):
         return kind, tuple(map(exact, x))
     if isinstance(x, frozenset):
         return kind, frozenset(map(exact, x))
-    if not is_hashable(x):
-        return kind, id(x)
     if is_dataclass(x) and not isinstance(x, type):
-        # == of a dataclass compares the fields by ==, to which 1 and True are equal.
-        return kind, x, tuple(exact(getattr(x, f.name)) for f in fields(x) if f.compare)
+        return kind, tuple(exact(getattr(x, f.name)) for f in fields(x))
     return kind, x
+
+
+def is_by_identity(x: Any) -> bool:
+    """Return whether a program may distinguish `x` from an equal object of its class.
+
+    These are arrays, tensors, parameters, objects without a hash, and instances of classes written in Python, except
+    frozen dataclasses, which are compared by all their fields, and those in `BY_VALUE`.
+    """
+    kind = type(x)
+    if isinstance(x, np.generic):
+        return False
+    if isinstance(x, BY_IDENTITY) or hasattr(kind, "__array__"):
+        return True
+    if isinstance(x, (str, bytes, int, float, complex, tuple, frozenset)):
+        return bool(getattr(x, "__dict__", None))  # objects of a subclass may have attributes
+    if not is_hashable(x):
+        return True
+    if (params := vars(kind).get("__dataclass_params__")) is not None:
+        return not (params.frozen and params.eq)
+    return bool(kind.__flags__ & HEAP_TYPE) and kind not in BY_VALUE
 
 
 def is_hashable(x: Any) -> bool:

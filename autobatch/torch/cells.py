@@ -20,7 +20,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from autobatch._native import BoundCell
 from autobatch.arguments import show
 from autobatch.errors import GraphError
-from autobatch.ir.arguments import Key, is_structure, parts_of
+from autobatch.ir.arguments import BY_VALUE, Key, is_structure, parts_of
 from autobatch.ir.builder import Builder, NeedsNumber
 from autobatch.keywords import checked
 from autobatch.ops.operators import STAGE, Operators
@@ -226,6 +226,9 @@ class Cut:
 
     def __hash__(self) -> int:
         return hash(self.parts)
+
+
+BY_VALUE.add(Cut)
 
 
 class FunctionCell(TorchCell):

@@ -24,7 +24,18 @@ import numpy as np
 from autobatch._native import Form as CallForm
 from autobatch._native import Log
 from autobatch.errors import DataError, GraphError
-from autobatch.ir.arguments import BY_IDENTITY, PLAIN, Fixed, Key, Static, exact, is_hashable, is_structure, parts_of
+from autobatch.ir.arguments import (
+    BY_IDENTITY,
+    PLAIN,
+    Fixed,
+    Key,
+    Static,
+    exact,
+    is_by_identity,
+    is_hashable,
+    is_structure,
+    parts_of,
+)
 from autobatch.ir.program import DRAW, LEAVES, NODE, Attribute, CellProgram, first_leaf
 from autobatch.ir.typetable import NodeType
 from autobatch.trace.awaiting import close
@@ -105,7 +116,7 @@ class Steps:
 
     def is_exactly(self, register: int, x: Any) -> None:
         """Test that a register holds `x`, or a bit-identical equal object."""
-        if isinstance(x, (*BY_IDENTITY, bool, type(None))):
+        if isinstance(x, (bool, type(None))) or is_by_identity(x):
             self.test("is", register, Static(x))
         elif type(x) is tuple and all(type(part) in (str, int) for part in x):
             self.test("plain", register, Static(x))

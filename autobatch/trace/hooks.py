@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from autobatch._native import CallListener
 
-HEAP_TYPE, IMMUTABLE = 1 << 9, 1 << 8  # flags in `type.__flags__`: made at run time; with fixed attributes
+IMMUTABLE = 1 << 8  # flag in `type.__flags__`: with fixed attributes
 LOOKUPS: dict[CodeType, tuple[str, ...]] = {}
 """By the code of the `__getattr__` of a library's class, the dicts in `__dict__` in which it looks."""
 REPLACED = set[str]()

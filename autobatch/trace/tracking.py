@@ -37,6 +37,7 @@ import numpy as np
 
 from autobatch._native import BoundCell, Function
 from autobatch.errors import GraphError
+from autobatch.ir.arguments import HEAP_TYPE
 from autobatch.ir.builder import Builder
 from autobatch.ops.elementwise import stop_gradient
 from autobatch.ops.operators import Operators, Symbol
@@ -45,7 +46,7 @@ from autobatch.params.parameter import Parameter
 from autobatch.system.freeing import without_collection
 from autobatch.trace.cell import Cell
 from autobatch.trace.guards import MISSING, Guard, Live, Lives, LiveValue, are, named_parts
-from autobatch.trace.hooks import HEAP_TYPE, IMMUTABLE, REPLACED, hooked, listening
+from autobatch.trace.hooks import IMMUTABLE, REPLACED, hooked, listening
 from autobatch.trace.scanning import (
     descriptors_of,
     functions_in,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import collections
 import contextvars
+import dataclasses
 import enum
 import functools
 import itertools
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from helpers.runs.recorded import traced
 from helpers.runs.ways import each
 
 VARIABLE: contextvars.ContextVar[float] = contextvars.ContextVar("VARIABLE", default=2.0)
@@ -173,8 +175,8 @@ def late_or_two(x: Any) -> Any:
         return 2.0
 
 
-def with_number(x: Any) -> Any:
-    x.number = 2.0
+def with_number(x: Any, number: float = 2.0) -> Any:
+    x.number = number
     return x
 
 
@@ -326,6 +328,79 @@ def test_an_entry_that_changes_often(case: str) -> None:
     for _ in range(6):
         np.testing.assert_allclose(run([x])[0], model.scale(x))
         OFTEN[case].change(model.held)
+
+
+@dataclasses.dataclass(frozen=True)
+class Named:
+    """An immutable object with a number that == ignores."""
+
+    name: str
+    number: Any = dataclasses.field(compare=False)
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class Mutable:
+    """An object with a hash that may change."""
+
+    number: Any
+
+
+class Always:
+    """An object that is equal to all of its class."""
+
+    def __init__(self, number: Any) -> None:
+        self.number = number
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Always)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+def floats(number: float) -> Floats:
+    return with_number(Floats(1.0), number)  # type: ignore[no-any-return]
+
+
+@each("make", [functools.partial(Named, "a"), Mutable, Always, floats])
+def test_equal_objects_may_differ(make: Callable[[float], Any]) -> None:
+    class Model(ab.Module):
+        def __init__(self) -> None:
+            self.held = make(2.0)
+
+        @ab.cell
+        def reads(self, x: Any) -> Any:
+            return x * self.held.number
+
+        @ab.cell(static=("given",))
+        def takes(self, x: Any, given: Any) -> Any:
+            return x * given.number
+
+    model, x, given = Model(), np.ones(2), [make(2.0), make(2.0), make(3.0)]
+    run = ab.batched(model.reads, backend="reference")
+    for held in given:
+        model.held = held
+        np.testing.assert_allclose(run([x])[0], model.reads(x))
+    run = ab.batched(lambda k: model.takes(x, given[k]), module=model, backend="reference")
+    for number in (3.0, 4.0):
+        np.testing.assert_allclose(run([0, 1, 2, 1]), [model.takes(x, given[k]) for k in (0, 1, 2, 1)])
+        object.__setattr__(given[1], "number", number)
+
+
+def test_equal_immutable_objects_share_a_trace() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        number: float
+
+    @ab.cell(static=("given",))
+    def scale(x: Any, given: Config) -> Any:
+        return x * given.number
+
+    run, x = ab.batched(lambda number: scale(x, Config(number)), backend="reference"), np.ones(2)
+    np.testing.assert_allclose(run([2.0, 3.0, 2.0]), [[2.0, 2.0], [3.0, 3.0], [2.0, 2.0]])
+    before = traced(run)
+    run([2.0, 3.0])
+    assert traced(run) == before
 
 
 class Listing(ab.Module):
