@@ -228,9 +228,14 @@ class Held:
                 for name, part in x.items():
                     twin[name] = get(part)
             elif not isinstance(x, tuple):
+                kind: Any = type(x)
+                slots, own = _slots(kind), getattr(x, "__dict__", {})
                 for name, part in attributes(x).items():
-                    # Frozen dataclasses define `__setattr__` to raise.
-                    object.__setattr__(twin, name, get(part))
+                    # Not by `setattr`, which a class may define to raise, or may run a descriptor of this name.
+                    if name in own:
+                        vars(twin)[name] = get(part)
+                    else:
+                        slots[name].__set__(twin, get(part))
         return get(self._instance)
 
 

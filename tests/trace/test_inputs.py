@@ -43,6 +43,32 @@ class Slotted:
         return self.__hidden
 
 
+class Half:
+    """A descriptor that stores half of what is assigned, under its own name."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __set__(self, owner: Any, x: Any) -> None:
+        owner.__dict__[self.name] = x * 0.5
+
+    def __get__(self, owner: Any, kind: Any = None) -> Any:
+        return owner.__dict__[self.name]
+
+
+class Point:
+    """A descriptor and a property with the names of entries of `__dict__`."""
+
+    x = Half()
+
+    def __init__(self, x: Any) -> None:
+        self.x, self.__dict__["y"] = x, x
+
+    @property
+    def y(self) -> Any:
+        return self.__dict__["y"]
+
+
 def letters(instance: Any) -> Any:
     """Return the instance with a letter for each float array and None for other leaves."""
     return Held(instance).rebuild(list("abcdefgh"[: len(Held(instance).arrays)]), lambda part: None)
@@ -74,6 +100,14 @@ def test_what_holds_no_float_array_is_not_copied() -> None:
     assert twin[0] == "x"
     assert twin[1] is vocabulary
     assert twin[2] is model
+
+
+def test_descriptors_do_not_run_when_an_instance_is_copied() -> None:
+    points = [Point(np.full(1, 4.0))]
+    loss = ab.batched(lambda point: ab.sum(point.x * point.x + point.y), backend="reference")
+    for inputs in (False, True):
+        np.testing.assert_allclose(loss.value_and_grad(points, inputs=inputs)[0], 8.0)
+    assert vars(loss.value_and_grad(points, inputs=True)[-1][0]) == {"x": [4.0], "y": [1.0]}
 
 
 def test_circles_and_depth() -> None:
