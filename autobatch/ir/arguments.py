@@ -68,6 +68,9 @@ class Fixed:
         return " ".join(repr(self.numbers).split())
 
 
+BY_VALUE |= {Static, Fixed}
+
+
 def exact(x: Any) -> Hashable:
     """Return a key that is equal for two objects only if no program can distinguish them; valid while `x` lives.
 

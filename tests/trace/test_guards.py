@@ -296,6 +296,22 @@ def test_the_sign_of_zero(make: Callable[[float], Any]) -> None:
             np.testing.assert_allclose(loss(XS), [model.loss(x) for x in XS])
 
 
+@each("is_large", [False, True])
+def test_the_class_of_a_number(is_large: bool) -> None:
+    class Model(ab.Module):
+        beta: Any
+
+        @ab.cell
+        def loss(self, x: Any) -> Any:
+            return ab.sum(x * (self.beta if isinstance(self.beta, (int, float, np.ndarray)) else x * 0.0))
+
+    model = Model()
+    loss = ab.batched(model.loss, backend="reference")
+    for beta in (2.0, 3.0, 4, 5.0):
+        model.beta = np.full((2**17, 3), beta) if is_large else beta
+        np.testing.assert_allclose(loss(XS), [model.loss(x) for x in XS], rtol=1e-6)
+
+
 def test_float32() -> None:
     model = model_of(NUMBERS["attribute"]).astype("float32")
     loss = ab.batched(model.loss, backend="reference")
