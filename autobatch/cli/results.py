@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from io import SEEK_END, FileIO
@@ -18,6 +18,9 @@ from autobatch.system.files import unfinished_beside, write_whole
 from autobatch.system.nested_json import to_json
 
 COUNTS = ("nodes", "batches", "lower_bound", "launches", "copied_bytes")
+
+
+NO_RUN: Mapping[str, Any] = {}
 
 
 @dataclass
@@ -81,7 +84,9 @@ def _cannot_write(path: Path | str, error: OSError, advice: str) -> DataError:
 
 
 @contextmanager
-def open_json(path: Path | None, append: bool | None = None, n_epochs: int = 0) -> Iterator[JsonLines]:
+def open_json(
+    path: Path | None, append: bool | None = None, n_epochs: int = 0, run: Mapping[str, Any] = NO_RUN
+) -> Iterator[JsonLines]:
     """Open the file for results before the work begins.
 
     Args:
@@ -90,6 +95,7 @@ def open_json(path: Path | None, append: bool | None = None, n_epochs: int = 0) 
             work has succeeded.
         n_epochs: with `append`, the number of completed epochs; lines of later epochs, left by a run killed before its
             next checkpoint, are removed.
+        run: items that all lines of that run have; lines of other runs are kept.
 
     Raises:
         DataError: the file cannot be written.
@@ -101,7 +107,7 @@ def open_json(path: Path | None, append: bool | None = None, n_epochs: int = 0) 
     with nullcontext(path) if in_place else unfinished_beside(path) as target:
         try:
             if append:
-                _remove_later(path, n_epochs)
+                _remove_later(path, n_epochs, run)
             file = FileIO(target, "a" if append else "w")
         except OSError as error:
             raise _cannot_write(path, error, "choose a file in a writable folder") from error
@@ -111,21 +117,24 @@ def open_json(path: Path | None, append: bool | None = None, n_epochs: int = 0) 
             os.replace(target, path)
 
 
-def _remove_later(path: Path, n_epochs: int) -> None:
-    """Remove trailing lines that are truncated or belong to later epochs."""
+def _remove_later(path: Path, n_epochs: int, run: Mapping[str, Any]) -> None:
+    """Remove trailing lines that are truncated or belong to later epochs of a run."""
     if not path.is_file():
         return
     lines = path.read_bytes().splitlines(keepends=True)
     n_lines = len(lines)
-    while lines and _is_later(lines[-1], n_epochs):
+    while lines and _is_later(lines[-1], n_epochs, run):
         del lines[-1]
     if len(lines) < n_lines:
         write_whole(path, b"".join(lines))
 
 
-def _is_later(line: bytes, n_epochs: int) -> bool:
+def _is_later(line: bytes, n_epochs: int, run: Mapping[str, Any]) -> bool:
     try:
-        return not line.endswith(b"\n") or json.loads(line)["epoch"] > n_epochs
+        if not line.endswith(b"\n"):
+            return True
+        found = json.loads(line)
+        return found["epoch"] > n_epochs and all(found.get(name) == x for name, x in run.items())
     except (ValueError, LookupError, TypeError):
         return False  # keep lines of other programs
 

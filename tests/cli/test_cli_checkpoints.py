@@ -153,6 +153,16 @@ def test_resumed_training_needs_no_argument_again_and_appends_its_results(comman
     assert len(read_json("train.jsonl")) == 5
 
 
+def test_resumed_training_keeps_the_results_of_other_runs(command: Command) -> None:
+    common = ("train", "tree-lstm", "--data", "trees.txt", *RUN, "--json", "train.jsonl")
+    assert command(*common, "--epochs", 1, "--seed", 3, "--checkpoint", "run")[0] == 0
+    other = command(*common, "--epochs", 3, "--seed", 7)
+    resumed = command("train", "tree-lstm", "--checkpoint", "run", "--resume", "--epochs", 2, "--json", "train.jsonl")
+    assert (other[0], resumed[0]) == (0, 0)
+    found = [(result["seed"], result["epoch"]) for result in read_json("train.jsonl")]
+    assert found == [(7, 1), (7, 2), (7, 3), (3, 2)]
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_metrics_that_are_not_finite_are_kept_from_checkpoints(
     seed: int, command: Command, monkeypatch: pytest.MonkeyPatch

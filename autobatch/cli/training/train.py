@@ -181,7 +181,8 @@ def train(
             if joined.rank:
                 json_path = tensorboard = profile_path = None  # only the first process writes
             n_epochs = 0 if stored is None else stored.position.epochs
-            with open_json(json_path, append=stored is not None, n_epochs=n_epochs) as results:
+            run = {"model": workload.spec.name, "data": workload.dataset.name, "seed": chosen.seed, "lr": chosen.lr}
+            with open_json(json_path, append=stored is not None, n_epochs=n_epochs, run=run) as results:
                 return _run(
                     chosen, workload, joined, stored, checkpoint, checkpoint_steps, results, tensorboard, profile_path
                 )
