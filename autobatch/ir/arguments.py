@@ -23,6 +23,7 @@ PLAIN = (bool, str, int, float, bytes, type(None), enum.Enum, tuple, frozenset, 
 BY_IDENTITY = (Module, Operators, np.ndarray, ref)
 BY_VALUE = set[type]()
 """Classes written in Python whose equal objects no program can distinguish; other modules add their own."""
+OF_VALUES = ("fractions", "pathlib", "uuid")  # modules of Python with only such classes
 HEAP_TYPE = 1 << 9  # flag in `type.__flags__`: made at run time
 
 
@@ -101,7 +102,7 @@ def is_by_identity(x: Any) -> bool:
     """Return whether a program may distinguish `x` from an equal object of its class.
 
     These are arrays, tensors, parameters, objects without a hash, and instances of classes written in Python, except
-    frozen dataclasses, which are compared by all their fields, and those in `BY_VALUE`.
+    frozen dataclasses, which are compared by all their fields, those in `BY_VALUE`, and those of `OF_VALUES`.
     """
     kind = type(x)
     if isinstance(x, np.generic):
@@ -114,7 +115,8 @@ def is_by_identity(x: Any) -> bool:
         return True
     if (params := vars(kind).get("__dataclass_params__")) is not None:
         return not (params.frozen and params.eq)
-    return bool(kind.__flags__ & HEAP_TYPE) and kind not in BY_VALUE
+    is_value = kind in BY_VALUE or kind.__module__.partition(".")[0] in OF_VALUES
+    return bool(kind.__flags__ & HEAP_TYPE) and not is_value
 
 
 def is_hashable(x: Any) -> bool:
