@@ -135,8 +135,8 @@ class PlanRun(ABC, Generic[M]):
         """
         if self._silence is not None:
             return
-        # `__exit__` undoes what is noted. An errstate cannot be exited before it is entered, so it is noted afterwards;
-        # a limit can, and is noted before, so that no interrupt leaves it in force.
+        # `__exit__` exits every recorded context. An errstate must be entered before it is exited, so it is recorded
+        # afterwards. A limit may be exited early, so it is recorded first, and no interrupt leaves it in force.
         silence = np.errstate(**SILENT)
         silence.__enter__()
         self._silence = silence

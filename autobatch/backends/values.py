@@ -285,8 +285,8 @@ class Memory:
 
     def reserve(self, size: int, dtype: np.dtype[Any], max_bytes: int | None) -> None:
         """Make room for `size` elements; a buffer that grows does so by at least a quarter, within the limit."""
-        # Without `max_bytes`, the limit is never below what is held, so the buffer only grows. With it, a buffer that a
-        # larger plan left is replaced by one within the limit.
+        # Without `max_bytes`, the limit is at least the current size, so the buffer only grows. With it, a buffer that
+        # an earlier plan left is replaced if it exceeds the limit.
         is_right = self.buffer.dtype == dtype
         held = self.buffer.size if is_right else 0
         limit = max(size, held * 5 // 4 if max_bytes is None else max_bytes // dtype.itemsize)

@@ -169,7 +169,7 @@ def lower_lookup(low: Lowering, index: int, source: Instruction) -> Reason | Non
     if low.domain(ids) != low.domain(index) or not _is_int(low, ids) or math.prod(low.shape(ids)) > FEW_IDS:
         return Reason.NO_IDS
     if not math.prod(low.shape(ids)):
-        # There are no elements, but some statement must make every value.
+        # The value is empty, but each value needs a statement that defines it.
         low.loop(low.domain(index), Number(0.0), low.whole(index))
         return None
     row_shape = low.shape(table)[1:]

@@ -144,7 +144,7 @@ class Planning:
         known = self._cells.pop(purpose, None)  # put back below, as the most recently used
         if known is None or known[0] != state:
             self._drop(state)
-            # Types are usually only added; then the layouts of the others, and what was computed from them, are kept.
+            # Usually types are only added. Layouts of earlier types, and results derived from them, stay valid.
             n_known = 0 if known is None else _n_same(known[0], state)
             cells = [self._cell(node_type, purpose) for node_type in types.types[n_known : len(state[0])]]
             self._forget(len(types))

@@ -140,7 +140,7 @@ def _rebuild(kind: type, values: dict[str, Any]) -> Any:
     given = {f.name: values[f.name] for f in fields(kind) if f.init}
     if kind not in _takes_fields:
         _takes_fields[kind] = signature(kind).parameters.keys() == given.keys()
-    # The constructor sets attributes that are no fields, but it may also change the fields a second time.
+    # The constructor may set attributes other than fields, so it runs; the loop restores fields that it changed again.
     made = kind(**given) if _takes_fields[kind] else object.__new__(kind)
     for name, value in values.items():
         object.__setattr__(made, name, value)

@@ -104,7 +104,8 @@ def plan_graphs(graphs: list[Graph], types: Types, options: CoreOptions, slot: i
     try:
         made = plan_in_core(graphs, *options.arguments, flows, slot)
     except (ValueError, OverflowError):
-        # The core's error names no place. This finds the edge or the number at fault; if there is none, it stands.
+        # The core's error does not say where. The check raises an error that names the edge or number at fault; if it
+        # passes, the core's error is raised.
         check_order(merge_graphs(graphs, types))
         raise
     return _whole(made, graphs, types, options.cells, slot)

@@ -254,7 +254,7 @@ class Loader:
             name: words.collect(found.train, found.sizes.get(f"n_{name}")) for name, words in self.words.items()
         }
         for name, words in self.words.items():
-            # Only vocabularies of answers have a `min_count` of 1; without answers there is nothing to learn.
+            # Only vocabularies of answers have a `min_count` of 1, and training needs answers.
             if words.min_count == 1 and not known[name].words and vocabularies is None:
                 raise DataError(f"cannot train on {data!r}: its {len(found.train)} training instances lack {name}.")
         # The development data has files of its own, which may have other labels.

@@ -73,7 +73,7 @@ def _log1p_near_zero(f: Scalar) -> Scalar:
 
 def _reduce(x: Scalar) -> tuple[Scalar, Scalar]:
     """Split x into n * log(2) + r; return n as bits for `scale`, and r."""
-    # If x is NaN, the bits mean nothing, but r is NaN, and so is what is computed from it.
+    # If x is NaN, the bits are meaningless, but r is NaN, which propagates to the result.
     shifted = x * LOG2_E + ROUND_TO_TWO_POWERS
     n = shifted - ROUND_TO_TWO_POWERS
     r = (x - n * LOG_2_HIGH) - n * LOG_2_LOW
