@@ -45,6 +45,7 @@ from autobatch.params.stacks import Stack, parts_of
 from autobatch.plan.plan import Plan, PlannedTypes
 
 CANCELLED = 2.0**-6  # a sum of squares below this part of its terms' magnitudes may consist of rounding errors
+SCALE = 2.0**-600  # of gradients whose squares overflow a float64
 INTS = 4  # the memory of the int64s for a row of a table, in floats
 
 CountsOf: TypeAlias = Callable[[int, int], LongArray]
@@ -220,6 +221,7 @@ class InstanceWeights:
         self._xp, self._put, self._dtype = interpreter.store.xp, interpreter.store.put, interpreter.options.dtype
         self._rows: dict[tuple[int, int], InstanceRows] = {}
         self._frames: dict[int, Frame] = {}
+        self._scale = 1.0  # of the gradients whose squares are summed
 
     def rows(self, type_id: int, domain: int) -> InstanceRows:
         """Return the rows of a domain of a type, by instance; cached."""
@@ -319,8 +321,16 @@ class InstanceWeights:
 
     # Norms.
 
-    def squares(self, reads: Sequence[Read]) -> NDArray[np.float64]:
-        """Return the sum of the squared norms of all gradients, per instance and on the host: float64 (B,)."""
+    def norms(self, reads: Sequence[Read]) -> NDArray[np.float64]:
+        """Return the common norms of all gradients, per instance and on the host: float64 (B,)."""
+        found = np.sqrt(self._squares(reads))
+        if not np.isfinite(found).all():  # of finite numbers, the squares may still overflow
+            self._scale = SCALE
+            found = np.where(np.isfinite(found), found, np.sqrt(self._squares(reads)) / SCALE)
+        return found
+
+    def _squares(self, reads: Sequence[Read]) -> NDArray[np.float64]:
+        """Return the sum of the squared norms of all gradients times `_scale`, as in `norms`."""
         total = self._xp.zeros(self._interpreter.plan.graph.n_instances, np.float64)
         for read in reads:
             add = self._add_squares_of_table if read.is_table else self._add_squares_of_arrays
@@ -340,7 +350,7 @@ class InstanceWeights:
             if by_rows(left.shape[1], left.shape[2], right.shape[2]):
                 found = self._squares_by_rows(left, right)
             else:
-                found = _squares(self._xp.matmul(left.transpose(0, 2, 1), right))
+                found = self._squares_of(self._xp.matmul(left.transpose(0, 2, 1), right))
             total[group.where(self._put)] += found
 
     def _squares_by_rows(self, left: Array, right: Array) -> Array:
@@ -353,8 +363,11 @@ class InstanceWeights:
         found = _sums(one)
         terms = _sums(self._xp.abs(one, out=one))
         is_exact = self._interpreter.store.get((found >= CANCELLED * terms) & (terms < np.inf))
+        if self._scale != 1.0:
+            found *= self._scale
+            found *= self._scale  # twice, because the square of the scale is 0
         for at in np.flatnonzero(~is_exact).tolist():
-            found[at : at + 1] = _squares(self._xp.matmul(left[at].T, right[at])[None])
+            found[at : at + 1] = self._squares_of(self._xp.matmul(left[at].T, right[at])[None])
         return found
 
     def _add_squares_of_table(self, read: Read, total: Array, first: int) -> None:
@@ -362,26 +375,27 @@ class InstanceWeights:
         rows = Rows.zeros((n * n_ids, *width), self._dtype, self._interpreter.store)
         for source in read.sources:
             self._add_rows(source, rows, n_ids, first, first + n)
-        of_row = self._interpreter.store.get(_squares(rows.values))
+        of_row = self._interpreter.store.get(self._squares_of(rows.values))
         total += self._put(np.bincount(rows.ids // n_ids, of_row, n))
 
     def _add_squares_of_arrays(self, read: Read, total: Array, first: int) -> None:
         whole = self._xp.zeros((len(total), *read.parameter.shape), self._dtype)
         for number, source in enumerate(read.sources):
             self.add(source, whole, first, is_zero=number == 0)
-        total += _squares(whole)
+        total += self._squares_of(whole)
+
+    def _squares_of(self, found: Array) -> Array:
+        """Return the sum of the squares of each row times `_scale`, in float64: those of float32 may overflow."""
+        found = found.astype(np.float64)
+        if self._scale != 1.0:
+            found *= self._scale
+        found *= found
+        return _sums(found)
 
 
 def _sums(found: Array) -> Array:
     """Return the sum of each row, float64."""
     return found.reshape(len(found), prod(found.shape[1:])).sum(axis=1, dtype=np.float64)
-
-
-def _squares(found: Array) -> Array:
-    """Return the sum of the squares of each row, in float64: those of float32 may overflow."""
-    found = found.astype(np.float64)
-    found *= found
-    return _sums(found)
 
 
 def read_gradients(into: Mapping[int, Array], interpreter: Interpreter, activity: Activity) -> bool:
@@ -423,7 +437,7 @@ def scale_rows(
     """
     derivatives = derivatives_of(interpreter.plan, interpreter.cells)
     weights = InstanceWeights(interpreter, activity)
-    factors = factors_of(np.sqrt(weights.squares(reads_of(derivatives, parameters, joined=True))))
+    factors = factors_of(weights.norms(reads_of(derivatives, parameters, joined=True)))
     for type_id, derivative in derivatives.items():
         _scale_type(type_id, derivative, factors, weights, interpreter)
     return True

@@ -497,6 +497,24 @@ def test_gradients_whose_squares_overflow_are_clipped() -> None:
     np.testing.assert_allclose(norms, 1e25 * np.sqrt(96), rtol=1e-6)
 
 
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_float64_gradients_whose_squares_overflow_are_clipped(backend: str) -> None:
+    model: Any = ab.Module()
+    model.w, model.bias, model.table = (ab.Parameter(np.ones(shape)) for shape in ((48, 48), (48,), (3, 48)))
+    model.astype("float64")
+
+    @ab.cell
+    def loss(x: Any, k: int) -> Any:
+        return ab.sum(model.w @ x * 1e-70) + 1e170 * (ab.sum(model.bias) * 1e-5 + ab.sum(ab.lookup(model.table, k)))
+
+    run = ab.batched(lambda pair: loss(*pair), module=model, backend=backend)
+    batch = [(np.full(48, 1.0), 0), (np.full(48, 1e250), 1), (np.full(48, 1e241), 2)]
+    wanted = [np.hypot(48e-70 * x[0], 1e170 * np.sqrt(48)) for x, _ in batch]
+    _, sums = run.value_and_grad(batch, "sum", clip="per-instance", max_norm=1.0)
+    np.testing.assert_allclose(sums.norms, wanted, rtol=1e-9)
+    assert np.hypot.reduce([np.linalg.norm(np.asarray(x)) for x in sums.values()]) <= 3.0
+
+
 def test_clipping_holds_no_gradient_of_all_instances() -> None:
     """The peak does not grow with the number of instances, because rows of values are planned and not traced here."""
     model, rng = Chain(48), np.random.default_rng(1)
