@@ -209,8 +209,8 @@ class Optimizer(ABC):
 
         Raises:
             GraphError: a name is unknown or missing, or a parameter of the model was replaced.
-            ShapeError: a gradient and its parameter differ in shape.
-            DataError: a gradient is not an array of numbers, or is on another device.
+            ShapeError: a gradient and its parameter differ in shape, or the ids and values of `Rows` do.
+            DataError: a gradient is not an array of numbers, is on another device, or is `Rows` with wrong ids.
             BackendError: the kernels of a device cannot be compiled.
             NumericError: on a device, the previous step changed nothing, because the norm of its gradients was not
                 finite, and that norm has not been read (`clip_by_norm`).
@@ -390,6 +390,7 @@ def _read_grad(doing: str, name: str, grad: Any, store: Store) -> Gradient:
             "pass the gradients as value_and_grad returns them, or move them."
         )
     if isinstance(grad, Rows):
+        grad.check()
         return grad
     try:
         return plain_array(grad) if array is None else to_numbers(array)

@@ -263,9 +263,13 @@ class Rows:
     shape: Shape
 
     def __init__(self, ids: npt.ArrayLike, values: npt.ArrayLike, shape: Shape, store: Store = HOST) -> None:
-        self.ids, self.values, self.shape = _check(ids, values, shape, store)
-        self.store = store
+        self.ids, self.values, self.shape, self.store = ids, values, shape, store  # type: ignore[assignment]
         self._sums: RowSums | None = None
+        self.check()
+
+    def check(self) -> None:
+        """Check the attributes, which may have been assigned, and convert them to arrays; raise as the class does."""
+        self.ids, self.values, self.shape = _check(self.ids, self.values, self.shape, self.store)
         descents = np.flatnonzero(self.ids[1:] <= self.ids[:-1])
         if descents.size:
             place = int(descents[0])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autobatch.errors import ShapeError
+from autobatch.errors import DataError, ShapeError
 from autobatch.optim import SGD, Adam, AdamW, Group
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
@@ -327,3 +327,25 @@ def test_rows_of_another_shape_change_nothing() -> None:
     with pytest.raises(ShapeError, match=r"gradient of 'table' must have .*shape \(8, 3\), got \(9, 3\)"):
         Adam(model).step(with_bias(Rows([0], np.ones((1, 3)), (9, 3))))
     np.testing.assert_array_equal(model.table.data, before["table"])
+
+
+@each(
+    "name, wrong, error",
+    [
+        ("ids", np.array([1, 0]), DataError),
+        ("ids", np.array([0, 8]), DataError),
+        ("ids", np.array([0]), ShapeError),
+        ("ids", np.array([0.0, 1.0]), DataError),
+        ("values", np.ones((1, 3)), ShapeError),
+        ("values", np.ones((2, 3), complex), DataError),
+    ],
+)
+def test_rows_that_have_been_spoiled_change_nothing(name: str, wrong: Any, error: type[Exception]) -> None:
+    model, grad = Table(), Rows([0, 1], np.ones((2, 3)), SHAPE)
+    optimizer, before = Adam(model), model.state_dict()
+    setattr(grad, name, wrong)
+    with pytest.raises(error):
+        optimizer.step({"bias": np.ones(2), "table": grad})
+    for key, array in model.state_dict().items():
+        np.testing.assert_array_equal(array, before[key])
+    assert set(optimizer.state_dict()["steps"].values()) == {0}
