@@ -101,8 +101,12 @@ class Vocabulary:
         return self._ids.get(word, OUTSIDE if self.closed else UNKNOWN)
 
     def word(self, number: int) -> str:
-        """Return the word of an id."""
-        return self._words[number]
+        """Return the word of an id.
+
+        Raises:
+            DataError: the number is not an id of the vocabulary.
+        """
+        return self._words[check_int("an id to decode", number, at_least=0, below=len(self))]
 
     @overload
     def encode(self, words: str) -> int: ...
@@ -157,7 +161,7 @@ class Vocabulary:
             return numbers.map(self.word)
         if isinstance(numbers, list) or (isinstance(numbers, np.ndarray) and numbers.ndim):
             return [self.decode(number) for number in numbers]
-        return self.word(check_int("an id to decode", numbers, at_least=0, below=len(self)))
+        return self.word(numbers)
 
 
 @checked()
@@ -212,6 +216,8 @@ LEAST_ALIKE = 0.75  # similarity from which a name counts as a misspelling of an
 def values(instances: Iterable[Any], field: str) -> Iterator[str]:
     """Yield the strings of a field in all instances, also in nested ones of any depth, to count them.
 
+    A node of an instance that several nodes share counts once.
+
     Args:
         instances: dicts, as readers return them.
         field: its name, such as "word"; each value is a string or a list of strings, which may be nested.
@@ -225,9 +231,13 @@ def values(instances: Iterable[Any], field: str) -> Iterator[str]:
     """
     seen = dict[str, None]()
     for instance in instances:
-        waiting = [instance]
+        waiting, visited = [instance], set[int]()
         while waiting:
             value = waiting.pop()
+            if isinstance(value, (dict, list, tuple)):
+                if id(value) in visited:
+                    continue
+                visited.add(id(value))
             if isinstance(value, dict):
                 seen.update(dict.fromkeys(value))
                 if field in value:
@@ -243,7 +253,7 @@ def values(instances: Iterable[Any], field: str) -> Iterator[str]:
 def encode(instance: Any, vocabularies: Mapping[str, Vocabulary]) -> Any:
     """Copy an instance with ids in place of the strings of some fields, also in nested dicts of any depth.
 
-    Tuples that hold dicts, lists or tuples become lists.
+    Tuples that hold dicts, lists or tuples become lists. A node that several nodes share stays one node.
 
     Args:
         instance: a dict, as readers return it; it is not changed.
@@ -261,13 +271,16 @@ def encode(instance: Any, vocabularies: Mapping[str, Vocabulary]) -> Any:
     """
     check_vocabularies(vocabularies)
     found, texts = set[str](), dict[str, None]()  # fields that are encoded, and others with strings
+    copies: dict[int, Any] = {}  # by the `id` of the value, so that shared nodes stay shared
     whole: list[Any] = [instance]
     waiting: list[tuple[Any, Any]] = [(whole, 0)]  # containers with the key of a value to copy
     while waiting:
         holder, key = waiting.pop()
         value = holder[key]
-        if isinstance(value, dict):
-            holder[key] = copy = dict(value)
+        if id(value) in copies:
+            holder[key] = copies[id(value)]
+        elif isinstance(value, dict):
+            holder[key] = copies[id(value)] = copy = dict(value)
             for name, x in value.items():
                 if name in vocabularies:
                     copy[name] = _encode(vocabularies[name], x, name)
@@ -277,7 +290,7 @@ def encode(instance: Any, vocabularies: Mapping[str, Vocabulary]) -> Any:
                     if isinstance(x, str) or (isinstance(x, list) and x and isinstance(x[0], str)):
                         texts[name] = None
         elif _is_nested(value):
-            holder[key] = items = list(value)
+            holder[key] = copies[id(value)] = items = list(value)
             waiting += [(items, i) for i in range(len(items))]
     # An instance may lack a field, but not because of a misspelled name.
     for name in vocabularies.keys() - found if texts else ():

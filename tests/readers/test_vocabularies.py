@@ -76,6 +76,20 @@ def test_trees_may_have_any_depth() -> None:
     assert (found["word"], depth) == (2, 100_000)
 
 
+def test_shared_nodes_stay_shared() -> None:
+    """As they do for `autobatch.fold`, which visits each once."""
+    node: Any = {"word": "a"}
+    for _ in range(100):  # 2**100 paths
+        node = {"word": "a", "children": [node, node], "pair": (node, [node])}
+    assert len(list(values([node, node], "word"))) == 2 * 101
+    found = encode(node, {"word": Vocabulary(["a"])})
+    for _ in range(100):
+        first, second = found["children"]
+        assert first is second is found["pair"][0] is found["pair"][1][0]
+        found = first
+    assert found == {"word": 1}
+
+
 def test_unknown_words_have_an_id_and_unknown_labels_are_refused() -> None:
     words, labels = Vocabulary.count(["a", "b", "a", "c"], min_count=2), Vocabulary.of_labels(["yes", "no"])
     assert (words.encode("b"), words.encode("d"), words.encode(["a", "c"])) == (0, 0, [1, 0])
@@ -142,3 +156,9 @@ def test_vocabularies_are_stored_as_json() -> None:
 def test_words_are_unique() -> None:
     with pytest.raises(DataError, match="words of Vocabulary must be unique, got 'b'"):
         Vocabulary(["a", "b", "b"])
+
+
+@pytest.mark.parametrize("number", [-1, 2, 0.0, "a"])
+def test_numbers_that_are_no_ids_have_no_word(number: Any) -> None:
+    with pytest.raises(DataError, match="an id to decode must be an int"):
+        Vocabulary.of_labels(["A", "B"]).word(number)
