@@ -46,6 +46,9 @@ from autobatch.trace.ragged import Ragged
 ENCODE = "; in Python, ab.readers.encode(instance, ab.readers.restore(model.about)) replaces strings with ids"
 
 
+FLOATS = {"float", "value"}  # kinds of keys
+
+
 class Variant(NamedTuple):
     """A cell's program for arguments of one key.
 
@@ -96,7 +99,8 @@ class LoadedCell(Cell):
         keys = [json.loads(text) for text in variants]
         self._kinds = {name: set[str]().union(*(_kinds(key[name]) for key in keys)) for name in signature.parameters}
         # JSON written by JavaScript has 3 for 3.0, so ints are taken where the export met only floats.
-        self.as_floats = frozenset(x for x, kinds in self._kinds.items() if "float" in kinds and "int" not in kinds)
+        # Arrays of floats have the kind "value".
+        self.as_floats = frozenset(x for x, kinds in self._kinds.items() if "int" not in kinds and kinds & FLOATS)
         self._engines: dict[int, Any] = {}
 
     def run_eagerly(self, owner: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

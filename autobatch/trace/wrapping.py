@@ -109,12 +109,15 @@ class Wrapping:
 
 
 def to_floats(x: Any) -> Any:
-    """Convert ints, also in lists, tuples and dicts, to floats; return `x` itself if nothing changes.
+    """Convert ints, also in arrays, lists, tuples and dicts, to floats; return `x` itself if nothing changes.
 
     Ints that no float equals stay ints, and bools stay bools.
     """
     if type(x) is int:
         return float(x) if _is_exact(x) else x
+    if isinstance(x, np.ndarray) and x.dtype.kind in "iu":
+        floats = x.astype(np.float64)
+        return floats if np.array_equal(floats, x) else x
     if type(x) not in (list, tuple, dict):
         return x
     own = parts_of(x)

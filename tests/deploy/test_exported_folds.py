@@ -349,3 +349,28 @@ def test_ints_in_fields_of_floats_become_floats(tmp_path: Path) -> None:
     graph = {"edges": [[0, 1], [1, 0]], "size": [1, 0.5], "length": [2, 0.5]}
     found = ab.batched(ab.load(path)._function, backend="reference")([graph])
     assert np.allclose(found, model.rounds({**graph, "size": [1.0, 0.5], "length": [2.0, 0.5]}), rtol=1e-12)
+
+
+class Rowed(ab.Module):
+    """A scan over the rows of an array, some of which are ints."""
+
+    total = ab.scan("add", "start")
+
+    def __init__(self) -> None:
+        self.weight, self.start = ab.Parameter(np.ones(2)), ab.Parameter(np.zeros(2))
+
+    @ab.cell
+    def add(self, state: Any, row: Any, word: Any) -> Any:
+        return state + self.weight * row * ab.sum(word)
+
+
+def test_arrays_of_ints_in_fields_of_floats_become_floats(tmp_path: Path) -> None:
+    model, path = Rowed().eval(), tmp_path / "rowed.ab"
+    ab.export(model.total, path, examples=[{"row": np.ones((2, 2)), "word": np.ones((2, 1), int)}])
+    ints = {"row": np.array([[1, 2], [3, 4]]), "word": np.array([[5], [6]])}
+    loaded = ab.load(path)
+    wanted = model.total(ints)
+    assert np.allclose(ab.batched(loaded.total, backend="reference")([ints])[0], wanted)
+    assert np.allclose(loaded.total(ints), wanted)
+    with pytest.raises(ab.GraphError, match=r"'word' of the loaded cell 'add' must be int"):
+        loaded.total({**ints, "word": np.ones((2, 1))})
