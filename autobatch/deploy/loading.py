@@ -142,26 +142,57 @@ class Loaded(Module):
 
     _source: Source | None = None
     _function: Any = None  # the recursion that was exported
-    _placed: frozenset[str] = frozenset()
+    _parts: Parts | None = None
 
     def __reduce__(self) -> Any:
-        """Return the function and arguments that make the model again; raise a GraphError for a submodule.
+        """Return the function and arguments that make the model again.
 
-        The cells of a submodule may read parameters elsewhere in the model.
+        Raises:
+            GraphError: it is a submodule, whose cells may read parameters elsewhere in the model, or a part of the
+                model has been replaced, so that its content describes another model.
         """
         if self._source is None:
             raise GraphError(
                 f"{type(self).__name__} is a submodule of a loaded model and cannot be copied or pickled alone; copy "
                 f"or pickle the model that ab.load returned."
             )
-        parameters = {name: x for name, x in self._named_parts() if isinstance(x, Parameter)}
-        own = {name: x for name, x in vars(self).items() if name not in self._placed}
-        return _make, (self._source, parameters), own
+        assert self._parts is not None
+        parts, present = self._parts.named, Parts(self).named
+        for name, part in parts.items():
+            if present.get(name) is not part:
+                raise GraphError(
+                    f"a loaded model whose parts have been replaced cannot be copied or pickled, and {name!r} has; "
+                    f"make the copy first, and replace the part in both."
+                )
+        places = {name.rsplit(".", n)[0] for name in parts for n in range(name.count(".") + 1)}
+        own = {
+            name: {key: x for key, x in vars(module).items() if f"{name}.{key}".removeprefix(".") not in places | MADE}
+            for name, module in parts.items()
+            if isinstance(module, Module)
+        }
+        return _make, (self._source, {name: x for name, x in parts.items() if isinstance(x, Parameter)}), own
 
-    def __setstate__(self, own: dict[str, Any]) -> None:
-        """Restore the model's other attributes, and set its mode on all submodules."""
-        vars(self).update(own)
-        self.train(self.training)
+    def __setstate__(self, own: dict[str, dict[str, Any]]) -> None:
+        """Restore the other attributes of all modules."""
+        assert self._parts is not None
+        for name, attributes in own.items():
+            vars(self._parts.named[name]).update(attributes)
+
+
+MADE = {"_source", "_function", "_parts"}
+"""Attributes that a copy makes again, besides its parts."""
+
+
+class Parts:
+    """The modules and parameters of a model, in an object in which modules do not look for parts.
+
+    Attributes:
+        named: the parts by name, shared ones by each of their names; the model itself is "".
+    """
+
+    def __init__(self, root: Module) -> None:
+        self.named = dict(root._named_parts())
+        self.named |= {name: self.named[first] for name, first in root._shared_parts()}
 
 
 FUNCTIONS = {"node", "leaf", "start", "message", "step", "each", "root", "last", "readout"}
@@ -232,8 +263,7 @@ def _make(source: Source, parameters: Mapping[str, Parameter]) -> Any:
     if content.get("function"):
         path, name = content["function"]
         root._function = BoundRecursion(methods[path][name], modules[path])
-    # A copy makes these attributes again, and takes over those that are set later.
-    root._source, root._placed = source, frozenset(vars(root)) | {"_source", "_placed"}
+    root._source, root._parts = source, Parts(root)
     root.about = content["about"]
     root.options = {"policy": read_policy(content["policy"], "reading its policy"), "precision": content["precision"]}
     return root

@@ -28,7 +28,7 @@ LONGEST = 64
 CALL = "__call__"
 METHODS = frozenset(dir(Module)) - {CALL}
 """Names that a cell of a file cannot have."""
-OWN = frozenset({"about", "options", "_source", "_function", "_placed"})
+OWN = frozenset({"about", "options", "_source", "_function", "_parts"})
 """Names of attributes of a loaded model, which its cells and parts cannot have."""
 
 

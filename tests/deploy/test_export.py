@@ -553,11 +553,12 @@ class Scaled(ab.Module):
 def test_copies_read_their_own_parameters(copied: Callable[[Any], Any], tmp_path: Path) -> None:
     ab.export(Doubling().eval().run, tmp_path / "model.ab", examples=[np.ones(2)])
     loaded = ab.load(tmp_path / "model.ab")
-    loaded.note, loaded.training = "kept", True
+    loaded.note, loaded.training, loaded.parts[1].note = "kept", True, "of a part"
     twin = copied([loaded, loaded.weight]) if copied is not copy.copy else [copied(loaded), loaded.weight]
     other = twin[0]
     assert other.weight is twin[1] is other.parts[1].shared
-    assert (other.note, other.training, other.parts[0].training) == ("kept", True, True)
+    assert (other.note, other.training, other.parts[0].training) == ("kept", True, False)
+    assert other.parts[1].note == "of a part"
     assert other.options == loaded.options
     other.weight.data[:] = 5.0
     runs = [ab.batched(types.MethodType(Doubling.run, m), module=m, backend="reference") for m in (loaded, other)]
@@ -570,6 +571,22 @@ def test_a_part_is_copied_with_the_whole_alone(tmp_path: Path) -> None:
     ab.export(Doubling().eval().run, tmp_path / "model.ab", examples=[np.ones(2)])
     with pytest.raises(ab.GraphError, match="Scaled is a submodule of a loaded model"):
         copy.deepcopy(ab.load(tmp_path / "model.ab").parts[0])
+
+
+@pytest.mark.parametrize("name", ["weight", "parts.1", "parts.0.shared"])
+def test_models_with_replaced_parts_are_not_copied(name: str, tmp_path: Path) -> None:
+    """Their cells would compute with the parts of the file."""
+    ab.export(Doubling().eval().run, tmp_path / "model.ab", examples=[np.ones(2)])
+    loaded, new = ab.load(tmp_path / "model.ab"), ab.Parameter(np.full(2, 7.0))
+    if name == "weight":
+        loaded.weight = new
+    elif name == "parts.1":
+        loaded.parts[1] = Scaled(new)
+    else:
+        loaded.parts[0].shared = new
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(ab.GraphError, match=f"'{name}'"):
+            copied(loaded)
 
 
 def test_an_unknown_op_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
