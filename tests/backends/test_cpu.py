@@ -69,6 +69,23 @@ def test_compiled_random_programs(seed: int) -> None:
     compare_gradients(model.everything, draw_instances(rng, model, n=5), cpu, has_aux=True, rewrites=PASSES)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_differences_of_products_are_rounded_as_in_eager_mode(dtype: str) -> None:
+    """A fused multiplication and subtraction would give NaN at double roots."""
+    model: Any = ab.Module()
+    model.unit = ab.Parameter(np.ones(1))
+    model.astype(dtype)
+
+    @ab.cell
+    def root(a: Any, b: Any, c: Any) -> Any:
+        return ab.sqrt(b * b - 4.0 * a * c), ab.sqrt(a * c * -4.0 + b * b)
+
+    x = np.random.default_rng(0).random(64).astype(dtype)
+    given = np.ones_like(x), 2 * x, x * x
+    for found in ab.batched(lambda _: root(*given), module=model, backend="cpu")([0]):
+        assert not found.any()
+
+
 def test_backward_skips_what_no_loss_reads() -> None:
     """Rows that the loss does not depend on get no gradient, even where it would be infinite."""
     weight = ab.Parameter(np.array([2.0, 3.0]))

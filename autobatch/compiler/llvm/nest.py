@@ -6,7 +6,7 @@ from contextlib import ExitStack, nullcontext
 
 from autobatch.compiler.assignment import Spot
 from autobatch.compiler.fusion import Block
-from autobatch.compiler.llvm.scalars import REORDERED, Pointer, Scalar, select
+from autobatch.compiler.llvm.scalars import REORDERED, ROUNDED, Pointer, Scalar, select
 from autobatch.compiler.llvm.vectormath import FUNCTIONS
 from autobatch.compiler.llvm.writer import LlvmWriter
 from autobatch.compiler.nest import Element, Nest
@@ -122,6 +122,10 @@ class LlvmNest(Nest):
                     return -given[0]
                 if name in COMPARISONS:
                     return code.compare(COMPARE[name], *given)
+                if name in ("add", "subtract"):
+                    # Only terms of sums are contracted: b * b - 4 * a * c, for example, must be 0 at a double root.
+                    with code.flagged(ROUNDED):
+                        return code.binary(ARITHMETIC[name], *given)
                 if name in ARITHMETIC:
                     return code.binary(ARITHMETIC[name], *given)
                 if name == "max":

@@ -21,6 +21,8 @@ INTS = {"i1": 1, "i8": 8, "i32": 32, "i64": 64}
 CONTRACTED = "contract"
 REORDERED = "reassoc nsz contract"
 """Flags of float arithmetic that also let LLVM reorder sums."""
+ROUNDED = ""
+"""Flags of float arithmetic in which each result is rounded."""
 
 
 class Scalar:
