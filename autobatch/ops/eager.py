@@ -8,6 +8,7 @@ operators such as `h * 2.0` could still be changed in place.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,8 @@ class EagerArray(Plain):  # type: ignore[misc]
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
         """Return the results of NumPy's functions in this class too, except scalars."""
+        if context is not None and array.dtype.char in "be":  # int8 and float16
+            array = _widened(array, *context)
         return array[()] if return_scalar else array.view(EagerArray)
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -66,6 +69,22 @@ class EagerArray(Plain):  # type: ignore[misc]
 
     def __repr__(self) -> str:
         return repr(np.asarray(self))
+
+
+def _widened(result: Any, ufunc: Any, given: Sequence[Any], which: int) -> Any:
+    """Return a result of a function of conditions as float64, because they are floats in a batch; other results as is.
+
+    Args:
+        result: as NumPy computes it, in int8 or float16 if all arguments are bools.
+        given: the arguments, and then arrays for the results.
+        which: the number of the result.
+    """
+    args = given[: ufunc.nin]
+    if any(x.dtype != bool for x in args if isinstance(x, (np.ndarray, np.generic))):
+        return result
+    floats = [np.asarray(x, np.float64) if isinstance(x, (np.ndarray, np.generic)) else x for x in args]
+    found = ufunc(*floats)
+    return np.asarray(found[which] if ufunc.nout > 1 else found)
 
 
 def freeze(x: Any) -> Any:

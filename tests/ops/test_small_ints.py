@@ -174,3 +174,27 @@ def test_products_of_numpy_compute_with_floats(name: str, dtype: str) -> None:
     found = ab.eager(product, x, y)
     assert np.asarray(found).dtype.kind == "f"
     np.testing.assert_allclose(found, PRODUCTS[name](x.astype(float), y.astype(float)))
+
+
+CONDITIONS: dict[str, Callable[[Any], Any]] = {
+    "a function": lambda x: np.exp(x > 0.0) * x,
+    "a root": lambda x: np.sqrt((x > 0.0) & (x < 5.0)) * 3.0,
+    "a power": lambda x: (x > 0.0) ** 2 * 200 * x,
+    "sums of powers": lambda x: sum([(x > 0.0) ** 2 for _ in range(200)]) * x,
+    "products": lambda x: ~((x > 0.0) * (x < 2.0)) * x,
+}
+
+
+@each("name", CONDITIONS)
+def test_conditions_compute_with_floats(name: str) -> None:
+    """NumPy computes functions of bools in float16 and int8."""
+
+    @ab.cell
+    def compute(x: Any) -> Any:
+        return CONDITIONS[name](x)
+
+    model: Any = ab.Module()
+    model.unit = ab.Parameter(np.ones(1))
+    x = np.array([1.0, 3.0, -2.0])
+    found = ab.batched(compute, module=model.astype("float64"), backend="reference")([x])[0]
+    np.testing.assert_allclose(ab.eager(compute, x), found, rtol=1e-15)
