@@ -466,6 +466,9 @@ def _load(module: Module, state: Mapping[str, npt.ArrayLike], source: str, stric
     doing = f"cannot load {source} into {type(module).__name__}"
     parameters = module.parameters()
     first_names = {id(parameter): name for name, parameter in parameters.items()}
+    for name in state:
+        if not isinstance(name, str):
+            raise CheckpointError(f"{doing}: names of parameters must be strs, got {name!r}; pass a state_dict().")
     found = {name: _find(module, name) for name in state}
     arrays: dict[str, FloatArray] = {}
     for name, parameter in found.items():

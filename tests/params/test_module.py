@@ -252,6 +252,13 @@ def test_a_state_that_does_not_fit_changes_nothing(kind: str) -> None:
     assert values_of(model) == before
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_names_of_parameters_are_text(strict: bool) -> None:
+    state: Any = {1: np.ones(2)}
+    with pytest.raises(CheckpointError, match="must be strs, got 1"):
+        Tied().load_state_dict(state, strict)
+
+
 def test_long_lists_of_names_are_cut() -> None:
     with pytest.raises(CheckpointError, match=r"^cannot try: missing: '0', '1', '2', '3', '4' and 15 more; build"):
         check_entries("cannot try", {}, {str(i): () for i in range(20)})
