@@ -120,8 +120,10 @@ def assign_groups(doing: str, groups: Sequence[Group], names: Collection[str]) -
 
 
 def check_overrides(doing: str, overrides: dict[str, float]) -> None:
-    """Raise a DataError if a number is negative or not finite."""
+    """Raise a DataError if a number is negative or not finite, or an option is not one that groups set."""
     for option, value in overrides.items():
+        if option not in ("lr_factor", "weight_decay"):
+            raise DataError(f"cannot {doing}: an option of a group must be lr_factor or weight_decay, got {option!r}.")
         if not 0.0 <= value < math.inf:
             raise DataError(f"cannot {doing}: {option} must be at least 0 and finite, got {value}.")
 

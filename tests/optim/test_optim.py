@@ -335,6 +335,11 @@ def test_state_is_a_copy_with_readable_names() -> None:
             DataError,
             r"cannot load the group of 'matrix': lr_factor must be",
         ),
+        (
+            lambda state: state["overrides"].update(matrix={"momentum": 0.5}),
+            DataError,
+            r"cannot load the group of 'matrix': an option .* got 'momentum'",
+        ),
         (lambda state: state["arrays"].clear(), CheckpointError, r"missing: 'velocity\.matrix', 'velocity\.vector'"),
         (
             lambda state: state["arrays"].update({"velocity.vector": np.ones(2)}),
