@@ -120,10 +120,15 @@ class Encoder:
             "ties": [list(tie) for tie in program.ties],
         }
 
-    def default(self, x: Any) -> Any:
+    def default(self, name: str, x: Any) -> Any:
         """Encode the default of an argument; enums by name, as they are only compared."""
         if isinstance(x, enum.Enum) and not isinstance(x, str):
             return [ENUM, type(x).__name__, x.name]
+        if is_dataclass(x):
+            raise GraphError(
+                f"the default of argument {name!r} must be a number, a str, an array or an enum to be stored in a "
+                f"file, got {x!r}; pass it in each call."
+            )
         return self.value(x)
 
     def structure(self, x: Any) -> Any:

@@ -117,7 +117,7 @@ def export(
     doing = f"cannot export {type(module).__name__} to {os.fspath(path)!r}"
     try:
         json.dumps(content["about"], allow_nan=False)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{doing}: about must be JSON values ({error}).") from error
     try:
         text = json.dumps(content, allow_nan=False)
@@ -227,7 +227,7 @@ def _cell(
         except GraphError as error:
             raise GraphError(f"cannot export cell {cell.name!r}: {error}") from error
     parameters = [
-        [p.name, p.kind.name, *([] if p.default is p.empty else [encoder.default(p.default)])]
+        [p.name, p.kind.name, *([] if p.default is p.empty else [encoder.default(p.name, p.default)])]
         for p in specializations[0].entry.signature.parameters.values()
     ]
     about = {"module": path, "name": cell.name, "parameters": parameters}

@@ -395,6 +395,18 @@ def test_another_process_needs_nothing_but_the_file(path: Path) -> None:
     assert np.allclose(eval(ran.stdout), batched(trees), rtol=1e-6)
 
 
+@dataclass(frozen=True)
+class Scale:
+    """A default that a file cannot hold."""
+
+    by: float
+
+
+@ab.cell
+def scaled(x: Any, scale: Scale = Scale(2.0)) -> Any:
+    return x * scale.by
+
+
 def test_what_no_file_can_hold_is_refused(path: Path) -> None:
     net = Net()
     with pytest.raises(ab.GraphError, match=r"Net must be in evaluation mode .*eval\(\)"):
@@ -409,6 +421,13 @@ def test_what_no_file_can_hold_is_refused(path: Path) -> None:
 
     with pytest.raises(ab.GraphError, match=r"cannot export cell 'odd': argument 'what' must be .* got <ufunc 'sin'>"):
         ab.export(lambda x: odd(x, np.sin), path, examples=[np.ones(2)], module=net)
+    with pytest.raises(ab.GraphError, match=r"default of argument 'scale' must be .* got Scale\(by=2\.0\)"):
+        ab.export(lambda x: scaled(x), path, examples=[np.ones(2)], module=net)
+    about: Any = []
+    for _ in range(10_000):
+        about = [about]
+    with pytest.raises(ab.CheckpointError, match="about must be JSON values"):
+        ab.export(net.predict, path, examples=WORDS, about={"deep": about})
     assert not path.exists()
     with pytest.raises(ab.CheckpointError, match=r"cannot export Net to .*No such file"):
         ab.export(net.predict, path.parent / "none" / "model.ab", examples=WORDS)
