@@ -120,7 +120,7 @@ def test_a_server_reads_json_and_writes_results(net: Net, tmp_path: Path) -> Non
 def test_vocabularies_in_the_file_encode_words(net: Net, command: Command, tmp_path: Path) -> None:
     file, out = tmp_path / "net.ab", tmp_path / "out.jsonl"
     about = describe({"word": Vocabulary(["the", "film", "ends"])})
-    ab.export(net.scores, file, examples=TREES, about={**about, "trained": "today"})
+    ab.export(net.scores, file, examples=TREES, about={**about, "trained": "today", "settings": {"lr": 0.1}})
     trees = [{"word": "film", "children": [{"word": "the"}, {"word": "new"}]}]
     data = write(tmp_path / "trees.jsonl", trees)
     assert command("predict", "--model", file, "--data", data, "--out", out)[0] == 0

@@ -147,7 +147,8 @@ def read_model_file(path: Path, named: Collection[str] = ()) -> StoredModel:
         CheckpointError: the file is missing, damaged, or holds neither.
     """
     model = load(path)
-    if "settings" not in model.about and model._function is not None and model._function.owner is model:
+    is_own = {"settings", "sizes"} <= model.about.keys()  # users may have settings of their own
+    if not is_own and model._function is not None and model._function.owner is model:
         return ExportedFold.of(path, model)
     return read_exported(path, model, named)
 
