@@ -86,6 +86,7 @@ class Batched(Session):
             call = self._call(instances, training=False)
             with run_lock(), call as step:
                 if not step.graph.keys.size:
+                    self.last = step.finish()
                     return self._result_store.xp.zeros(0, self.parameters.dtype)
                 runs = self.run(step, to=self._result_store)
                 columns = join_columns([run.outputs for run in runs])

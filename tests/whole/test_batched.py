@@ -315,3 +315,5 @@ def test_the_counts_of_the_last_call() -> None:
     assert (training.nodes, training.batches) == (inference.nodes, inference.batches)
     assert training.launches > inference.launches
     assert training.copied_bytes > inference.copied_bytes
+    loss([])
+    assert loss.last.graph.n_instances == loss.last.launches == 0
