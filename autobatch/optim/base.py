@@ -38,7 +38,7 @@ from autobatch.params.gradients import Gradients
 from autobatch.params.known import KnownModule
 from autobatch.params.module import Module, check_entries
 from autobatch.params.parameter import FloatArray, Parameter
-from autobatch.params.sparse_rows import Gradient, Rows
+from autobatch.params.sparse_rows import Gradient, Rows, check_rows
 from autobatch.system.locks import run_lock
 
 if TYPE_CHECKING:
@@ -392,7 +392,7 @@ def _read_grad(doing: str, name: str, grad: Any, store: Store) -> Gradient:
             "pass the gradients as value_and_grad returns them, or move them."
         )
     if isinstance(grad, Rows):
-        grad.check()
+        check_rows(grad)
         return grad
     try:
         return plain_array(grad) if array is None else to_numbers(array)

@@ -265,18 +265,7 @@ class Rows:
     def __init__(self, ids: npt.ArrayLike, values: npt.ArrayLike, shape: Shape, store: Store = HOST) -> None:
         self.ids, self.values, self.shape, self.store = ids, values, shape, store  # type: ignore[assignment]
         self._sums: RowSums | None = None
-        self.check()
-
-    def check(self) -> None:
-        """Check the attributes, which may have been assigned, and convert them to arrays; raise as the class does."""
-        self.ids, self.values, self.shape = _check(self.ids, self.values, self.shape, self.store)
-        descents = np.flatnonzero(self.ids[1:] <= self.ids[:-1])
-        if descents.size:
-            place = int(descents[0])
-            raise DataError(
-                f"ids of Rows must be strictly increasing, got {self.ids[place]} before {self.ids[place + 1]}; sort "
-                "them, or use Rows.summed."
-            )
+        check_rows(self)
 
     @classmethod
     def summed(cls, ids: npt.ArrayLike, values: npt.ArrayLike, shape: Shape, store: Store = HOST) -> Self:
@@ -392,6 +381,18 @@ class Rows:
 
 Gradient: TypeAlias = FloatArray | Rows
 """The gradient of a parameter: an array of its shape, or `Rows` of that shape."""
+
+
+def check_rows(rows: Rows) -> None:
+    """Check attributes of `Rows`, which users may assign, and convert them to arrays; raise the errors of `Rows`."""
+    rows.ids, rows.values, rows.shape = _check(rows.ids, rows.values, rows.shape, rows.store)
+    descents = np.flatnonzero(rows.ids[1:] <= rows.ids[:-1])
+    if descents.size:
+        place = int(descents[0])
+        raise DataError(
+            f"ids of Rows must be strictly increasing, got {rows.ids[place]} before {rows.ids[place + 1]}; sort them, "
+            "or use Rows.summed."
+        )
 
 
 def _check(ids: npt.ArrayLike, values: npt.ArrayLike, shape: Shape, store: Store) -> tuple[IntArray, FloatArray, Shape]:
