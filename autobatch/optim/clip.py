@@ -40,7 +40,8 @@ def clip_by_norm(grads: Mapping[str, Gradient], max_norm: float) -> float | Late
         The Euclidean norm over all numbers of all gradients, before scaling.
 
     Raises:
-        NumericError: a gradient holds NaN or infinity; the message names it and nothing has changed.
+        NumericError: a gradient holds NaN or infinity, or on a device, float64 numbers whose squares overflow; the
+            message names it and nothing has changed.
         DataError: `max_norm` is not above 0, a gradient is not a writable array of floats, or devices differ.
 
     >>> import numpy as np
