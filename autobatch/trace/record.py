@@ -425,8 +425,8 @@ class Recorder:
         """Return the error of a user's function, or a more informative one."""
         if isinstance(error, RecursionError):
             return GraphError(
-                "recording an instance exceeded Python's recursion limit; check that calls of the function by itself end, "
-                "raise the limit with sys.setrecursionlimit, or write the function with a loop."
+                "recording an instance exceeded Python's recursion limit; check that calls of the function by itself "
+                "end, raise the limit with sys.setrecursionlimit, or write the function with a loop."
             )
         if type(error) is RuntimeError and str(error) == "no running event loop":  # as asyncio.sleep raises
             return refused_request("a function of asyncio")
