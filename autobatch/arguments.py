@@ -225,7 +225,8 @@ def _plural(words: str) -> str:
 def to_plain(x: Any) -> Any:
     """Convert NumPy's numbers in an option of an op to Python's: axes, sizes, slices, factors, and tuples of them.
 
-    An array of ints becomes a tuple; anything else is returned unchanged.
+    A row of ints becomes a tuple, and other arrays are copied, because they may be changed in place before the op runs;
+    anything else is returned unchanged.
 
     >>> to_plain((np.int64(2), slice(np.int8(1), None))), to_plain(np.array([3, 1])), to_plain(np.bool_(True))
     ((2, slice(1, None, None)), (3, 1), True)
@@ -240,7 +241,7 @@ def to_plain(x: Any) -> Any:
     if isinstance(x, np.generic) or (isinstance(x, np.ndarray) and not x.ndim):
         to = {"b": bool, "i": int, "u": int, "f": float}.get(x.dtype.kind)
         return x if to is None else to(x)
-    return x
+    return x.copy() if isinstance(x, np.ndarray) else x
 
 
 def is_int(x: Any) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -72,7 +74,14 @@ class Traced(Symbol):
     def __init__(self, builder: Builder, index: int) -> None:
         self.builder, self.index = builder, index
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """Return the class that `isinstance` finds; `type(x)` gives the true one."""
+        return self.builder.class_of(self, sys._getframe(1))
+
     def __getattr__(self, name: str) -> Any:
+        if name[:2] != "__" and self.builder.live and self.is_known():
+            raise NeedsNumber(f"the attribute {name!r}")
         raise AttributeError(self.lacks(name))
 
     @property
@@ -169,6 +178,10 @@ class Builder:
 
     def value(self, index: int) -> Traced:
         return Traced(self, index)
+
+    def class_of(self, x: Traced, frame: FrameType) -> type:
+        """Return the class of a value for the code in a frame."""
+        return type(x)
 
     def wrap(self, x: Any) -> Traced:
         """Turn any argument of an op into a value of this program."""

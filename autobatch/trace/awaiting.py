@@ -233,8 +233,8 @@ def close(programs: Iterable[Any]) -> None:
 
 
 def refusal(request: Any) -> GraphError:
-    """Make the error for a request that belongs to an event loop."""
+    """Make the error for a request that belongs to an event loop, or for what a text describes."""
     return GraphError(
-        f"an async program must await only ab.value, ab.gather and async functions made of them, got {request!r}, "
-        f"which needs an event loop."
+        f"an async program must await only ab.value, ab.gather and async functions made of them, got "
+        f"{request if isinstance(request, str) else repr(request)}, which needs an event loop."
     )

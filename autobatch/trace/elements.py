@@ -18,19 +18,24 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
 from autobatch.errors import ShapeError
 from autobatch.ir.arguments import leaves, map_leaves
-from autobatch.ir.builder import Traced, TracedCondition
-from autobatch.ir.program import NODE, Constant, Weight, source_key
+from autobatch.ir.builder import NeedsNumber, Traced, TracedCondition
+from autobatch.ir.program import NODE, Attribute, Constant, Port, Weight, source_key
 from autobatch.ops.conditions import Condition, gives_condition
 from autobatch.ops.define import Op, Shape, static_key
+from autobatch.ops.eager import EagerArray
 from autobatch.ops.operators import OPS, is_zero
 from autobatch.ops.ports import VariadicPort
 from autobatch.ops.rows import count_rows
 from autobatch.trace.pairs import PairBuilder, Pairs
 from autobatch.trace.ragged import Ragged
+from autobatch.trace.scanning import is_library
+
+ASKING = ("abc", "functools", "typing")  # modules that ask for the class of an object for their caller
 
 
 class NeedsLength(Exception):
@@ -137,6 +142,25 @@ class ListBuilder(PairBuilder):
         self._places: list[Position] = []
         self._known: dict[Hashable, Traced] = {}
         self._repeated: dict[Hashable, tuple[type[Element], int]] = {}
+
+    def class_of(self, x: Traced, frame: FrameType) -> type:
+        """Return the class of symbols to code of libraries, and that of eager mode to users' code, where it is known.
+
+        Raises:
+            NeedsNumber: the value is computed from numbers of the model alone, so the body can have the number itself.
+        """
+        while (module := frame.f_globals.get("__name__")) in ASKING and frame.f_back is not None:
+            frame = frame.f_back
+        kind = type(x)
+        if is_library(module):
+            return kind
+        if self.live and x.is_known():
+            raise NeedsNumber("isinstance")
+        source, is_array = x.var.source, bool(x.var.shape) or issubclass(kind, Ragged)
+        if isinstance(source, Attribute) and not (source.is_float or source.dtype or is_array):
+            return int
+        # Eagerly, a computed number may be one of Python's or of NumPy's.
+        return EagerArray if is_array or isinstance(source, (Attribute, Port)) else kind
 
     def length(self, group: int) -> int:
         """Return the length of a list in the current call; NeedsLength if it is empty, as no element shows its use."""

@@ -47,6 +47,7 @@ VALUE, WORDS, EACH, ROWS, END = 0, 1, 2, 3, 4
 
 BOOL = "bool"
 INTS = ("int", "ints", "each")
+MOST_DEPTH = 2000  # of an argument; hashing a deeper key could overflow the stack of a thread
 MOST = 2**62  # above the number of rows of any list
 Step: TypeAlias = tuple[Any, ...]
 """A test or load: its name, the register, and operands; objects to compare bit by bit are `Static`."""
@@ -201,6 +202,7 @@ class FormReader:
         self.data_of: dict[int, Element] = {}
         self.of_one_length: dict[str, str] = {}
         self.n_leaves = 0
+        self._depth = 0
 
     @property
     def conditions(self) -> tuple[Step, ...]:
@@ -305,7 +307,7 @@ class FormReader:
             self.program.test("empty", register)
             self._add_list(x, text, register)
             return Key("each", None)
-        group, found = len(self.lists), dict[Any, tuple[Element, Steps]]()
+        group, found, depth = len(self.lists), dict[Any, tuple[Element, Steps]](), self._depth
         try:
             # Elements of one make-up have the same key and steps, so one of them is read.
             for element in {_make_up(element): element for element in x}.values():
@@ -313,6 +315,7 @@ class FormReader:
                 part = self._element(name, element, 0, steps, count(first_leaf(group)))
                 found[part.key, tuple(steps.steps)] = part, steps
         except NotAlike as error:
+            self._depth = depth
             self.of_one_length[text] = str(error)
             return None
         part, steps = next(iter(found.values()))
@@ -351,11 +354,13 @@ class FormReader:
             return Element(steps.array(register, x, self.tells_bools), [], [(register, next(leaves))], [])
         if not is_structure(x) or isinstance(x, list):
             raise NotAlike(f"hold {_describe(x)}")
+        self._enter(name)
         registers = steps.parts(register, x)
         parts = [self._element(name, y, at, steps, leaves) for y, at in zip(parts_of(x), registers, strict=True)]
         refs = [*chain.from_iterable(part.refs for part in parts)]
         ints = [*chain.from_iterable(part.ints for part in parts)]
         floats = [*chain.from_iterable(part.floats for part in parts)]
+        self._depth -= 1
         return Element(Key.of_structure(x, [part.key for part in parts]), refs, ints, floats)
 
     def _add_list(self, x: Any, text: str, register: int) -> None:
@@ -363,7 +368,17 @@ class FormReader:
         self.registers.append(register)
         self.lengths.append(len(x))
 
+    def _enter(self, name: str) -> None:
+        """Count the containers around a part of an argument."""
+        self._depth += 1
+        if self._depth > MOST_DEPTH:
+            raise GraphError(
+                f"argument {name!r} of a cell must be nested at most {MOST_DEPTH} deep, got more; call a cell for each "
+                f"level instead."
+            )
+
     def _container(self, name: str, x: Any, text: str, register: int) -> Key:
+        self._enter(name)
         if isinstance(x, dict):
             texts = [f"{text}[{key!r}]" for key in x]
         else:
@@ -371,7 +386,9 @@ class FormReader:
                 [f"{text}.{f.name}" for f in fields(x)] if is_dataclass(x) else [f"{text}[{i}]" for i in range(len(x))]
             )
         self._register_of.update(zip(texts, self.program.parts(register, x), strict=True))
-        return Key.of_structure(x, [self.read(name, part, at) for part, at in zip(parts_of(x), texts, strict=True)])
+        keys = [self.read(name, part, at) for part, at in zip(parts_of(x), texts, strict=True)]
+        self._depth -= 1
+        return Key.of_structure(x, keys)
 
 
 class Item(NamedTuple):

@@ -15,7 +15,6 @@ guarded constant.
 
 from __future__ import annotations
 
-import sys
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import singledispatch
@@ -32,7 +31,6 @@ from autobatch.arrays import Array
 from autobatch.ir.arguments import exact
 from autobatch.ir.builder import Builder, Traced
 from autobatch.params.parameter import FLOAT32, Parameter
-from autobatch.trace.scanning import is_library
 
 LARGE = 2**20  # bytes; a larger array is an input of the program from the first trace on, and is not compared
 
@@ -127,13 +125,6 @@ class LiveValue(Traced):
     def of(cls, builder: Builder, live: Live) -> LiveValue:
         """Make the value of a program that reads `live`."""
         return cls(builder, builder.wrap(live).index)
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:
-        """Return the class of symbols to code of libraries; users' code asks for that of the number by `isinstance`."""
-        if is_library(sys._getframe(1).f_globals.get("__name__")):
-            return type(self)
-        raise self._refuse("isinstance")
 
     def __getattr__(self, name: str) -> Any:
         raise self._refuse(f"the attribute {name!r}")

@@ -32,6 +32,8 @@ if "t" in getattr(sys, "abiflags", ""):
         "lock."
     )
 
+MOST_DEPTH = 1000  # of tuples of outputs; that of the native core
+
 
 class Recording(Protocol):
     """Records the ops that are applied to values outside cells.
@@ -243,8 +245,8 @@ def _key_of(vars: Sequence[Var], output: int) -> Key:
     return value if vars[output].domain < 0 else Key("rows", None, (value,))
 
 
-def _is_plain(structure: Any) -> bool:
-    """Return whether a structure of outputs is one output, or consists of tuples of outputs only."""
+def _is_plain(structure: Any, depth: int = 0) -> bool:
+    """Return whether the core makes a structure of outputs: one output, or tuples of outputs that are not too deep."""
     if type(structure) is tuple:
-        return all(map(_is_plain, structure))
+        return depth < MOST_DEPTH and all(_is_plain(part, depth + 1) for part in structure)
     return type(structure) is int

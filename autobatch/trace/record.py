@@ -26,6 +26,7 @@ from autobatch.params.known import NO_PARAMETERS, KnownModule, ParameterState
 from autobatch.params.module import Module
 from autobatch.params.parameter import Parameter
 from autobatch.system.locks import OF_TORCH, RenewedLock
+from autobatch.trace.awaiting import refusal as refused_request
 from autobatch.trace.calls import Calls
 from autobatch.trace.guards import Live
 from autobatch.trace.handles import Value
@@ -424,9 +425,11 @@ class Recorder:
         """Return the error of a user's function, or a more informative one."""
         if isinstance(error, RecursionError):
             return GraphError(
-                "recording an instance exceeded Python's recursion limit; raise it with sys.setrecursionlimit, or "
-                "write the function with a loop."
+                "recording an instance exceeded Python's recursion limit; check that calls of the function by itself "
+                "end, raise the limit with sys.setrecursionlimit, or write the function with a loop."
             )
+        if type(error) is RuntimeError and str(error) == "no running event loop":  # as asyncio.sleep raises
+            return refused_request("a function of asyncio")
         if isinstance(error, AttributeError) and isinstance(error.obj, (Value, FloatInput)):
             error.args = (error.obj.lacks(str(error.name)),)  # a __getattr__ of values would slow down all reads
         return error

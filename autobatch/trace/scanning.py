@@ -36,6 +36,7 @@ class Names(NamedTuple):
         optional: names of attributes that it may look up although they are missing.
         modules: names of modules that it imports.
         inherited: names that it may read from `super()` or a class: those of attributes, and its strings.
+        asks_type: whether it may call `type` with anything but `self`.
     """
 
     globals: frozenset[str]
@@ -43,15 +44,22 @@ class Names(NamedTuple):
     optional: frozenset[str]
     modules: frozenset[str]
     inherited: frozenset[str]
+    asks_type: bool
 
 
 @cache
 def names_in(code: CodeType) -> Names:
     """Find the names that code reads."""
     found: dict[str, set[str]] = {"globals": set(), "attributes": set(), "optional": set(), "modules": set()}
-    for instruction in dis.get_instructions(code):
+    instructions = [*dis.get_instructions(code)]
+    for instruction in instructions:
         if (kind := READS.get(instruction.opname)) is not None:
             found[kind].add(instruction.argval)
+    n_types = sum(READS.get(x.opname) == "globals" and x.argval == "type" for x in instructions)
+    of_self = [
+        one.argval == "type" and two.argval == "self" and three.opname in ("PRECALL", "CALL")
+        for one, two, three in zip(instructions, instructions[1:], instructions[2:], strict=False)
+    ]
     texts = {x for x in code.co_consts if isinstance(x, str) and x.isidentifier()}
     if found["globals"] & {"AttributeError", "Exception"}:
         found["optional"] |= found["attributes"]
@@ -62,7 +70,7 @@ def names_in(code: CodeType) -> Names:
         found["globals"] |= texts
     asks_class = found["globals"] & {"super", "type"} or "__class__" in found["attributes"]
     found["inherited"] = found["attributes"] | texts if asks_class else set()
-    return Names(**{kind: frozenset(names) for kind, names in found.items()})
+    return Names(**{kind: frozenset(names) for kind, names in found.items()}, asks_type=n_types > sum(of_self))
 
 
 def functions_in(x: Any) -> list[FunctionType]:

@@ -159,6 +159,7 @@ class ReadTracker:
         self._kinds = set[type]()
         self._tensors: dict[int, tuple[Any, str]] = {}
         self._asks_for_attributes = False
+        self._asks_type = False
         self._draws = Draws()
         self._hooked = set[type]()
         self._made: dict[int, Any] = {}
@@ -322,6 +323,8 @@ class ReadTracker:
         if live is not None:
             self.builder.live.add(id(live))
             self.offered[id(live)] = place
+            if self._asks_type:
+                self.builder.needed.add(id(live))
         return live
 
     def _follow(self, value: Any, text: str, replaces: bool = False) -> Any:
@@ -442,6 +445,9 @@ class ReadTracker:
         self._attribute_names |= names.attributes
         self._optional_names |= names.optional
         self._asks_for_attributes |= not names.globals.isdisjoint(("getattr", "hasattr"))
+        if names.asks_type:  # `type` would return the class of the symbol, so the body gets all numbers themselves
+            self._asks_type = True
+            self.builder.needed.update(self.offered)
         for tensor, text in list(self._tensors.values()):
             self._note_tensor(tensor, text)
         for x in list(self._namespaces.values()):

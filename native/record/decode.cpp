@@ -141,7 +141,7 @@ struct Decoder {
   }
 
   bool write_word(int64_t word, int64_t instance) {
-    if (word < -INT32_MAX || word > INT32_MAX) return stop(TOO_LARGE, instance, n - first);
+    if (word < INT32_MIN || word > INT32_MAX) return stop(TOO_LARGE, instance, n - first);
     graph.attr[a++] = (int32_t)word;
     return true;
   }

@@ -139,3 +139,23 @@ def test_arrays_as_options_are_compared_number_by_number(options: Any, backend: 
         for each_found, by in zip(found, options, strict=True):
             wanted = 2.0 * np.ravel(by) * np.ones(2000)
             assert np.asarray(each_found).tobytes() == wanted.tobytes()
+
+
+@each("option", [lambda by: by, lambda by: (by,)])
+def test_an_array_option_may_be_changed_in_place_after_the_call(option: Any) -> None:
+    by, row = np.array([1.0]), ab.cell(lambda x: x * 1.0)
+
+    def outside(k: float) -> Any:
+        by[0] = k
+        return scaled(row(np.ones(1)), by=option(by))
+
+    @ab.cell
+    def inside(x: Any) -> Any:
+        own = np.array([2.0])
+        first = scaled(x, by=option(own))
+        own[0] = 3.0
+        return first + scaled(x, by=option(own))
+
+    found = ab.batched(outside, backend="reference")([1.0, 2.0, 3.0])
+    np.testing.assert_array_equal(found, [outside(k) for k in (1.0, 2.0, 3.0)])
+    assert ab.batched(inside, backend="reference")([np.ones(1)])[0] == inside(np.ones(1)) == 5.0

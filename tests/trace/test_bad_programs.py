@@ -313,7 +313,7 @@ MISUSED: dict[str, tuple[Function, type[Exception], tuple[str, ...]]] = {
     "too deep": (
         lambda m, w: _deep(m.leaf(w)),
         ab.GraphError,
-        ("exceeded Python's recursion limit", "sys.setrecursionlimit"),
+        ("exceeded Python's recursion limit", "calls of the function by itself end", "sys.setrecursionlimit"),
     ),
     "batched in batched": (
         lambda m, w: ab.batched(m.loss)([w]),

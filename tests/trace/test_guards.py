@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import datetime
+import functools
 import gc
 import logging
+import numbers
 import random
 import threading
 import time
@@ -296,20 +298,72 @@ def test_the_sign_of_zero(make: Callable[[float], Any]) -> None:
             np.testing.assert_allclose(loss(XS), [model.loss(x) for x in XS])
 
 
+@functools.singledispatch
+def is_number(x: Any) -> bool:
+    return False
+
+
+is_number.register(int, lambda x: True)
+is_number.register(float, lambda x: True)
+is_number.register(np.ndarray, lambda x: True)
+
+
 @each("is_large", [False, True])
-def test_the_class_of_a_number(is_large: bool) -> None:
+@each("asks", [
+    lambda x: isinstance(x, (int, float, np.ndarray)),
+    lambda x: isinstance(x, (numbers.Number, np.ndarray)),
+    lambda x: isinstance(x * 2, (int, float, np.ndarray)),
+    lambda x: isinstance(x > 0, (bool, np.ndarray)),
+    lambda x: hasattr(x * 2, "as_integer_ratio") or hasattr(x, "flags"),
+    lambda x: type(x) in (int, float, np.ndarray),
+    lambda x: is_number(x),
+])  # fmt: skip
+def test_the_class_of_a_number(is_large: bool, asks: Callable[[Any], bool]) -> None:
     class Model(ab.Module):
         beta: Any
 
         @ab.cell
         def loss(self, x: Any) -> Any:
-            return ab.sum(x * (self.beta if isinstance(self.beta, (int, float, np.ndarray)) else x * 0.0))
+            return ab.sum(x * (self.beta if asks(self.beta) else x * 0.0))
 
     model = Model()
     loss = ab.batched(model.loss, backend="reference")
     for beta in (2.0, 3.0, 4, 5.0):
         model.beta = np.full((2**17, 3), beta) if is_large else beta
         np.testing.assert_allclose(loss(XS), [model.loss(x) for x in XS], rtol=1e-6)
+
+
+def test_type_of_the_model_itself_leaves_numbers_inputs() -> None:
+    class Model(ab.Module):
+        beta: Any
+
+        @ab.cell
+        def loss(self, x: Any) -> Any:
+            return ab.sum(x * self.beta) if type(self) is Model else ab.sum(x)
+
+    model = Model()
+    loss = ab.batched(model.loss, backend="reference")
+    counts = []
+    for model.beta in (2.0, 3.0, 4.0, 5.0):
+        np.testing.assert_allclose(loss(XS), [model.loss(x) for x in XS], rtol=1e-6)
+        counts.append(traced(loss))
+    assert counts[0] < counts[1] == counts[2] == counts[3]
+
+
+@each("kind", [int, float, np.ndarray, list, numbers.Integral])
+@each("part", ["x", "x * 2", "xs[0]", "k", "ks[0]", "y"])
+def test_the_class_of_arguments(part: str, kind: type) -> None:
+    code = compile(part, "part", "eval")
+
+    @ab.cell
+    def loss(x: Any, xs: Any, k: Any, ks: Any, y: Any) -> Any:
+        is_one = isinstance(eval(code, {"x": x, "xs": xs, "k": k, "ks": ks, "y": y}), kind)
+        return ab.sum(x) * (2.0 if is_one else 3.0)
+
+    def program(x: Any) -> Any:
+        return loss(x, [x, x], 3, [3, 4], 2.0)
+
+    np.testing.assert_allclose(ab.batched(program, backend="reference")(XS), [program(x) for x in XS], rtol=1e-6)
 
 
 def test_float32() -> None:

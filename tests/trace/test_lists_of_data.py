@@ -337,3 +337,13 @@ def test_wrong_data_in_lists_is_refused() -> None:
         run([5])
     with pytest.raises(DataError, match="ints among data must fit 32 bits"):
         run([2**40])
+
+
+def test_the_ends_of_32_bits() -> None:
+    @ab.cell
+    def total(k: Any, ks: Any) -> Any:
+        return k + ab.sum(ks)
+
+    run = ab.batched(lambda k: total(k, np.array([k, 0])), backend="reference")
+    for k in (-(2**31), 2**31 - 1):
+        assert run([k])[0] == np.float32(2.0 * k)

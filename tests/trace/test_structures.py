@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -238,3 +239,26 @@ def test_structures_are_rebuilt_with_the_values_that_they_hold(kind: Any) -> Non
         if isinstance(expected, kind):
             expected, found = expected.h, found.h
         np.testing.assert_array_equal(found, [expected, expected])
+
+
+def nested(x: Any, depth: int) -> Any:
+    return nested((x,), depth - 1) if depth else x
+
+
+def inside(x: Any) -> Any:
+    while isinstance(x, tuple):
+        (x,) = x
+    return x
+
+
+def test_deep_arguments_are_refused_and_deep_results_returned() -> None:
+    read = ab.batched(ab.cell(lambda x: inside(x) * 2.0), backend="reference")
+    make = ab.batched(ab.cell(lambda x: nested(x * 2.0, 1500)), backend="reference")
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(20_000)
+    try:
+        np.testing.assert_array_equal(inside(make([np.ones(2)])), [[2.0, 2.0]])
+        with pytest.raises(ab.GraphError, match="argument 'x' of a cell must be nested at most 2000 deep"):
+            read([nested(np.ones(2), 2001)])
+    finally:
+        sys.setrecursionlimit(before)

@@ -340,6 +340,9 @@ def wrong_programs(model: Model) -> dict[str, tuple[Any, str]]:
     async def sleeps(x: Any) -> Any:
         await asyncio.sleep(0)
 
+    async def sleeps_longer(x: Any) -> Any:
+        await asyncio.sleep(1)
+
     async def runs_eagerly(x: Any) -> Any:
         return ab.eager(model.loop, (x, 1))
 
@@ -372,6 +375,7 @@ def wrong_programs(model: Model) -> dict[str, tuple[Any, str]]:
         "awaited a request twice": (awaited_twice, "a call of ab.value must be awaited only once"),
         "awaited data twice": (awaited_data_twice, "a call of ab.value must be awaited only once"),
         "slept": (sleeps, "got None, which needs an event loop"),
+        "slept longer": (sleeps_longer, "got a function of asyncio, which needs an event loop"),
         "ran eagerly": (runs_eagerly, "await the program there instead"),
         "called a batched function": (calls_a_batched_function, "call its cells instead"),
         "stored a value": (stores, "awaited or returned: recorded values must be used within their own instance"),
