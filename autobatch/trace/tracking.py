@@ -386,6 +386,9 @@ class ReadTracker:
             else self._follow(x, guard.describe(name), replaces)
             for name, x in zip(guard.names, guard.seen, strict=True)
         ]
+        if isinstance(holder, (dict, MappingProxyType)):
+            for key in guard.names:
+                self._follow(key, f"a key of {text}")
         if replaces and not are(parts, guard.seen):
             copy = dict(zip(guard.names, parts, strict=True)) if type(holder) is dict else parts
             self._containers[id(holder)] = guard, copy

@@ -790,3 +790,22 @@ def test_what_a_class_replaces(called: str, replaced: str, kind: type[Scaled], m
             assert expected != before
             np.testing.assert_allclose(loss(instances), [expected])
         np.testing.assert_allclose(loss(instances), before)
+
+
+def test_attributes_of_the_keys_of_a_dict() -> None:
+    class Key:
+        beta = 2.0
+
+    class Model(ab.Module):
+        def __init__(self) -> None:
+            self.weights = {Key(): 2.0}
+
+        @ab.cell
+        def loss(self, x: Any) -> Any:
+            return ab.sum(x) * sum(key.beta * weight for key, weight in self.weights.items())
+
+    model = Model()
+    loss = ab.batched(model.loss, backend="reference")
+    for (key,) in [tuple(model.weights)] * 3:
+        np.testing.assert_allclose(loss(XS), [model.loss(x) for x in XS], rtol=1e-6)
+        key.beta += 1.0
