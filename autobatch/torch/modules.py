@@ -302,7 +302,8 @@ class TorchModule(Module):
             if isinstance(bound, BoundTorchCell):  # a call of a module reads CALLED first
                 yield Patch(bound.called.cell, parent, vars(parent), CALLED)
             for name, child in parent._modules.items():
-                if child is None or name in vars(parent):
+                # A `__call__` of a class runs as it is; its `super().__call__` reads CALLED.
+                if child is None or name in vars(parent) or type(child).__call__ is not nn.Module.__call__:
                     continue
                 bound = vars(child).get("forward")
                 if isinstance(bound, BoundTorchCell):
