@@ -6,6 +6,7 @@ A body is traced, so that each op becomes one of ours, or recorded as one op tha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache, wraps
 from inspect import signature
 from itertools import chain
@@ -62,7 +63,7 @@ def make_body(function: Callable[..., Any], runs: str) -> Callable[..., Any]:
         if runs == "torch":
             return _run_by_torch(function, given, tracing, "the cell asks for it")
         try:
-            with tracing.running():
+            with _keeping(_computed_weights()), tracing.running():
                 result = function(*given[0], **given[1])
             tracing.check_lists()
             return tracing.results(result)
@@ -102,6 +103,7 @@ def _run_by_torch(function: Callable[..., Any], given: Any, tracing: Tracing, wh
     found, build = tensors_in(given), _builder(given)
     leaves = [x for x in found if isinstance(x, Traced)]
     has_constants = len(leaves) < len(found)
+    weights = _computed_weights()
 
     def call(*tensors: torch.Tensor) -> Any:
         args, kwargs = build(iter(tensors))
@@ -111,11 +113,27 @@ def _run_by_torch(function: Callable[..., Any], given: Any, tracing: Tracing, wh
 
     kinds = [kind_of(x) for x in leaves]
     try:
-        body = Body(function.__qualname__, call, kinds, tracing.dtype, f"is run by torch: {why}")
+        run = _keeping(weights)(call) if weights else call
+        body = Body(function.__qualname__, run, kinds, tracing.dtype, f"is run by torch: {why}")
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise GraphError(f"torch cannot run it: {_told(error)}") from error
     outputs = iter(record_call(body, [x.value for x in leaves]))
     return on_tensors(lambda x: next(outputs), body.analysis.result)
+
+
+def _computed_weights() -> list[tuple[dict[str, Any], str]]:
+    return [] if CURRENT.module is None else CURRENT.module.computed_weights()
+
+
+@contextmanager
+def _keeping(places: list[tuple[dict[str, Any], str]]) -> Iterator[None]:
+    """Put back the tensors in these places when the context ends."""
+    before = [(attributes, name, attributes[name]) for attributes, name in places if name in attributes]
+    try:
+        yield
+    finally:
+        for attributes, name, tensor in before:
+            attributes[name] = tensor
 
 
 def _told(error: Exception) -> str:

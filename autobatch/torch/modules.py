@@ -19,6 +19,9 @@ from typing import Any, Generic, NamedTuple, Self, TypeAlias, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from autobatch._native import Snapshot
 from autobatch.devices.store import HOST, Store
@@ -35,6 +38,7 @@ from autobatch.torch.parameters import FLOATS, PARAMETERS, TensorParameter, make
 from autobatch.torch.patches import Found, Patch, Patches, patches_in
 from autobatch.torch.structures import tensors_in
 from autobatch.torch.values import OfParameters, TensorMethods
+from autobatch.trace.hooks import unheard
 
 WALKS = ("named_parameters", "named_buffers", "named_modules", "_named_members")
 DICTS = ("_parameters", "_buffers", "_modules")
@@ -212,6 +216,8 @@ def _replace(holder: Any, made: dict[int, TensorParameter]) -> None:
             items[key] = made[id(value)]
 
 
+COMPUTING: dict[type, str] = {BasePruningMethod: "_tensor_name", WeightNorm: "name", SpectralNorm: "name"}
+"""The classes of hooks that compute a tensor of their module, and the attribute with its name."""
 DATA_PTR, DTYPE, SHAPE, TENSOR = methodcaller("data_ptr"), attrgetter("dtype"), attrgetter("shape"), itemgetter(1)
 
 
@@ -326,6 +332,18 @@ class TorchModule(Module):
         """Return whether a tensor shares the memory of one of the module's buffers."""
         memory = tensor.untyped_storage()._cdata
         return any(buffer.untyped_storage()._cdata == memory for buffer in self.module.buffers())
+
+    def computed_weights(self) -> list[tuple[dict[str, Any], str]]:
+        """Return the attributes and names of the tensors that hooks compute at each call, as in pruning."""
+        with unheard():
+            hooks = [(vars(part), hook) for part in self.module.modules() for hook in part._forward_pre_hooks.values()]
+            named = [
+                (own, getattr(hook, COMPUTING[kind]))
+                for own, hook in hooks
+                for kind in COMPUTING
+                if isinstance(hook, kind)
+            ]
+            return [(own, name) for own, name in named if name in own]
 
     def meet(self, instances: Any) -> None:
         """Set the dtype and the device of computations: those of the parameters, or else of the instances.
