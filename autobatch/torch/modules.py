@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
-from functools import partial
 from operator import attrgetter, is_, itemgetter, methodcaller
 from typing import Any, Generic, NamedTuple, Self, TypeAlias, TypeVar
 
@@ -313,7 +312,7 @@ class TorchModule(Module):
                     continue
                 bound = vars(child).get("forward")
                 if isinstance(bound, BoundTorchCell):
-                    yield Patch(bound.called.cell, child, vars(parent), name, partial(_make_proxy, child))
+                    yield Patch(bound.called.cell, child, vars(parent), name, _proxies_of(child))
 
     def _named_parts(self) -> Iterator[tuple[str, Any]]:
         """Yield parameters, torch modules and modules of autobatch, each with its name."""
@@ -464,12 +463,33 @@ def _can_follow(parameter: TensorParameter, tensor: torch.Tensor) -> bool:
     return is_free and tensor.shape == parameter.shape and tensor.is_floating_point()
 
 
-def _make_proxy(module: torch.nn.Module, function: Callable[..., Any]) -> Any:
-    """Make a proxy of a module that calls a function instead, because modules are slow to look up and to call."""
-    members = {
-        "__call__": staticmethod(function),
+NOT_FORWARDED = {
+    "__new__", "__init__", "__del__", "__call__", "__class__", "__getattribute__", "__getattr__", "__init_subclass__",
+    "__class_getitem__", "__subclasshook__",
+}  # fmt: skip
+"""The special methods that a proxy has itself, or that classes call."""
+
+
+def _proxies_of(module: nn.Module) -> Callable[[Callable[..., Any]], Any]:
+    """Return a function that makes a proxy of a module that calls a given function instead.
+
+    Modules are slow to look up and to call. Attributes and special methods of a proxy are those of the module.
+    """
+    special = {name for kind in type(module).__mro__[:-1] for name, x in vars(kind).items() if callable(x)}
+    names = {name for name in special if name.startswith("__") and name.endswith("__")} - NOT_FORWARDED
+    members: dict[str, Any] = {name: _forwarding(module, name) for name in names}
+    members |= {
         "__getattr__": lambda self, name: getattr(module, name),
+        "__setattr__": lambda self, name, x: setattr(module, name, x),
+        "__delattr__": lambda self, name: delattr(module, name),
+        "__eq__": lambda self, other: other is self or module == other,
+        "__hash__": lambda self: hash(module),
         "__class__": property(lambda self: type(module)),
         "__slots__": (),
     }
-    return type("Proxy", (), members)()
+    kind = type("Proxy", (), members)
+    return lambda function: type("Proxy", (kind,), {"__call__": staticmethod(function), "__slots__": ()})()
+
+
+def _forwarding(module: nn.Module, name: str) -> Callable[..., Any]:
+    return lambda self, *args, **kwargs: getattr(module, name)(*args, **kwargs)
