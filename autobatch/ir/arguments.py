@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 
+from autobatch.errors import AutobatchError
 from autobatch.ops.define import Op
 from autobatch.ops.operators import Operators
 from autobatch.params.module import Module
@@ -141,7 +142,12 @@ def _rebuild(kind: type, values: dict[str, Any]) -> Any:
     if kind not in _takes_fields:
         _takes_fields[kind] = signature(kind).parameters.keys() == given.keys()
     # The constructor may set attributes other than fields, so it runs; the loop restores fields that it changed again.
-    made = kind(**given) if _takes_fields[kind] else object.__new__(kind)
+    try:
+        made = kind(**given) if _takes_fields[kind] else object.__new__(kind)
+    except AutobatchError:
+        raise
+    except Exception:  # the constructor cannot compute with values, such as methods of torch
+        made = object.__new__(kind)
     for name, value in values.items():
         object.__setattr__(made, name, value)
     return made

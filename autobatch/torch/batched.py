@@ -359,7 +359,9 @@ class BatchedMethod:
     def __get__(self, owner: Any, kind: type | None = None) -> Any:
         if owner is None:
             return self
-        made = vars(owner).setdefault("_batched_methods", _Made())
+        made = vars(owner).get("_batched_methods")
+        if made is None or made.owner is not owner:  # that of the original in a shallow copy
+            made = vars(owner)["_batched_methods"] = _Made(owner)
         if self not in made:  # not by name, which the methods of base classes, lambdas and wrappers share
             made[self] = batched(self._function.__get__(owner), module=owner, **self._options)
         return made[self]
@@ -378,6 +380,9 @@ def _batched_method(owner: Any, kind: type, name: str) -> Any:
 
 class _Made(dict[BatchedMethod, Any]):
     """The batched methods of a module; copies of the module start with none."""
+
+    def __init__(self, owner: Any = None) -> None:
+        self.owner = owner
 
     def __reduce__(self) -> Any:
         return _Made, ()

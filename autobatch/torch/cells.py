@@ -6,6 +6,7 @@ A body is traced, so that each op becomes one of ours, or recorded as one op tha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache, wraps
 from inspect import signature
 from itertools import chain
@@ -62,7 +63,7 @@ def make_body(function: Callable[..., Any], runs: str) -> Callable[..., Any]:
         if runs == "torch":
             return _run_by_torch(function, given, tracing, "the cell asks for it")
         try:
-            with tracing.running():
+            with _keeping(_computed_weights()), tracing.running():
                 result = function(*given[0], **given[1])
             tracing.check_lists()
             return tracing.results(result)
@@ -102,6 +103,7 @@ def _run_by_torch(function: Callable[..., Any], given: Any, tracing: Tracing, wh
     found, build = tensors_in(given), _builder(given)
     leaves = [x for x in found if isinstance(x, Traced)]
     has_constants = len(leaves) < len(found)
+    weights = _computed_weights()
 
     def call(*tensors: torch.Tensor) -> Any:
         args, kwargs = build(iter(tensors))
@@ -111,11 +113,27 @@ def _run_by_torch(function: Callable[..., Any], given: Any, tracing: Tracing, wh
 
     kinds = [kind_of(x) for x in leaves]
     try:
-        body = Body(function.__qualname__, call, kinds, tracing.dtype, f"is run by torch: {why}")
+        run = _keeping(weights)(call) if weights else call
+        body = Body(function.__qualname__, run, kinds, tracing.dtype, f"is run by torch: {why}")
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise GraphError(f"torch cannot run it: {_told(error)}") from error
     outputs = iter(record_call(body, [x.value for x in leaves]))
     return on_tensors(lambda x: next(outputs), body.analysis.result)
+
+
+def _computed_weights() -> list[tuple[dict[str, Any], str]]:
+    return [] if CURRENT.module is None else CURRENT.module.computed_weights()
+
+
+@contextmanager
+def _keeping(places: list[tuple[dict[str, Any], str]]) -> Iterator[None]:
+    """Put back the tensors in these places when the context ends."""
+    before = [(attributes, name, attributes[name]) for attributes, name in places if name in attributes]
+    try:
+        yield
+    finally:
+        for attributes, name, tensor in before:
+            attributes[name] = tensor
 
 
 def _told(error: Exception) -> str:
@@ -160,7 +178,14 @@ class TorchCell(Cell):
         function: the function of tensors.
         runs: the library that runs it, see `abt.cell`.
         name: the name in reports; by default the function's.
+
+    Attributes:
+        method: the name of the function as a method.
+        own: the function that a module runs in place of the method of its class; None for that of the class.
     """
+
+    own: Callable[..., Any] | None = None
+    _called: MethodCell | None = None
 
     reads: ClassVar[Mapping[str, Any]] = {"hooks of all modules": GLOBAL_HOOKS}
     may_change: ClassVar[bool] = False
@@ -170,7 +195,7 @@ class TorchCell(Cell):
         if runs not in RUNS:
             raise GraphError(f"runs must be one of {', '.join(map(repr, RUNS))}, got {runs!r}.")
         super().__init__(make_body(_with_signature(function), runs))
-        self.name, self.runs = name or self.name, runs
+        self.name, self.runs, self.method = name or self.name, runs, self.function.__name__
         self.eager = function
 
     def __get__(self, owner: object, kind: type | None = None) -> Any:
@@ -178,6 +203,14 @@ class TorchCell(Cell):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return _call(self, None, args, kwargs)
+
+    def called_on(self, kind: Any) -> MethodCell:
+        """Return the cell that a call of a module of a class runs, if this is its `forward`; the same each time."""
+        if self.own is None:
+            return cell_of_method(kind, "__call__", self.runs)
+        if self._called is None:
+            self._called = MethodCell(kind, "__call__", self.runs, self.own)
+        return self._called
 
     def __reduce__(self) -> Any:
         """Return the qualified name of the function, by which pickle finds the cell."""
@@ -200,12 +233,15 @@ class MethodCell(TorchCell):
         kind: the class.
         method: the name of the method.
         runs: the library that runs it, see `abt.cell`.
+        own: see `TorchCell`.
     """
 
-    def __init__(self, kind: type[nn.Module], method: str, runs: str) -> None:
-        self.method = method
-        function = _without_iterations(_with_hooks(kind) if method == "__call__" else getattr(kind, method))
+    def __init__(self, kind: type[nn.Module], method: str, runs: str, own: Callable[..., Any] | None = None) -> None:
+        is_call = method == "__call__"
+        function: Callable[..., Any] = getattr(kind, "forward" if is_call else method) if own is None else own
+        function = _without_iterations(_with_hooks(function) if is_call else function)
         super().__init__(function, runs, kind.__name__ if method in ("__call__", "forward") else "")
+        self.method, self.own = method, own
 
     @property
     def path(self) -> str:
@@ -280,11 +316,11 @@ class BoundTorchCell(BoundCell):
     @property
     def called(self) -> BoundTorchCell:
         """Return the cell that a call of the module runs, if this is its `forward`."""
-        return BoundTorchCell(cell_of_method(type(self.owner), "__call__", self.cell.runs), self.owner)  # type: ignore
+        return BoundTorchCell(self.cell.called_on(type(self.owner)), self.owner)
 
     def __reduce__(self) -> Any:
         """Return the arguments of `_bind`, so that the copy of a module gets a cell bound to the copy."""
-        return _bind, (self.owner, self.cell.function.__name__, self.cell.runs)
+        return _bind, (self.owner, self.cell.method, self.cell.runs, self.cell.own)
 
 
 def _call(cell: Any, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -352,10 +388,10 @@ def cell(what: Any = None, *, runs: str = "auto") -> Any:
             "abt.cell must be given the module itself, not a torch.compile wrapper: autobatch compiles it."
         )
     if isinstance(what, nn.Module):
-        what.forward = _bind(what, "forward", runs)
+        what.forward = _bind(what, "forward", runs, _own(what, "forward", vars(what).get("forward")))
         return what
     if isinstance(what, MethodType) and isinstance(what.__self__, nn.Module):
-        return _bind(what.__self__, what.__name__, runs)
+        return _bind(what.__self__, what.__name__, runs, _own(what.__self__, what.__name__, what))
     if not callable(what):
         raise GraphError(f"abt.cell must be given a torch module or a function of tensors, got {show(what)}.")
     return TorchCell(what, runs)
@@ -367,15 +403,46 @@ def cell_of_method(kind: Any, method: str, runs: str) -> MethodCell:
     return MethodCell(kind, method, runs)
 
 
-def _bind(module: nn.Module, method: str, runs: str) -> BoundTorchCell:
+def _bind(module: nn.Module, method: str, runs: str, own: Callable[..., Any] | None = None) -> BoundTorchCell:
     kind: Any = type(module)
-    return BoundTorchCell(cell_of_method(kind, method, runs), module)
+    return BoundTorchCell(
+        cell_of_method(kind, method, runs) if own is None else MethodCell(kind, method, runs, own), module
+    )
 
 
-def _with_hooks(kind: Any) -> Callable[..., Any]:
+def _own(module: nn.Module, method: str, given: Any) -> Callable[..., Any] | None:
+    """Return what runs as a method, as a function of the module too; None if the class has it under this name."""
+    function: Any
+    if isinstance(given, BoundTorchCell) and given.owner is module:
+        cell = given.cell
+        of_kind = getattr(type(module), cell.method) if isinstance(cell, MethodCell) else cell.eager
+        function = of_kind if cell.own is None else cell.own
+    elif isinstance(given, MethodType) and given.__self__ is module:
+        function = given.__func__
+    else:
+        function = None if given is None else WithoutModule(given)
+    return None if function is getattr(type(module), method, None) else function
+
+
+class WithoutModule:
+    """A function as a method that does not take its module, such as a `forward` replaced by a closure or a partial.
+
+    Args:
+        function: the function.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.__name__ = self.__qualname__ = getattr(function, "__name__", type(function).__name__)
+
+    def __call__(self, module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+def _with_hooks(forward: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function that a call of a module runs: `forward`, with the module's hooks and global hooks."""
 
-    @wraps(kind.forward)
+    @wraps(forward)
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         for part in self.modules():
             if part._is_full_backward_hook is False and part._backward_hooks:
@@ -383,7 +450,7 @@ def _with_hooks(kind: Any) -> Callable[..., Any]:
                     f"a {type(part).__name__} has a hook of register_backward_hook, which cannot see gradients inside "
                     f"a cell; use register_full_backward_hook."
                 )
-        given, kinds = list(args), list(signature(kind.forward).parameters.values())[1:]
+        given, kinds = list(args), list(signature(forward).parameters.values())[1:]
         while given and len(given) <= len(kinds) and given[-1] is kinds[len(given) - 1].default:
             given.pop()  # a call of a cell passes defaults explicitly; hooks must not see them
         result = self._call_impl(*given, **kwargs)  # type: ignore[no-untyped-call]

@@ -34,6 +34,9 @@ class Precision(Protocol):
     def has_buffer(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor shares the memory of one of the module's buffers."""
 
+    def computed_weights(self) -> list[tuple[dict[str, Any], str]]:
+        """Return the attributes and names of the tensors that hooks compute at each call, as in pruning."""
+
 
 class _Current(threading.local):
     """The state of the recording in this thread.

@@ -12,13 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
-from functools import partial
 from operator import attrgetter, is_, itemgetter, methodcaller
 from typing import Any, Generic, NamedTuple, Self, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from autobatch._native import Snapshot
 from autobatch.devices.store import HOST, Store
@@ -35,6 +37,7 @@ from autobatch.torch.parameters import FLOATS, PARAMETERS, TensorParameter, make
 from autobatch.torch.patches import Found, Patch, Patches, patches_in
 from autobatch.torch.structures import tensors_in
 from autobatch.torch.values import OfParameters, TensorMethods
+from autobatch.trace.hooks import unheard
 
 WALKS = ("named_parameters", "named_buffers", "named_modules", "_named_members")
 DICTS = ("_parameters", "_buffers", "_modules")
@@ -212,6 +215,8 @@ def _replace(holder: Any, made: dict[int, TensorParameter]) -> None:
             items[key] = made[id(value)]
 
 
+COMPUTING: dict[type, str] = {BasePruningMethod: "_tensor_name", WeightNorm: "name", SpectralNorm: "name"}
+"""The classes of hooks that compute a tensor of their module, and the attribute with its name."""
 DATA_PTR, DTYPE, SHAPE, TENSOR = methodcaller("data_ptr"), attrgetter("dtype"), attrgetter("shape"), itemgetter(1)
 
 
@@ -302,11 +307,12 @@ class TorchModule(Module):
             if isinstance(bound, BoundTorchCell):  # a call of a module reads CALLED first
                 yield Patch(bound.called.cell, parent, vars(parent), CALLED)
             for name, child in parent._modules.items():
-                if child is None or name in vars(parent):
+                # A `__call__` of a class runs as it is; its `super().__call__` reads CALLED.
+                if child is None or name in vars(parent) or type(child).__call__ is not nn.Module.__call__:
                     continue
                 bound = vars(child).get("forward")
                 if isinstance(bound, BoundTorchCell):
-                    yield Patch(bound.called.cell, child, vars(parent), name, partial(_make_proxy, child))
+                    yield Patch(bound.called.cell, child, vars(parent), name, _proxies_of(child))
 
     def _named_parts(self) -> Iterator[tuple[str, Any]]:
         """Yield parameters, torch modules and modules of autobatch, each with its name."""
@@ -325,6 +331,18 @@ class TorchModule(Module):
         """Return whether a tensor shares the memory of one of the module's buffers."""
         memory = tensor.untyped_storage()._cdata
         return any(buffer.untyped_storage()._cdata == memory for buffer in self.module.buffers())
+
+    def computed_weights(self) -> list[tuple[dict[str, Any], str]]:
+        """Return the attributes and names of the tensors that hooks compute at each call, as in pruning."""
+        with unheard():
+            hooks = [(vars(part), hook) for part in self.module.modules() for hook in part._forward_pre_hooks.values()]
+            named = [
+                (own, getattr(hook, COMPUTING[kind]))
+                for own, hook in hooks
+                for kind in COMPUTING
+                if isinstance(hook, kind)
+            ]
+            return [(own, name) for own, name in named if name in own]
 
     def meet(self, instances: Any) -> None:
         """Set the dtype and the device of computations: those of the parameters, or else of the instances.
@@ -445,12 +463,33 @@ def _can_follow(parameter: TensorParameter, tensor: torch.Tensor) -> bool:
     return is_free and tensor.shape == parameter.shape and tensor.is_floating_point()
 
 
-def _make_proxy(module: torch.nn.Module, function: Callable[..., Any]) -> Any:
-    """Make a proxy of a module that calls a function instead, because modules are slow to look up and to call."""
-    members = {
-        "__call__": staticmethod(function),
+NOT_FORWARDED = {
+    "__new__", "__init__", "__del__", "__call__", "__class__", "__getattribute__", "__getattr__", "__init_subclass__",
+    "__class_getitem__", "__subclasshook__",
+}  # fmt: skip
+"""The special methods that a proxy has itself, or that classes call."""
+
+
+def _proxies_of(module: nn.Module) -> Callable[[Callable[..., Any]], Any]:
+    """Return a function that makes a proxy of a module that calls a given function instead.
+
+    Modules are slow to look up and to call. Attributes and special methods of a proxy are those of the module.
+    """
+    special = {name for kind in type(module).__mro__[:-1] for name, x in vars(kind).items() if callable(x)}
+    names = {name for name in special if name.startswith("__") and name.endswith("__")} - NOT_FORWARDED
+    members: dict[str, Any] = {name: _forwarding(module, name) for name in names}
+    members |= {
         "__getattr__": lambda self, name: getattr(module, name),
+        "__setattr__": lambda self, name, x: setattr(module, name, x),
+        "__delattr__": lambda self, name: delattr(module, name),
+        "__eq__": lambda self, other: other is self or module == other,
+        "__hash__": lambda self: hash(module),
         "__class__": property(lambda self: type(module)),
         "__slots__": (),
     }
-    return type("Proxy", (), members)()
+    kind = type("Proxy", (), members)
+    return lambda function: type("Proxy", (kind,), {"__call__": staticmethod(function), "__slots__": ()})()
+
+
+def _forwarding(module: nn.Module, name: str) -> Callable[..., Any]:
+    return lambda self, *args, **kwargs: getattr(module, name)(*args, **kwargs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
 from functools import cache
 from types import MemberDescriptorType
 from typing import Any
@@ -35,6 +36,13 @@ def on_leaves(function: Callable[[Any], Any], x: Any) -> Any:
     if type(x).__module__ == "torch.return_types":
         kind: Any = type(x)
         return _named(kind)(*(on_leaves(function, part) for part in x))
+    if is_dataclass(x) and is_structure(x):
+        made = object.__new__(type(x))  # not by the constructor, which may compute with fields
+        for name, part in getattr(x, "__dict__", {}).items():
+            object.__setattr__(made, name, part)
+        for f in fields(x):
+            object.__setattr__(made, f.name, on_leaves(function, getattr(x, f.name)))
+        return made
     if is_structure(x) and not isinstance(x, Size):
         return Key.of_structure(x, ()).build([on_leaves(function, part) for part in parts_of(x)])
     return function(x)

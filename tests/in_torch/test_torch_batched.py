@@ -278,6 +278,28 @@ def test_batched_methods_of_the_same_name_are_different_functions(copied: Callab
     assert net.base_loss is net.base_loss
 
 
+def test_a_shallow_copy_has_batched_methods_of_its_own() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w, self.k = nn.Parameter(torch.ones(2)), 1.0
+
+        @abt.cell
+        def part(self, x: Tensor) -> Tensor:
+            return (x * self.w).sum() * self.k
+
+        @abt.batched()
+        def loss(self, x: Tensor) -> Any:
+            return self.part(x)
+
+    model, xs = Scaled(), [torch.ones(2)]
+    assert model.loss(xs).item() == 2
+    other = copy.copy(model)
+    other.k = 5.0
+    assert (other.loss(xs).item(), model.loss(xs).item()) == (10, 2)
+    assert other.loss is other.loss is not model.loss
+
+
 def test_no_gradients_are_kept_where_none_are_asked_for() -> None:
     net, instances = make()
     with torch.no_grad():

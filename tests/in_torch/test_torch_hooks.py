@@ -14,6 +14,7 @@ from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 
 import autobatch.torch as abt
 from autobatch.errors import GraphError
+from helpers.runs.recorded import traced
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Full backward hook is firing"),
@@ -261,6 +262,25 @@ def test_weights_that_hooks_compute(case: str, kind: Any) -> None:
         with torch.no_grad():
             for p in model.parameters():
                 p.add_(0.1)
+
+
+@pytest.mark.parametrize("runs", ["auto", "torch"])
+@pytest.mark.parametrize("case", ["prune", "weight_norm", "spectral_norm"])
+def test_weights_that_hooks_compute_stay_tensors_on_the_module(case: str, runs: str) -> None:
+    model = nn.Module()
+    model.a = abt.cell(nn.Linear(4, 4), runs=runs)
+    CHANGES[case](model.a)
+    f = abt.batched(lambda x: model.a(x), module=model, backend="reference")  # type: ignore[operator]
+    xs = [torch.randn(4)]
+    weight: Any = model.a.weight
+    numbers = weight.detach().clone()
+    result = f(xs)[0]
+    assert model.a.weight is weight
+    torch.testing.assert_close(weight.detach(), numbers)
+    n_traced = traced(f)
+    f(xs)
+    assert traced(f) == n_traced
+    torch.testing.assert_close(result, model.a(xs[0]))
 
 
 @pytest.mark.parametrize("runs", ["auto", "torch"])

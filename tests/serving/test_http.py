@@ -415,7 +415,7 @@ def test_a_mounted_application_is_ready(token: str | None, model: Served) -> Non
         assert await ask("/sums/metrics", {"authorization": f"Bearer {token}"}) == 200
 
     with server:
-        asyncio.run(run())
+        asyncio.run(asyncio.wait_for(run(), 60))
     assert warmed == [1]
 
 
