@@ -183,6 +183,8 @@ INDICES: dict[str, Callable[[Any], Any]] = {
     ":, i": lambda v: torch.outer(v, v)[:, v.argmax()],
     "i, j": lambda v: torch.outer(v, v.exp())[v.argmax(), v.argmin()],
     "i, j from the end": lambda v: torch.outer(v, v.exp())[v.argmax() - 4, v.argmin() - 2],
+    "i of 32 bits": lambda v: v[v.argmax().int()],
+    "i, j of few bits": lambda v: torch.outer(v, v.exp())[v.argmax().short() - 4, v.argmin().char()],
     "(i,)": lambda v: torch.outer(v, v)[(v.argmax(),)],
     "..., i": lambda v: torch.outer(v, v.exp())[..., v.argmax()],
     "..., i, 1:": lambda v: torch.outer(v, v.exp())[..., v.argmax(), 1:],
