@@ -344,7 +344,13 @@ class _Functions(TorchFunctionMode):
         self._analysis.may_draw |= function in DROPPING
         self._analysis.attends |= function in ATTENDING
         with self._analysis.checking() if function in CHECKING else nullcontext():
-            found = function(*args, **kwargs)
+            try:
+                found = function(*args, **kwargs)
+            except RuntimeError as error:
+                if not (needs_one_device(error) and any(x.is_meta for x in tensors)):
+                    raise
+                twin = partial(self._analysis.twin, of_numbers=True)
+                found = function(*on_tensors(twin, args), **on_tensors(twin, kwargs))
         if rows:
             self._rows.update((id(x), x) for x in tensors_in(found))
         elif self._analysis.n_draws > n_draws:
@@ -394,6 +400,11 @@ def _promotes_otherwise(rows: Sequence[Tensor], tensors: Sequence[Tensor]) -> bo
 def is_changed(argument: Any) -> bool:
     """Return whether an op changes an argument in place."""
     return argument.alias_info is not None and argument.alias_info.is_write
+
+
+def needs_one_device(error: RuntimeError) -> bool:
+    """Return whether an error is that of tensors on two devices, such as scalars with numbers and others without."""
+    return type(error) is RuntimeError and "device" in str(error)
 
 
 def is_plain(x: Tensor) -> bool:
