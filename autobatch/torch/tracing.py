@@ -156,6 +156,8 @@ class Tracing:
     def enter(self, x: Any) -> Any:
         """Return the tensor that represents an argument of the cell; return other objects unchanged."""
         if isinstance(x, Fixed):
+            if isinstance(x.numbers, float):
+                return x.numbers
             return torch.tensor(x.numbers, device=(CURRENT.module or CURRENT).device)
         if isinstance(x, TracedList):
             self.lists.append(x)
