@@ -57,6 +57,8 @@ def make_body(function: Callable[..., Any], runs: str) -> Callable[..., Any]:
     @wraps(function)
     def body(*args: Any, **kwargs: Any) -> Any:
         tracing = Tracing(CURRENT.dtype if CURRENT.module is None else CURRENT.module.float_dtype)
+        if CURRENT.module is not None:
+            _ = CURRENT.module.default_dtype  # constants that the body makes depend on it; the guard of a trace sees it
         with torch.inference_mode(False), torch.enable_grad():
             given = on_leaves(tracing.enter, (args, kwargs))
         if runs == "torch":
