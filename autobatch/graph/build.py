@@ -179,6 +179,8 @@ def find_out_of_range(graph: Graph) -> dict[int, DataError]:
             )
         else:
             takes = f"takes 0..{size - 1}; map unknown ids to one in that range, or enlarge what they index."
+            if -size <= value < 0:
+                takes += f" Ids do not count from the end: give {value + size} for the same element."
         found[instance] = DataError(
             f"merging instances: instance {instance}, node {node - graph.instance_ptr[instance]} "
             f"({graph.type_of(node)!r}) gives {value} as {graph.types.describe_range(r)}, which {takes}"

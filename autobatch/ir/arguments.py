@@ -47,7 +47,7 @@ class Static:
 
 
 class Fixed:
-    """Data of a call, an int or an array of ints or bools, whose numbers are part of the type.
+    """Data of a call, an int, a float or an array of ints or bools, whose numbers are part of the type.
 
     Attributes:
         numbers: a copy of the data.
@@ -57,7 +57,7 @@ class Fixed:
 
     def __init__(self, data: Any) -> None:
         array = np.array(data)
-        self.numbers = data if isinstance(data, int) else array
+        self.numbers = data if isinstance(data, (int, float)) else array
         self._content = type(data), array.dtype.str, array.shape, array.tobytes()
 
     def __eq__(self, other: object) -> bool:

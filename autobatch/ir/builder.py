@@ -54,15 +54,15 @@ class NeedsData(GraphError):
 
 
 def data_behind(values: Iterable[Traced]) -> set[int]:
-    """Return, by `leaf`, the ints of the node that these values are computed from.
+    """Return, by `leaf`, the data of the node that these values are computed from.
 
     The set is empty if the values also depend on anything else.
     """
     values = list(values)
     sources = [x.builder.vars[i].source for x in values for i in cone(x.builder.vars, [x.index])]
     given = [s for s in sources if not isinstance(s, (Instruction, Constant))]
-    is_data = all(isinstance(s, Attribute) and not s.is_float for s in given)
-    return {s.leaf for s in given if isinstance(s, Attribute)} if is_data else set()
+    leaves = {s.leaf for s in given if isinstance(s, Attribute)}
+    return leaves if all(isinstance(s, Attribute) for s in given) else set()
 
 
 class Traced(Symbol):

@@ -260,6 +260,10 @@ class Analysis:
             self._twins[id(x)] = x, twin.requires_grad_() if x.requires_grad else twin
         return self._twins[id(x)][1]
 
+    def forbid_mapping(self) -> None:
+        """Have many rows computed one by one."""
+        self._is_never_mapped = True
+
     @contextmanager
     def checking(self) -> Iterator[None]:
         """Mark the code within the context as reading numbers only to check them.
@@ -323,6 +327,8 @@ class _Functions(TorchFunctionMode):
         for x in tensors:
             self._analysis.note_read(x)
         rows = [x for x in tensors if id(x) in self._rows]
+        if _promotes_otherwise(rows, tensors):
+            self._analysis.forbid_mapping()
         if rows and self.is_per_row:
             self.is_per_row = is_per_row(function, Call(args, kwargs, rows))
         spelled = respell(function, args, kwargs, self._analysis)
@@ -338,7 +344,13 @@ class _Functions(TorchFunctionMode):
         self._analysis.may_draw |= function in DROPPING
         self._analysis.attends |= function in ATTENDING
         with self._analysis.checking() if function in CHECKING else nullcontext():
-            found = function(*args, **kwargs)
+            try:
+                found = function(*args, **kwargs)
+            except RuntimeError as error:
+                if not (needs_one_device(error) and any(x.is_meta for x in tensors)):
+                    raise
+                twin = partial(self._analysis.twin, of_numbers=True)
+                found = function(*on_tensors(twin, args), **on_tensors(twin, kwargs))
         if rows:
             self._rows.update((id(x), x) for x in tensors_in(found))
         elif self._analysis.n_draws > n_draws:
@@ -374,9 +386,25 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
+def _promotes_otherwise(rows: Sequence[Tensor], tensors: Sequence[Tensor]) -> bool:
+    """Return whether a function of `tensors` may compute in another dtype when some of them become batches.
+
+    In torch's promotion, a tensor without axes counts less than one of the same category with axes, such as a batch.
+    """
+    if not any(not x.dim() for x in rows) or (len(rows) == len(tensors) and not any(x.dim() for x in rows)):
+        return False
+    dtypes = {x.dtype.to_real() for x in tensors} - {torch.bool}
+    return len({dtype for dtype in dtypes if dtype.is_floating_point} or dtypes) > 1
+
+
 def is_changed(argument: Any) -> bool:
     """Return whether an op changes an argument in place."""
     return argument.alias_info is not None and argument.alias_info.is_write
+
+
+def needs_one_device(error: RuntimeError) -> bool:
+    """Return whether an error is that of tensors on two devices, such as scalars with numbers and others without."""
+    return type(error) is RuntimeError and "device" in str(error)
 
 
 def is_plain(x: Tensor) -> bool:

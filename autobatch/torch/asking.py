@@ -267,7 +267,7 @@ def _take_ints(x: Tensor, index: tuple[Any, ...]) -> Tensor:
     for place, part in enumerate(index):
         if _is_int(part):
             # Torch reads the number of an index tensor without axes, but not of one with an axis.
-            x = x[(*[slice(None)] * axis, part.reshape(1))].squeeze(axis)
+            x = x[(*[slice(None)] * axis, part.long().reshape(1))].squeeze(axis)
             continue
         others.append(part)
         if part is Ellipsis:
@@ -367,7 +367,7 @@ SPELL: dict[Any, Callable[..., Spelled | None]] = {
 
 def _is_int(x: Any) -> bool:
     """Return whether `x` is a tensor of one int."""
-    return isinstance(x, Tensor) and not x.dim() and x.dtype == torch.int64
+    return isinstance(x, Tensor) and not x.dim() and x.dtype in (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 def _is_condition(x: Any) -> bool:

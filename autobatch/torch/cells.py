@@ -58,6 +58,8 @@ def make_body(function: Callable[..., Any], runs: str) -> Callable[..., Any]:
     @wraps(function)
     def body(*args: Any, **kwargs: Any) -> Any:
         tracing = Tracing(CURRENT.dtype if CURRENT.module is None else CURRENT.module.float_dtype)
+        if CURRENT.module is not None:
+            _ = CURRENT.module.default_dtype  # constants that the body makes depend on it; the guard of a trace sees it
         with torch.inference_mode(False), torch.enable_grad():
             given = on_leaves(tracing.enter, (args, kwargs))
         if runs == "torch":
@@ -373,7 +375,7 @@ def cell(what: Any = None, *, runs: str = "auto") -> Any:
             ints, floats, bools and strings, and returns tensors in any such structure. An int becomes a tensor of one
             int. Shapes are those of one instance; a batch axis has length one. A list may have any length. All lengths
             share one type if the body treats all elements alike; otherwise each length is a type. If the body needs
-            ints or bools of the data as numbers, each number is a type too.
+            ints, floats or bools of the data as numbers, each number is a type too.
         runs: "autobatch" compiles it to a program, in which torch runs only single ops without a counterpart; "torch"
             lets torch run all of it, on batches; "auto" is "autobatch", or "torch" if that is impossible. `explain`
             shows what torch runs.

@@ -24,6 +24,10 @@ class Precision(Protocol):
         """Return the dtype."""
 
     @property
+    def default_dtype(self) -> torch.dtype:
+        """Return torch's default dtype at the last call."""
+
+    @property
     def device(self) -> torch.device:
         """Return the device."""
 

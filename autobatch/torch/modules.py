@@ -229,6 +229,7 @@ class TorchModule(Module):
     Attributes:
         sparse: the names of parameters whose gradients are sparse tensors, as long as they are only read by rows.
         float_dtype: the dtype in which cells compute; traces of cells read it, so a change makes them anew.
+        default_dtype: the default dtype of torch; traces of cells read it, too.
         device: the device of the parameters, or else of the last data.
         copies: the copies of the tensors in the instances of the current call; None on the CPU.
     """
@@ -240,7 +241,7 @@ class TorchModule(Module):
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
         self.sparse: frozenset[str] = frozenset()
-        self.float_dtype = torch.float32
+        self.float_dtype, self.default_dtype = torch.float32, torch.get_default_dtype()
         self.device = torch.device("cpu")
         self.copies: HostCopies | None = None
         self._known = KnownTensors(module)
@@ -353,6 +354,7 @@ class TorchModule(Module):
             self.parameters()
         tensors = self._tensors or tensors_in(instances)
         self.float_dtype = next((x.dtype for x in tensors if x.dtype in FLOATS), self.float_dtype)
+        self.default_dtype = torch.get_default_dtype()
         self.device = tensors[0].device if tensors else self.device
         self.copies = None if store_at(self.device) is HOST else HostCopies(instances)
 

@@ -66,6 +66,7 @@ class TangentModule(TorchModule):
         """Use the dtype of the module."""
         self._moved.meet(instances)
         self.float_dtype, self.device = self._moved.float_dtype, self._moved.device
+        self.default_dtype = self._moved.default_dtype
 
     def tangent(self, name: str, parameter: TensorParameter, has_gradient: bool) -> Tangent:
         """Return the tangent of a parameter, made once.

@@ -46,6 +46,7 @@ from autobatch.torch.analysis import (
     has_functions_of_users,
     is_changed,
     link,
+    needs_one_device,
 )
 from autobatch.torch.asking import check_numbers, respell
 from autobatch.torch.aten import OPS
@@ -155,6 +156,8 @@ class Tracing:
     def enter(self, x: Any) -> Any:
         """Return the tensor that represents an argument of the cell; return other objects unchanged."""
         if isinstance(x, Fixed):
+            if isinstance(x.numbers, float):
+                return x.numbers
             return torch.tensor(x.numbers, device=(CURRENT.module or CURRENT).device)
         if isinstance(x, TracedList):
             self.lists.append(x)
@@ -433,7 +436,12 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = on_leaves(self._tracing.like, kwargs) | ({"device": "meta"} if "device" in kwargs else {})
         # Tensors in a list must be on one device, so constants without axes lose their numbers there too.
         in_lists = [on_tensors(_without_numbers, x) if isinstance(x, (list, tuple)) else x for x in args]
-        return op(*on_leaves(self._tracing.like, in_lists), **kwargs)
+        try:
+            return op(*on_leaves(self._tracing.like, in_lists), **kwargs)
+        except RuntimeError as error:
+            if not needs_one_device(error):
+                raise
+            return op(*on_tensors(_without_numbers, args), **on_tensors(_without_numbers, kwargs))
 
     def _change(self, op: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Change a tensor in place: from now on it represents a new value.

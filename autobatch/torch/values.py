@@ -516,6 +516,6 @@ def _as_data(x: Any) -> Any:
     """
     if type(x) in (list, tuple) and any(isinstance(part, Value) for part in x):
         return type(x)(map(_as_data, x))
-    if isinstance(x, Value) or not isinstance(x, torch.Tensor) or x.shape or x.is_floating_point():
+    if isinstance(x, Value) or not isinstance(x, torch.Tensor) or x.shape or x.dtype is not torch.int64:
         return to_arrays(x)
     return on_host(x.detach()).numpy()

@@ -218,7 +218,7 @@ class FormReader:
             return self._rows_handle(x, text, register)
         if isinstance(x, Value):
             return self._handle(x, text, register)
-        if text in self.fixed and isinstance(x, (int, np.ndarray)):
+        if text in self.fixed and isinstance(x, (int, float, np.ndarray)):
             self.program.test("class", register, Static(type(x)))
             self.program.test("same", register, Static(Fixed), Static(Fixed(x)))
             return Key("static", Static(Fixed(x)))
@@ -248,10 +248,17 @@ class FormReader:
         return self._static(name, x, register)
 
     def data(self, leaves: set[int] | None) -> set[str]:
-        """Return the expressions of the int data among these leaves, or among all if None."""
+        """Return the expressions of the ints, arrays of ints and floats among these leaves.
+
+        If `leaves` is None, return those of all ints; if there are none, those of all floats.
+        """
         ints = [(leaf.text, leaf.first) for leaf in self.leaves if leaf.kind in INTS]
         ints += [(self.lists[group], leaf) for group, data in self.data_of.items() for _, leaf in data.ints]
-        return {text for text, leaf in ints if leaves is None or leaf in leaves}
+        floats = [(leaf.text, leaf.first) for leaf in self.leaves if leaf.kind == "float"]
+        floats += [(self.lists[group], leaf) for group, data in self.data_of.items() for _, leaf in data.floats]
+        if leaves is None:
+            return {text for text, _ in ints or floats}
+        return {text for text, leaf in (*ints, *floats) if leaf in leaves}
 
     def _handle(self, x: Value, text: str, register: int) -> Key:
         self.handles.check(x)

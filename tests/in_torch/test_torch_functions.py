@@ -268,3 +268,19 @@ def test_torch_can_be_asked_to_run_it(name: str) -> None:
     batched = check(OURS[name], "torch", ("cell",))
     ((_, note),) = batched.explain([(x, y.detach()) for x, y in draw()]).notes
     assert note == "is run by torch: the cell asks for it"
+
+
+HALF, ONE = torch.tensor(0.5, dtype=torch.float64), torch.tensor(1)
+WITH_CONSTANTS: dict[str, Function] = {
+    "quantile": lambda x, y: torch.quantile(x, HALF) * y,
+    "index_add": lambda x, y: x.index_add(0, ONE, y[:1]),
+    "index_fill": lambda x, y: x.index_fill(0, ONE, 2.0) * y,
+    "copysign": lambda x, y: torch.copysign(x, -HALF) * y,
+    "prelu": lambda x, y: functional.prelu(x, HALF) * y,
+}
+
+
+@pytest.mark.parametrize("runs", ["auto", "torch"])
+@pytest.mark.parametrize("name", WITH_CONSTANTS)
+def test_constants_without_axes_stand_beside_values(name: str, runs: str) -> None:
+    check(WITH_CONSTANTS[name], runs, ("cell",))

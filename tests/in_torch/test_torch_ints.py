@@ -150,7 +150,7 @@ def test_cells_refuse_ints_that_floats_would_round(name: str) -> None:
         torch.testing.assert_close(got[0], want)
 
 
-ONE, TWO = torch.tensor(1), torch.tensor(2)
+ONE, TWO, BYTE = torch.tensor(1), torch.tensor(2), torch.tensor(200, dtype=torch.uint8)
 WITH_INTS: dict[str, Callable[[Any], Any]] = {
     "stack": lambda v: torch.stack([v.argmax(), ONE]),
     "stack behind": lambda v: torch.stack((ONE, v.argmax(), TWO)),
@@ -165,6 +165,9 @@ WITH_INTS: dict[str, Callable[[Any], Any]] = {
     "index_select of ints": lambda v: v.argsort().index_select(0, ONE),
     "index_select along columns": lambda v: torch.outer(v, v).index_select(1, v.argmax()),
     "gather": lambda v: v.gather(0, TWO),
+    "a sum of bytes": lambda v: (v > -99) * BYTE + BYTE,
+    "a sum of 32 bits": lambda v: v.argmax().int() + ONE.int(),
+    "an index of 32 bits": lambda v: v[ONE.int()],
 }
 
 
@@ -183,6 +186,8 @@ INDICES: dict[str, Callable[[Any], Any]] = {
     ":, i": lambda v: torch.outer(v, v)[:, v.argmax()],
     "i, j": lambda v: torch.outer(v, v.exp())[v.argmax(), v.argmin()],
     "i, j from the end": lambda v: torch.outer(v, v.exp())[v.argmax() - 4, v.argmin() - 2],
+    "i of 32 bits": lambda v: v[v.argmax().int()],
+    "i, j of few bits": lambda v: torch.outer(v, v.exp())[v.argmax().short() - 4, v.argmin().char()],
     "(i,)": lambda v: torch.outer(v, v)[(v.argmax(),)],
     "..., i": lambda v: torch.outer(v, v.exp())[..., v.argmax()],
     "..., i, 1:": lambda v: torch.outer(v, v.exp())[..., v.argmax(), 1:],

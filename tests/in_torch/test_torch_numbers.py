@@ -142,6 +142,37 @@ def test_graphs_with_such_types_pickle_and_serve_other_calls() -> None:
         torch.testing.assert_close(found, wanted)
 
 
+OF_FLOATS: dict[str, Callable[[Tensor, Any], Tensor]] = {
+    "a slope": functional.leaky_relu,
+    "a condition": lambda x, k: x / k if k != 0.5 else x,
+    "a fill value": lambda x, k: x * torch.full((3,), k),
+    "a number of Python": lambda x, k: x * max(float(k), 1.0),
+}
+
+
+@pytest.mark.parametrize("runs", RUNS)
+@pytest.mark.parametrize("name", OF_FLOATS)
+def test_floats_are_part_of_the_type_where_a_body_asks_for_them(name: str, runs: str) -> None:
+    cell: Any = abt.cell(OF_FLOATS[name], runs=runs)
+    instances = [(x, k) for (x, _, _), k in zip(draw(*MASKS), (0.5, 0.25, 0.5, -2.0, 0.0625), strict=True)]
+    model = nn.Linear(1, 1)
+    batched = abt.batched(lambda given: cell(*given), module=model, backend="reference")
+    for got, (x, k) in zip(batched(instances), instances, strict=True):
+        torch.testing.assert_close(got, OF_FLOATS[name](x, k))
+    assert count_types(batched, cell.name) == 4
+
+
+def test_floats_that_no_body_asks_for_are_one_type_and_those_of_tensors_are_refused() -> None:
+    product: Any = abt.cell(lambda x, k: x * k)
+    batched = abt.batched(lambda k: product(torch.ones(3), k), module=nn.Linear(1, 1), backend="reference")
+    assert torch.equal(batched([0.5, 0.25])[:, 0], torch.tensor([0.5, 0.25]))
+    assert count_types(batched, "<lambda>") == 1
+    choice: Any = abt.cell(lambda x, k: x if k > 0.25 else -x)
+    batched = abt.batched(lambda k: choice(torch.ones(3), k), module=nn.Linear(1, 1), backend="reference")
+    with pytest.raises(GraphError, match="a module asks for a number"):
+        batched([torch.tensor(0.5)])
+
+
 class Inside(nn.Module):
     """A module whose method is the cell, which pickle finds by name."""
 

@@ -247,6 +247,28 @@ def test_what_a_function_calls_decides_how_it_computes_many_rows(name: str) -> N
     assert Analysis(function, kinds).way is way
 
 
+HUNDRED, MILLION = torch.tensor(100), torch.tensor(1e6)
+OF_TWO_DTYPES: dict[str, tuple[Any, list[Any]]] = {
+    "a sum": (lambda i: i.to(torch.uint8) + HUNDRED, [200, 220]),
+    "a comparison": (lambda i: i.to(torch.uint8) > 3 * HUNDRED, [200, 220]),
+    "the larger one": (lambda i: torch.maximum(i.to(torch.uint8), 3 * HUNDRED), [200, 220]),
+    "a choice": (lambda i: torch.where(i > 3, i.to(torch.uint8), 3 * HUNDRED), [2, 1]),
+    "a product": (lambda x: x.half() * MILLION, [3.0, 4.0]),
+    "a choice of rows": (lambda x: torch.where(x > 3, x, x * torch.ones(2).half()), [3.0, 4.1]),
+}
+
+
+@each("name", OF_TWO_DTYPES)
+@each("runs", ("auto", "torch"))
+def test_numbers_of_many_rows_have_the_dtype_that_one_has_alone(name: str, runs: str) -> None:
+    function, numbers = OF_TWO_DTYPES[name]
+    cell, instances = abt.cell(function, runs=runs), [torch.tensor(number) for number in numbers]
+    found = abt.batched(lambda x: cell(x), module=nn.Linear(1, 1))(instances)
+    for got, want in zip(found, map(function, instances), strict=True):
+        assert got.dtype is want.dtype
+        assert torch.equal(got, want)
+
+
 def test_numbers_are_asked_for_only_by_functions_that_check_them() -> None:
     with pytest.raises(NeedsData, match="the places where a condition holds"):
         Analysis(count_places, [kind(4)])

@@ -130,6 +130,18 @@ def test_state_that_changes_between_calls(case: str, runs: str) -> None:
         assert_equal(model, f([x])[0], model.c(x))
 
 
+@pytest.mark.parametrize("runs", ["auto", "torch"])
+def test_the_default_dtype_takes_effect(runs: str) -> None:
+    cell: Any = abt.cell(lambda x: x + torch.arange(2) / 3, runs=runs)
+    batched, x = abt.batched(lambda x: cell(x), module=nn.Linear(1, 1).double()), torch.ones(2, dtype=torch.float64)
+    for dtype in (torch.float32, torch.float64, torch.float32):
+        torch.set_default_dtype(dtype)
+        try:
+            assert torch.equal(batched([x])[0], cell(x))
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+
 def test_tensors_are_compared_by_identity() -> None:
     one = torch.ones(2)
     assert exact(one) == exact(one)

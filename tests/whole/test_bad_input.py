@@ -31,6 +31,8 @@ def test_an_id_out_of_range(model: Model, word: int) -> None:
 def test_ids_and_labels_out_of_range(model: Model) -> None:
     with refused(ab.DataError, "instance 1", "gives 9 as leaves argument 'words', which takes 0..4"):
         ab.batched(lambda words: model.leaves(np.array(words)), module=model)([[9, 1, 2], [0, 9, 2]])
+    with refused(ab.DataError, "gives -2 as leaves argument 'words', which takes 0..4", "give 3"):
+        ab.batched(lambda words: model.leaves(np.array(words)), module=model)([[0, -2, 2]])
     with refused(ab.DataError, "instance 1", "gives 2 as choose argument 'label', which takes 0..1"):
         ab.batched(lambda label: model.choose(model.leaf(0), label), module=model)([0, 2])
     words = ab.batched(lambda words: model.leaves(np.array(words)), module=model)
