@@ -99,11 +99,6 @@ def most_threads() -> int:
         return _granted([*_asked, (threading.get_ident(), usable_cores())])
 
 
-def threads_now() -> int:
-    """Return the number of threads in force inside the open blocks; 1 outside."""
-    return _number
-
-
 def threads_in_force() -> dict[str, int]:
     """Return the number of threads of each library now, by its file or name."""
     return {pool.name: pool.get() for pool in _all_pools()}

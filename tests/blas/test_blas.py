@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import autobatch as ab
 from autobatch._native import repeat_product
 from autobatch.blas import (
     Chooser,
@@ -328,17 +329,21 @@ def test_a_damaged_table_is_told_and_replaced(folder: Path, measured: list[tuple
     assert len(measured) == 2
 
 
-def test_several_threads_have_a_choice_of_their_own(
+def test_the_choice_is_for_the_one_thread_that_runs_use_in_any_block(
     folder: Path, measured: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A library that uses several threads may win, although another one wins on one thread."""
-    chooser = Chooser()
-    for n_threads in (1, 3, 1, 3):
-        monkeypatch.setattr(threads, "_number", n_threads)
-        chooser.choose(64, 64, 64)
-    assert measured == [(64, 64, 64, "float32", False, False), (64, 64, 64, "float32", False, False, 3)]
+    """A run limits products to one thread itself, whatever the block around it allows."""
+    monkeypatch.setattr(threads, "_all_pools", lambda: [])  # so that blocks get all cores, however many there are
+    monkeypatch.setattr(threads, "_pools", None)
+    monkeypatch.setattr(threads, "usable_cores", lambda: 4)
+    linear = ab.Linear(40, 24, rng=np.random.default_rng(0))
+    run = ab.batched(lambda x: linear(x), module=linear, backend="cpu")
+    with limit_threads(3) as n_threads:
+        assert n_threads == 3
+        run(list(np.eye(32, 40, dtype=np.float32)))
+    assert measured == [(32, 32, 32, "float32", False, False)]
     (path,) = folder.iterdir()
-    assert list(json.loads(path.read_bytes())["gflops"]) == ["float32 64 64 64 NN", "float32 64 64 64 NN x3"]
+    assert [*json.loads(path.read_bytes())["gflops"]] == ["float32 32 32 32 NN"]
 
 
 def test_numpy_is_used_where_nothing_is_kept_and_one_that_is_named_always(measured: list[tuple[Any, ...]]) -> None:
@@ -389,7 +394,7 @@ def test_a_fork_leaves_the_blocks_of_other_threads() -> None:
         is_open.wait()
         child = os.fork()
         if child == 0:
-            n_inside = threads.threads_now()
+            n_inside = threads._number
             with limit_threads(usable_cores()) as n_own:
                 os._exit(0 if n_inside == n_own == n_before else 1)
         may_close.set()
