@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError
 from itertools import product
 from pathlib import Path
@@ -42,6 +43,7 @@ from autobatch.cli.main import commands
 from autobatch.errors import BackendError, ShapeError
 from autobatch.system import processor
 from autobatch.system.processor import usable_cores
+from helpers.runs.interrupts import interrupts
 from helpers.runs.ways import each
 
 SIZES = [(1, 1, 1), (1, 7, 5), (7, 1, 5), (5, 6, 1), (33, 20, 65), (4, 3, 0), (0, 3, 2), (9, 530, 300)]
@@ -199,6 +201,25 @@ def test_threads_are_limited_inside_blocks_and_set_back(provider: Provider) -> N
     assert len(before) >= 1
     with pytest.raises(BackendError, match="must be at least 1, got 0"), limit_threads(0):
         pass
+
+
+def test_an_interrupt_ends_a_block_that_is_about_to_begin() -> None:
+    before, found = threads_in_force(), list[BaseException]()
+
+    def enter() -> None:
+        with limit_threads(1):
+            pass
+
+    for function in (threads.Limit.__enter__, threads._put_in_force):
+        for error in interrupts(function, enter):
+            found += [] if error is None else [error]
+            assert threads._asked == []
+            assert threads_in_force() == before
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(threads._lock.acquire, timeout=5.0).result(), "the lock must be free"
+        other.submit(threads._lock.release).result()
+    assert len(found) > 2
+    assert {*map(type, found)} == {KeyboardInterrupt}
 
 
 def test_what_others_allow_is_never_exceeded() -> None:
