@@ -251,6 +251,13 @@ class Stage:
     current: Any
     """The tracer or recording that is active in this thread; None in eager mode."""
 
+class stage:
+    """Make `current` this thread's stage within the context."""
+
+    def __init__(self, current: Any) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
+
 class CallListener:
     """A profile function that reports each Python function once, and each harmless function of a module once.
 

@@ -1,9 +1,9 @@
 """Choose the fastest library for matrices of a size on this machine: measured once, kept in the user's cache.
 
 Sizes are rounded to powers of two, at most 1024, so a few dozen measurements of some milliseconds serve all models.
-Products on several threads are measured separately. Measurements are valid for one processor and one set of library
-versions. Those taken while a helper process compiles are unreliable, and are used by this process only. Without a cache
-NumPy is used, because measurements, and with them results, could differ from run to run.
+Products use one thread: if there are several, they run tiles. Measurements are valid for one processor and one set of
+library versions. Those taken while a helper process compiles are unreliable, and are used by this process only. Without
+a cache NumPy is used, because measurements, and with them results, could differ from run to run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from autobatch.blas.finding import find_versions, get_provider, list_providers
 from autobatch.blas.packed import NAME as PACKED
 from autobatch.blas.packed import panel_words
 from autobatch.blas.provider import Provider, describe_product
-from autobatch.blas.threads import limit_threads, threads_now
+from autobatch.blas.threads import limit_threads
 from autobatch.errors import BackendError
 from autobatch.system.background import n_waiting
 from autobatch.system.cache import cache_folder, find_entry, keep_entry
@@ -64,7 +64,7 @@ class Chooser:
     def choose(
         self, m: int, n: int, k: int, dtype: str = "float32", a_flipped: bool = False, b_flipped: bool = False
     ) -> Provider:
-        """Choose for products of (m, k) by (k, n), on as many threads as they may use now (`limit_threads`).
+        """Choose for products of (m, k) by (k, n), on one thread.
 
         Args:
             m, n, k: the sizes.
@@ -76,7 +76,7 @@ class Chooser:
         """
         if self._only is not None:
             return self._only
-        size = _name_size(m, n, k, dtype, a_flipped, b_flipped, threads_now())
+        size = _name_size(m, n, k, dtype, a_flipped, b_flipped)
         if size not in self._chosen:
             self._chosen[size] = get_provider(self._fastest(size))
         return self._chosen[size]
@@ -119,11 +119,11 @@ class Chooser:
         signature = _sign()
         table = find_entry("matmul", signature, _parse) or {}
         if size not in table:
-            m, n, k, dtype, a_flipped, *others = _read_size(size)
+            m, n, k, dtype, a_flipped, b_flipped = _read_size(size)
             if dtype == "bf16":
                 measured = {PACKED: measure_bf16(m, n, k, a_flipped)}
             else:
-                measured = measure(list_providers(), m, n, k, dtype, a_flipped, *others)
+                measured = measure(list_providers(), m, n, k, dtype, a_flipped, b_flipped)
             table = {**(find_entry("matmul", signature, _parse) or {}), size: measured}  # other processes write too
             if not n_waiting():
                 keep_entry("matmul", signature, _described(table))
@@ -154,16 +154,15 @@ def prefer_own(speeds: Mapping[str, float], n_operations: int) -> str:
 
 def measure(
     providers: Sequence[Provider], m: int, n: int, k: int, dtype: str = "float32",
-    a_flipped: bool = False, b_flipped: bool = False, n_threads: int = 1,
+    a_flipped: bool = False, b_flipped: bool = False,
 ) -> dict[str, float]:  # fmt: skip
-    """Measure GFLOP/s of products of (m, k) by (k, n), called from native code if possible.
+    """Measure GFLOP/s of products of (m, k) by (k, n) on one thread, called from native code if possible.
 
     As in a training step, the rows of a batch are outside the nearest caches, and the shared matrix is inside.
 
     Args:
         providers: the providers to compare.
         m, n, k, dtype, a_flipped, b_flipped: see `Chooser.choose`.
-        n_threads: the maximum number of threads of a product, at most the number of cores.
 
     Returns:
         GFLOP/s by name, for the providers that multiply this dtype.
@@ -195,7 +194,7 @@ def measure(
 
     # Others without an address multiply in Python; our own product has no other way.
     able = [p for p in providers if dtype in p.addresses or p.name != PACKED]
-    with limit_threads(n_threads):
+    with limit_threads():
         seconds = _least_seconds({provider.name: partial(run, provider) for provider in able})
     return {name: round(2e-9 * m * n * k / least, 2) for name, least in seconds.items()}
 
@@ -244,21 +243,20 @@ def _draw(rng: np.random.Generator, shape: tuple[int, int, int], dtype: str, is_
     return rng.random(shape, np.dtype(dtype).type)
 
 
-def _name_size(m: int, n: int, k: int, dtype: str, a_flipped: bool, b_flipped: bool, n_threads: int = 1) -> str:
+def _name_size(m: int, n: int, k: int, dtype: str, a_flipped: bool, b_flipped: bool) -> str:
     """Name a class of sizes: the key of its speeds in the table.
 
-    >>> _name_size(100, 1280, 3, "float32", False, True), _name_size(1, 1, 1, "float64", False, False, 2)
-    ('float32 128 1024 4 NT', 'float64 1 1 1 NN x2')
+    >>> _name_size(100, 1280, 3, "float32", False, True)
+    'float32 128 1024 4 NT'
     """
     sizes = (min(MAX_SIZE, 2 ** round(np.log2(max(1, size)))) for size in (m, n, k))
-    threads = f" x{n_threads}" if n_threads > 1 else ""
-    return f"{dtype} {' '.join(map(str, sizes))} {'NT'[a_flipped]}{'NT'[b_flipped]}{threads}"
+    return f"{dtype} {' '.join(map(str, sizes))} {'NT'[a_flipped]}{'NT'[b_flipped]}"
 
 
-def _read_size(name: str) -> tuple[Any, ...]:
+def _read_size(name: str) -> tuple[int, int, int, str, bool, bool]:
     """Read the arguments of `measure` from the name of a class of sizes."""
-    dtype, m, n, k, flips, *threads = name.split()
-    return int(m), int(n), int(k), dtype, flips[0] == "T", flips[1] == "T", *(int(word[1:]) for word in threads)
+    dtype, m, n, k, flips = name.split()
+    return int(m), int(n), int(k), dtype, flips[0] == "T", flips[1] == "T"
 
 
 def _sign() -> str:

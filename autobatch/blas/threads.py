@@ -70,10 +70,15 @@ class Limit:
         self._entry, self._is_open = (threading.get_ident(), n_threads), False
 
     def __enter__(self) -> int:
-        with _lock:
-            self._is_open = True
-            _asked.append(self._entry)
-            return _put_in_force()
+        try:
+            with _lock:
+                self._is_open = True
+                _asked.append(self._entry)
+                number = _put_in_force()
+            return number
+        except BaseException:  # an interrupt: Python does not call `__exit__` if `__enter__` raises
+            self.__exit__()
+            raise
 
     def __exit__(self, *error: object) -> None:
         global _number
@@ -97,11 +102,6 @@ def most_threads() -> int:
     """Return the largest number of threads that a block would get now."""
     with _lock:
         return _granted([*_asked, (threading.get_ident(), usable_cores())])
-
-
-def threads_now() -> int:
-    """Return the number of threads in force inside the open blocks; 1 outside."""
-    return _number
 
 
 def threads_in_force() -> dict[str, int]:
@@ -130,8 +130,8 @@ def _put_in_force() -> int:
     _number = 1 if smallest == 1 else _granted(_asked)
     for pool in pools:
         if _now[pool.name] != _number:
+            _now[pool.name] = _number  # first, so that `__exit__` undoes it after an interrupt in between
             pool.set(_number)
-            _now[pool.name] = _number
     return _number
 
 

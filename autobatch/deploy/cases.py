@@ -32,7 +32,7 @@ from autobatch.graph.build import check_ranges, merge_graphs, split_graph
 from autobatch.graph.graph import Graph
 from autobatch.graph.graph_check import check_graph
 from autobatch.graph.words import HEADER, encoded_size, sections
-from autobatch.ir.arguments import Key
+from autobatch.ir.arguments import Key, ShownKey
 from autobatch.ir.program_check import check_cell
 from autobatch.ir.typetable import NodeType, TypeTable
 from autobatch.memplan.planner import MemoryPlanner
@@ -166,15 +166,6 @@ class CaseModule(Module):
 
     def __init__(self, parameters: Mapping[str, Parameter]) -> None:
         vars(self).update(parameters)
-
-
-class ShownKey(Key):
-    """The key of an argument that is known only by its descriptions, with and without sizes."""
-
-    def text(self, sizes: bool) -> str:
-        """Return the description with or without sizes."""
-        shown: str = self.detail[0 if sizes else 1]
-        return shown
 
 
 def make_case(function: Batched, instances: Any, training: bool, has_aux: bool) -> Case:

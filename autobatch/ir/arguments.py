@@ -293,3 +293,17 @@ class Key:
             f"{k}: {c.text(sizes)}" if named else c.text(sizes) for k, c in zip(self.labels, self.children, strict=True)
         ]
         return f"{self.kind}({', '.join(parts)})"
+
+
+class ShownKey(Key):
+    """The key of an argument that is known only by its descriptions, with and without sizes."""
+
+    def text(self, sizes: bool) -> str:
+        """Return the description with or without sizes."""
+        shown: str = self.detail[0 if sizes else 1]
+        return shown
+
+    @classmethod
+    def of(cls, key: Key) -> ShownKey:
+        """Return a key with the same descriptions that holds no objects."""
+        return cls("shown", (key.text(sizes=True), key.text(sizes=False)))

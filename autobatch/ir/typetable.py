@@ -13,7 +13,7 @@ import numpy as np
 
 from autobatch.arrays import IntArray
 from autobatch.errors import GraphError
-from autobatch.ir.arguments import Key
+from autobatch.ir.arguments import Key, ShownKey
 from autobatch.ir.flows import singular_outputs, stop_outputs
 from autobatch.ir.program import NODE, SHARED, Attribute, CellProgram, Instruction, Port, RowSlice, Var, origin
 from autobatch.ir.type_arrays import TypeArrays, extended
@@ -148,12 +148,25 @@ class TypeTable:
         return made
 
     def retire(self, number: int, why: str) -> None:
-        """Reject graphs with this type until it is restored; meanwhile the table holds nothing of its program."""
+        """Reject graphs with this type until it is restored.
+
+        Meanwhile the table holds no object of its program and arguments, but still names it as before.
+        """
         with self.growing.lock:
             self.outdated[number] = why
+            arguments = tuple((name, ShownKey.of(key)) for name, key in self.types[number].arguments)
             for n in (number, *self._stopped.get(number, {}).values()):
-                self.types[n] = replace(self.types[n], program=_RETIRED, trace=next(self._traces), owner=None)
+                self.types[n] = replace(
+                    self.types[n], program=_RETIRED, structure=None, arguments=arguments, trace=next(self._traces),
+                    owner=None,
+                )  # fmt: skip
             self._changed()
+
+    def forget(self, traces: set[int]) -> None:
+        """Drop what types with stopped outputs keep of these traces, which no type will use again."""
+        with self.growing.lock:
+            made = [key for key in self._made if key[0] in traces]
+            self.forgotten |= traces.union([self._made.pop(key).trace for key in made])
 
     def check(self, type_ids: IntArray) -> None:
         """Raise a GraphError if one of these types, those of a recorded graph, is outdated."""

@@ -17,22 +17,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {}  # functions built from ops that o
 STAGE = Stage()
 """The stage of this thread: `current` traces a cell's body, records a program, or is None in eager mode.
 
-Cells, lists of values, and ops whose only values are parameters use it; symbols hold their own stage.
+Cells, lists of values, and ops whose only values are parameters use it; symbols hold their own stage. It is set
+by `with stage(x):`, where `stage` is a class of the core.
 """
-
-
-class stage:
-    """Make `current` this thread's stage within the context."""
-
-    def __init__(self, current: Any) -> None:
-        self._current = current
-
-    def __enter__(self) -> None:
-        self._before, STAGE.current = STAGE.current, self._current
-
-    def __exit__(self, *error: object) -> None:
-        STAGE.current = self._before
-
 
 UFUNCS = {
     np.add: "add", np.subtract: "sub", np.multiply: "mul", np.true_divide: "div", np.power: "pow",

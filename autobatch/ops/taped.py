@@ -20,10 +20,11 @@ from typing import Any
 
 import numpy as np
 
+from autobatch._native import stage
 from autobatch.errors import GraphError
 from autobatch.ops.define import Op
 from autobatch.ops.eager import freeze
-from autobatch.ops.operators import OPS, STAGE, Operators, Symbol, stage
+from autobatch.ops.operators import OPS, STAGE, Operators, Symbol
 from autobatch.ops.randomness import EAGER, next_site
 from autobatch.ops.reduction import unbroadcast
 

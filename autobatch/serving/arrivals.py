@@ -8,11 +8,11 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from autobatch._native import stage
 from autobatch.arrays import IntArray
 from autobatch.errors import GraphError
 from autobatch.graph.graph import Graph
 from autobatch.graph.growing import NONE
-from autobatch.ops.operators import stage
 from autobatch.trace.phases import Phases
 from autobatch.trace.record import Recorder
 

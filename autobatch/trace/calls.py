@@ -574,6 +574,11 @@ class Calls:
             elif any(form.code[0] in retired for form in entry.known.values()) or entry.former:
                 self._know(entry, {c: form for c, form in entry.known.items() if form.code[0] not in retired})
                 entry.former.clear()
+                entry.fixed.clear()
+        for number, form in enumerate(self.forms):
+            if form.code[0] in retired:  # its number stays in use, but no call has it again
+                self.forms[number] = Form((), form.code, form.ints, form.floats)
+        self._layouts.clear()
         # The core's table owns cells, owners and functions, and would keep removed modules alive.
         self.log.forget_cells()
         self.rules.clear()

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from autobatch._native import Derivatives
+from autobatch._native import Derivatives, stage
 from autobatch.errors import GraphError
 from autobatch.ir.arguments import leaves, map_leaves
 from autobatch.ir.autodiff import of_node, pull_back, push_forward
@@ -23,7 +23,7 @@ from autobatch.ops.define import composite, shape_of
 from autobatch.ops.eager import freeze, plain_array
 from autobatch.ops.elementwise import equal
 from autobatch.ops.indexing import lookup, scatter
-from autobatch.ops.operators import OPS, STAGE, Symbol, stage
+from autobatch.ops.operators import OPS, STAGE, Symbol
 from autobatch.ops.shaping import reshape, stack
 from autobatch.ops.taped import Concrete, EagerTape, Taped, cast, value_on
 from autobatch.ops.variadic import sum_n

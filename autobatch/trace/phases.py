@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from autobatch._native import stage
 from autobatch.arrays import IntArray, LongArray
 from autobatch.errors import AutobatchError
 from autobatch.graph.build import find_out_of_range
@@ -23,7 +24,6 @@ from autobatch.graph.growing import NONE, NOWHERE, SLOT, GrowingGraph, OutputSlo
 from autobatch.ir.arguments import Static
 from autobatch.ir.program import dtype_of, int_limit
 from autobatch.ops.define import Shape
-from autobatch.ops.operators import stage
 from autobatch.trace.awaiting import Asked
 from autobatch.trace.driving import Branch, Program
 from autobatch.trace.inputs import Inputs

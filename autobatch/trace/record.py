@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from autobatch._native import stage
 from autobatch.arguments import refusal
 from autobatch.arrays import IntArray, LongArray
 from autobatch.errors import DataError, GraphError
 from autobatch.graph.build import check_ranges, merge_graphs
 from autobatch.graph.graph import Graph
 from autobatch.graph.queued import QueuedBatch
-from autobatch.ops.operators import STAGE, Operators, stage
+from autobatch.ops.operators import STAGE, Operators
 from autobatch.ops.taped import EagerTape
 from autobatch.params.known import NO_PARAMETERS, KnownModule, ParameterState
 from autobatch.params.module import Module

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from autobatch._native import stage
 from autobatch.errors import AutobatchError, GraphError
 from autobatch.ir.arguments import Key, Static, is_structure, parts_of
 from autobatch.ir.builder import NeedsData
 from autobatch.ir.program import NODE, Attribute, CellProgram, Port, first_leaf
 from autobatch.ir.program_check import check_cell
-from autobatch.ops.operators import Operators, stage
+from autobatch.ops.operators import Operators
 from autobatch.system.unchecked import checking
 from autobatch.trace.elements import SINGLE, Element, ListBuilder, NeedsLength, TracedList
 from autobatch.trace.pairs import Moved, Pairs

@@ -296,10 +296,12 @@ class Traces:
             if specialization.entry.uses(gone) or any(not gone.isdisjoint(ids_in(x)) for x in given):
                 del self._specializations[identity]
                 self._of_entry[specialization.entry].remove(specialization)
-                self.types.forgotten |= {trace.node_type.trace for trace in specialization.traces}
-                specialization.traces, specialization.current = [], None
+                self.types.forget({trace.node_type.trace for trace in specialization.traces})
+                retired.update(specialization.numbers.values())
+                # Forms refer to the specialization, which must not keep the objects alive.
+                specialization.keys, specialization.traces, specialization.current = {}, [], None
+                specialization.failed = ()
                 if current is not None:
-                    retired.add(current.node_type.number)
                     self.types.retire(current.node_type.number, _replaced(current.node_type))
                 continue
             before = {trace.node_type.trace for trace in specialization.traces}
@@ -308,7 +310,7 @@ class Traces:
                 self._renew(specialization, current)
                 # The others may read rebound parameters too, and would keep the old tensors alive.
                 specialization.traces = specialization.traces[-1:]
-            self.types.forgotten |= before - {trace.node_type.trace for trace in specialization.traces}
+            self.types.forget(before - {trace.node_type.trace for trace in specialization.traces})
         self._of_entry = {
             entry: specializations for entry, specializations in self._of_entry.items() if specializations
         }

@@ -27,10 +27,10 @@ PyMethodDef functions[] = {{"seal", seal, METH_O, nullptr},
 }  // namespace
 
 bool add_record(PyObject* module) {
-  PyTypeObject* types[] = {&HandleType,   &RowsType,    &LogType,         &FormType,         &FunctionType,
-                           &ShortcutType, &StageType,   &LayoutType,      &RuleType,         &DerivativesType,
-                           &TapeType,     &CellType,    &BoundCellType,   &CallListenerType, &SnapshotType,
-                           &ForestType,   &RequestType, &AsyncProgramType};
+  PyTypeObject* types[] = {&HandleType,   &RowsType,    &LogType,          &FormType,         &FunctionType,
+                           &ShortcutType, &StageType,   &LayoutType,       &RuleType,         &DerivativesType,
+                           &TapeType,     &CellType,    &BoundCellType,    &CallListenerType, &SnapshotType,
+                           &ForestType,   &RequestType, &AsyncProgramType, &StageBlockType};
   for (PyTypeObject* type : types)
     if (PyModule_AddType(module, type) < 0) return false;
   return PyModule_AddFunctions(module, functions) == 0;

@@ -10,6 +10,6 @@ namespace autobatch {
 // Returns the log of the recording in this thread, borrowed; null if there is none.
 Log* current_log();
 
-extern PyTypeObject StageType;
+extern PyTypeObject StageType, StageBlockType;
 
 }  // namespace autobatch

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError
 from itertools import product
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import autobatch as ab
 from autobatch._native import repeat_product
 from autobatch.blas import (
     Chooser,
@@ -41,6 +43,7 @@ from autobatch.cli.main import commands
 from autobatch.errors import BackendError, ShapeError
 from autobatch.system import processor
 from autobatch.system.processor import usable_cores
+from helpers.runs.interrupts import interrupts
 from helpers.runs.ways import each
 
 SIZES = [(1, 1, 1), (1, 7, 5), (7, 1, 5), (5, 6, 1), (33, 20, 65), (4, 3, 0), (0, 3, 2), (9, 530, 300)]
@@ -200,6 +203,25 @@ def test_threads_are_limited_inside_blocks_and_set_back(provider: Provider) -> N
         pass
 
 
+def test_an_interrupt_ends_a_block_that_is_about_to_begin() -> None:
+    before, found = threads_in_force(), list[BaseException]()
+
+    def enter() -> None:
+        with limit_threads(1):
+            pass
+
+    for function in (threads.Limit.__enter__, threads._put_in_force):
+        for error in interrupts(function, enter):
+            found += [] if error is None else [error]
+            assert threads._asked == []
+            assert threads_in_force() == before
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(threads._lock.acquire, timeout=5.0).result(), "the lock must be free"
+        other.submit(threads._lock.release).result()
+    assert len(found) > 2
+    assert {*map(type, found)} == {KeyboardInterrupt}
+
+
 def test_what_others_allow_is_never_exceeded() -> None:
     """Limits from outside, such as the environment, hold within a block, and those of a block in nested ones."""
     before = threads_in_force()
@@ -328,17 +350,21 @@ def test_a_damaged_table_is_told_and_replaced(folder: Path, measured: list[tuple
     assert len(measured) == 2
 
 
-def test_several_threads_have_a_choice_of_their_own(
+def test_the_choice_is_for_the_one_thread_that_runs_use_in_any_block(
     folder: Path, measured: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A library that uses several threads may win, although another one wins on one thread."""
-    chooser = Chooser()
-    for n_threads in (1, 3, 1, 3):
-        monkeypatch.setattr(threads, "_number", n_threads)
-        chooser.choose(64, 64, 64)
-    assert measured == [(64, 64, 64, "float32", False, False), (64, 64, 64, "float32", False, False, 3)]
+    """A run limits products to one thread itself, whatever the block around it allows."""
+    monkeypatch.setattr(threads, "_all_pools", lambda: [])  # so that blocks get all cores, however many there are
+    monkeypatch.setattr(threads, "_pools", None)
+    monkeypatch.setattr(threads, "usable_cores", lambda: 4)
+    linear = ab.Linear(40, 24, rng=np.random.default_rng(0))
+    run = ab.batched(lambda x: linear(x), module=linear, backend="cpu")
+    with limit_threads(3) as n_threads:
+        assert n_threads == 3
+        run(list(np.eye(32, 40, dtype=np.float32)))
+    assert measured == [(32, 32, 32, "float32", False, False)]
     (path,) = folder.iterdir()
-    assert list(json.loads(path.read_bytes())["gflops"]) == ["float32 64 64 64 NN", "float32 64 64 64 NN x3"]
+    assert [*json.loads(path.read_bytes())["gflops"]] == ["float32 32 32 32 NN"]
 
 
 def test_numpy_is_used_where_nothing_is_kept_and_one_that_is_named_always(measured: list[tuple[Any, ...]]) -> None:
@@ -389,7 +415,7 @@ def test_a_fork_leaves_the_blocks_of_other_threads() -> None:
         is_open.wait()
         child = os.fork()
         if child == 0:
-            n_inside = threads.threads_now()
+            n_inside = threads._number
             with limit_threads(usable_cores()) as n_own:
                 os._exit(0 if n_inside == n_own == n_before else 1)
         may_close.set()

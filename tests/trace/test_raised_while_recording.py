@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.ops.operators import STAGE
 from helpers.checkers.refusals import DIM, Model
+from helpers.runs.interrupts import interrupts_at_starts
 from helpers.runs.ways import each
 
 GIVEN: list[Any] = [{"word": 1}, {"word": 2}, {}, {"word": 3}]
@@ -55,6 +58,20 @@ def test_the_cause_of_an_error_is_kept() -> None:
     with pytest.raises(AttributeError, match="the effect") as found:
         ab.batched(function, module=model)([1])
     assert found.value.__cause__ is cause
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_an_interrupt_at_the_start_of_any_function_ends_the_recording(trains: bool) -> None:
+    model = Model()
+    loss = ab.batched(lambda x: model.total(model.leaf(x["word"])), module=model, backend="cpu")
+    run, given = loss.value_and_grad if trains else loss, [{"word": 1}, {"word": 2}]
+    expected, n_interrupts = run(given), 0
+    for error in interrupts_at_starts(str(Path(ab.__file__).parent), lambda: run(given)):
+        assert isinstance(error, KeyboardInterrupt)
+        assert STAGE.current is None
+        n_interrupts += 1
+    assert n_interrupts > 50
+    np.testing.assert_array_equal(run(given)[0], expected[0])
 
 
 @each("is_async", (False, True))

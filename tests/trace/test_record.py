@@ -422,6 +422,73 @@ def test_a_loop_of_sums_becomes_one_node() -> None:
     assert found == dict.fromkeys(sums, (2, 0, 10, 3))
 
 
+class Part(ab.Module):
+    def __init__(self, number: float) -> None:
+        self.w = ab.Parameter(np.full(3, number))
+
+    @ab.cell
+    def scale(self, x: Any) -> Any:
+        return self.w * x
+
+    @ab.cell
+    def both(self, x: Any) -> tuple[Any, Any]:
+        return ab.sqrt(ab.sum(self.w * x)), ab.sum(x)
+
+
+class Scaled(ab.Module):
+    """A model whose parameter and part are replaced, and the ways in which it reads them."""
+
+    def __init__(self) -> None:
+        self.w, self.part = ab.Parameter(np.ones(3)), Part(1.0)
+
+    @ab.cell
+    def product(self, w: Any, x: Any) -> Any:
+        return w * x
+
+    def operand(self, x: Any) -> Any:
+        return ab.sum(self.w * x)
+
+    def row(self, x: Any) -> Any:
+        return ab.sum(self.w[0] * x)
+
+    def argument(self, x: Any) -> Any:
+        return ab.sum(self.product(self.w, x))
+
+    def in_list(self, x: Any) -> Any:
+        return ab.sum(ab.sum_n([self.w, ab.stop_gradient(self.w), x]))
+
+    def derivative(self, x: Any) -> Any:
+        return ab.sum(ab.grad(lambda w: ab.sum(ab.sin(self.product(w, x) * self.w)))(self.w))
+
+    def of_part(self, x: Any) -> Any:
+        return ab.sum(self.part.scale(x) * self.part.w)
+
+    def unused(self, x: Any) -> Any:
+        return self.part.both(ab.tanh(x) * self.part.w)[1]  # gradients stop at the other result
+
+
+READ = "operand", "row", "argument", "in_list", "derivative", "of_part", "unused"
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("name", READ)
+def test_replaced_parameters_and_modules_are_freed(name: str, trains: bool, backend: str) -> None:
+    """Types keep their numbers and descriptions, but hold no objects."""
+    model, xs = Scaled(), [np.arange(3.0), np.ones(3)]
+    loss, refs, outlines = ab.batched(getattr(model, name), backend=backend), list[weakref.ref[Any]](), list[str]()
+    for number in range(5):
+        model.w, model.part = ab.Parameter(np.full(3, number + 1.0)), Part(number + 1.0)
+        mean = loss.value_and_grad(xs)[0] if trains else np.mean(loss(xs))
+        np.testing.assert_allclose(mean, np.mean([getattr(model, name)(x) for x in xs]), rtol=1e-5)
+        refs += [weakref.ref(x) for x in (model.w, model.w.array, model.part, model.part.w, model.part.w.array)]
+        assert loss.recorder.types.outlines[: len(outlines)] == outlines
+        outlines = loss.recorder.types.outlines
+    gc.collect()
+    alive = [index for index, ref in enumerate(refs) if ref() is not None]
+    assert alive == list(range(len(refs) - 5, len(refs)))
+
+
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("way", ["call", "graphs", "gradients", "async", "kept value"])
 def test_a_model_is_freed_with_its_batched_function(way: str, backend: str) -> None:
