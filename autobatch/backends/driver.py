@@ -120,9 +120,9 @@ class PlanRun(ABC, Generic[M]):
 
     def __exit__(self, *error: Any) -> None:
         self._release()
-        limit, self._limit = self._limit, None
-        if limit is not None:
-            limit.__exit__(*error)
+        if self._limit is not None:
+            self._limit.__exit__(*error)
+            self._limit = None  # afterwards, so that `close` exits it if Ctrl-C comes where `__exit__` starts
         silence, self._silence = self._silence, None
         if silence is not None:
             silence.__exit__(*error)
@@ -350,6 +350,8 @@ class PlanRun(ABC, Generic[M]):
     def close(self) -> None:
         """Return the memory to the pool; see `Run`."""
         if self._ended != "closed":
+            if self._silence is not None or self._limit is not None:  # an interrupted `__exit__`
+                self.__exit__(None, None, None)
             self._ended = "closed"
             self.targets, self._stages = {}, {}
             self._pool.give_back(self.memory, self.executable.n_bytes)

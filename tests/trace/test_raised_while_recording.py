@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import autobatch as ab
+from autobatch.blas.threads import threads_in_force
 from autobatch.ops.operators import STAGE
 from helpers.checkers.refusals import DIM, Model
 from helpers.runs.interrupts import interrupts_at_starts
@@ -61,14 +62,16 @@ def test_the_cause_of_an_error_is_kept() -> None:
 
 
 @pytest.mark.parametrize("trains", [False, True])
-def test_an_interrupt_at_the_start_of_any_function_ends_the_recording(trains: bool) -> None:
+def test_an_interrupt_at_the_start_of_any_function_leaves_nothing_behind(trains: bool) -> None:
     model = Model()
     loss = ab.batched(lambda x: model.total(model.leaf(x["word"])), module=model, backend="cpu")
     run, given = loss.value_and_grad if trains else loss, [{"word": 1}, {"word": 2}]
     expected, n_interrupts = run(given), 0
+    before = np.geterr(), threads_in_force()
     for error in interrupts_at_starts(str(Path(ab.__file__).parent), lambda: run(given)):
         assert isinstance(error, KeyboardInterrupt)
         assert STAGE.current is None
+        assert (np.geterr(), threads_in_force()) == before
         n_interrupts += 1
     assert n_interrupts > 50
     np.testing.assert_array_equal(run(given)[0], expected[0])
