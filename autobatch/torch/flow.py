@@ -118,10 +118,11 @@ class Flow:
 
     def _is_view_in_use(self, form: int) -> bool:
         """Return whether values made by calls of a form may share memory with others."""
-        shares = any(
+        if not self._calls.log.uses_form(form):  # it may be a retired form, which has no type
+            return False
+        return any(
             reach.shared or reach.is_twin for reach in reaches(self._calls.specializations[form].node_type.program)
         )
-        return shares and self._calls.log.uses_form(form)
 
     def _read(self) -> None:
         calls = self._calls
