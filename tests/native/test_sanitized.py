@@ -87,8 +87,8 @@ def test_the_quick_tests_pass_with_sanitizers(folder: str, malloc: str, checked_
 
 @pytest.mark.slow
 def test_threads_do_not_race(checked_threads: tuple[str, Path]) -> None:
-    """OpenBLAS runs on one thread, because the sanitizer does not know its locks."""
-    pass_tests(*checked_threads, WITH_THREADS, OPENBLAS_NUM_THREADS="1")
+    """OpenBLAS runs on one thread, because the sanitizer does not know its locks. A forked child starts threads."""
+    pass_tests(*checked_threads, WITH_THREADS, OPENBLAS_NUM_THREADS="1", TSAN_OPTIONS="die_after_fork=0")
 
 
 @pytest.mark.slow
