@@ -413,7 +413,7 @@ def _bind(module: nn.Module, method: str, runs: str, own: Callable[..., Any] | N
 
 
 def _own(module: nn.Module, method: str, given: Any) -> Callable[..., Any] | None:
-    """Return what runs as a method, as a function of the module too; None if the class has it under this name."""
+    """Return the replaced function of a method, which takes the module first; None for the method of the class."""
     function: Any
     if isinstance(given, BoundTorchCell) and given.owner is module:
         cell = given.cell

@@ -250,7 +250,7 @@ class FormReader:
     def data(self, leaves: set[int] | None) -> set[str]:
         """Return the expressions of the ints, arrays of ints and floats among these leaves.
 
-        If `leaves` is None, return those of all ints; if there are none, those of all floats.
+        If `leaves` is None, return those of all ints, or of all floats if there are no ints.
         """
         ints = [(leaf.text, leaf.first) for leaf in self.leaves if leaf.kind in INTS]
         ints += [(self.lists[group], leaf) for group, data in self.data_of.items() for _, leaf in data.ints]

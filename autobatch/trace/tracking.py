@@ -476,7 +476,7 @@ class ReadTracker:
         names = self._optional_names | {name for name in self._attribute_names if any(name in vars(y) for y in spaces)}
         for space in spaces:
             own = vars(space)
-            # Classes of libraries get no new names. A module has no `__module__`, and is none of a library.
+            # Classes of libraries get no new names. A module has no `__module__` and counts as user code.
             for name in names & own.keys() if is_library(getattr(space, "__module__", "")) else names:
                 if (id(space), name) not in self.guards:
                     self._constant(space, own.get, name, f"{space.__name__}.{name}")

@@ -44,7 +44,7 @@ class Slotted:
 
 
 class Half:
-    """A descriptor that stores half of what is assigned, under its own name."""
+    """A descriptor that stores half of the assigned value under its own name."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name

@@ -201,7 +201,7 @@ def test_values_of_another_recording_are_refused_in_tuples_and_lists() -> None:
 
 @dataclass
 class Doubled:
-    """A state whose constructor changes a field, computes another one, and sets an attribute that is no field."""
+    """A state whose constructor changes a field, computes another one, and sets an attribute that is not a field."""
 
     h: Any
     norm: Any = field(init=False)

@@ -36,7 +36,7 @@ def interrupts_at_starts(folder: str, run: Callable[[], Any]) -> Iterator[BaseEx
 
 
 def _interrupted_at_start(folder: str, n_before: int, run: Callable[[], Any]) -> BaseException | None:
-    """Run with an interrupt at the start of one call; return the error, None if there are no more calls.
+    """Run with an interrupt at the start of one call; return the error, or None if fewer calls are made.
 
     Args:
         n_before: number of calls before that one.
