@@ -2,10 +2,10 @@
 
 The program is one step of an LSTM with an output layer, on the cpu backend and one thread, for mini-batches of 1 to 64
 instances; in training it also computes the gradients of a cross-entropy. PyTorch computes it one instance at a time,
-and batched by hand: states stacked, one call of the layers. Ours runs instances, which are recorded in every call;
+and batched by hand: states stacked, one call of the layers. autobatch runs instances, which are recorded in every call;
 pre-recorded graphs, which are planned in every call; and graphs with cached plans. All variants take turns. The figures
-are the shortest time of each, which other work on the machine disturbs least, and the number of Python function calls,
-which does not depend on the machine. Results are first compared with PyTorch's.
+are the shortest time of each, which other work on the machine disturbs least, and the number of function calls, in
+Python and C, which does not depend on the machine. Results are first compared with PyTorch's.
 """
 
 from __future__ import annotations

@@ -72,7 +72,9 @@ def _interpreted() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _patient() -> Iterator[None]:
-    """Print no lines because of slow work, whatever the machine; tests of such lines set the times."""
+    """Print no progress lines about slow work, however slow the machine; tests of such lines set the times
+    themselves.
+    """
     with pytest.MonkeyPatch.context() as patch:
         for name in ("SECONDS_BETWEEN_LINES", "SECONDS_BEFORE_REPORT"):
             patch.setattr(f"autobatch.cli.progress.{name}", math.inf)
@@ -94,7 +96,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> D
 
 @pytest.fixture
 def tensors(device: Device) -> Iterator[TorchDevice]:
-    """Yield a GPU for PyTorch, or the CPU in its place: tensors are then tensors of the device."""
+    """Yield the device for PyTorch: a GPU, or the CPU in its place, which then holds all CPU tensors."""
     pytest.importorskip("torch")
     from helpers.runs.tensors_on_device import holding_tensors
 
@@ -117,7 +119,7 @@ def _checked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def command(capfd: pytest.CaptureFixture[str]) -> Iterator[Command]:
-    """Run a command in this process; return its exit status and output. Its log ends with the test."""
+    """Yield a function that runs a command here and returns its status and output; reset its log afterwards."""
     yield make_command(capfd)
     log = logging.getLogger("autobatch.serve")
     log.handlers.clear()

@@ -1,4 +1,4 @@
-"""Write `docs/reference/torch_ops.md`: what runs each op of PyTorch's own table in a cell. This takes minutes."""
+"""Write `docs/reference/torch_ops.md`: for each op of torch's `op_db`, what runs it in a cell. Takes minutes."""
 
 from __future__ import annotations
 

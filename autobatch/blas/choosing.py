@@ -1,7 +1,7 @@
 """Choose the fastest library for matrices of a size on this machine: measured once, kept in the user's cache.
 
 Sizes are rounded to powers of two, at most 1024, so a few dozen measurements of some milliseconds serve all models.
-Products use one thread: if there are several, they run tiles. Measurements are valid for one processor and one set of
+A product uses one thread: several threads run different tiles. Measurements are valid for one processor and one set of
 library versions. Those taken while a helper process compiles are unreliable, and are used by this process only. Without
 a cache NumPy is used, because measurements, and with them results, could differ from run to run.
 """
@@ -32,7 +32,7 @@ from autobatch.system.processor import cpu_name, has_amx, has_avx512, has_bf16
 FORMAT = "autobatch matmul 7"
 MAX_SIZE = 1024
 BY_SIZE = "by size"  # the name of a chooser without a fixed provider
-# Our own product is used if it reaches this share of the highest speed, or if a library would save fewer ns than this.
+# Our own product is used if it reaches LEAST_SHARE of the highest speed, or a library would save less than LEAST_NS ns.
 LEAST_SHARE, LEAST_NS = 0.9, 100.0
 TIMING_S, TIMINGS = 1e-3, 5
 FRESH_BYTES = 1 << 22  # total bytes of the operands used in turn: more than the private cache of a core
@@ -136,10 +136,9 @@ def fastest(speeds: Mapping[str, float]) -> tuple[str, float]:
 
 
 def prefer_own(speeds: Mapping[str, float], n_operations: int) -> str:
-    """Return the name of our own product unless another saves a tenth of its time, and more than `LEAST_NS`.
+    """Return the name of our own product unless another saves more than 10% of its time, and at least `LEAST_NS`.
 
-    A run that calls a library must limit the threads of the library before and restore them after, which takes five
-    microseconds.
+    A run that calls a library must limit its threads before the calls and restore them afterwards, which takes 5 µs.
 
     Args:
         speeds: the measured GFLOP/s by name.
@@ -192,7 +191,7 @@ def measure(
                 provider.multiply(a[time % len(a)], b[time % len(b)], out)
         return perf_counter() - began
 
-    # Others without an address multiply in Python; our own product has no other way.
+    # A library without an address is called from Python; our own product can only be called by address.
     able = [p for p in providers if dtype in p.addresses or p.name != PACKED]
     with limit_threads():
         seconds = _least_seconds({provider.name: partial(run, provider) for provider in able})

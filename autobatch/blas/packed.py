@@ -1,10 +1,10 @@
 """autobatch's own matrix product, for a matrix that is packed once and multiplied by many rows.
 
 In every call, libraries pack a matrix into the order in which they read it. For a few rows that takes longer than the
-multiplication. Callers of this product pack a matrix that all rows of a type share once per change. Other matrices are
-packed in every call, or read in place if they are read only a few times. The code is in `native/blas`. GFLOP/s of rows
-of 512 times (512, 1280), one thread of an AMD EPYC of 2024, compared with the fastest library (from `autobatch doctor
---matmul`):
+multiplication. Here, callers pack a matrix once per change of its values, if all rows of a type share it. Other
+matrices are packed in every call, or read in place if they are read only a few times. The code is in `native/blas`.
+GFLOP/s of products (rows, 512) @ (512, 1280) on one thread of an AMD EPYC of 2024, compared with the fastest library
+(from `autobatch doctor --matmul`):
 
     rows                        4    16    64   256
     float32, library           42   134   192   218

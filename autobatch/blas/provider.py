@@ -29,7 +29,7 @@ KINDS = ("fff", "ddd")  # dtypes of a, b and out
 
 
 class Gemm(NamedTuple):
-    """out = a @ b, in elements and addresses: an argument of `repeat_product`.
+    """A description of the product out = a @ b: an argument of `repeat_product`.
 
     Attributes:
         a_flipped, b_flipped: 1 if the operand is the transpose of the matrix at its address.
@@ -82,7 +82,7 @@ def describe_product(a: Matrix, b: Matrix, out: Matrix) -> Gemm:
 def check_product(a: Matrix, b: Matrix, out: Matrix) -> list[tuple[bool, int]]:
     """Check matrices as `describe_product` does; return for each whether it is transposed, and its step.
 
-    Cost: about half of a description, because getting addresses from NumPy is slow.
+    Cost: about half that of `describe_product`, because getting addresses from NumPy is slow.
     """
     if not (a.ndim == b.ndim == out.ndim == 2 and a.shape == (len(out), len(b)) and b.shape[1] == out.shape[1]):
         raise ShapeError(
@@ -103,7 +103,7 @@ def find_step(name: str, array: Matrix, flipped_first: bool = False) -> tuple[bo
     Args:
         name: the name of the matrix, for messages.
         array: the matrix.
-        flipped_first: the preferred answer if both are right, as for a single row.
+        flipped_first: whether to prefer the transpose if both layouts fit, as for a single row.
 
     Returns:
         Whether it is the transpose of strided rows, and the stride of the rows in elements.
@@ -216,7 +216,8 @@ class ByTorch(Provider):
         import torch
 
         super().__init__(name, version, addresses)
-        with warnings.catch_warnings():  # torch warns once of a read-only array; operands may be read-only
+        # torch warns once about a read-only array, which an operand may be: trigger that here, where it is ignored.
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             torch.from_numpy(np.broadcast_to(np.zeros(1, np.float32), 1))
 

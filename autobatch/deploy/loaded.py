@@ -1,4 +1,4 @@
-"""Cells of a file, which have programs instead of a body.
+"""Cells that were loaded from a file: they have programs instead of a body.
 
 Tracing such a cell appends the program for its arguments' keys to the trace, so it is batched, differentiated and
 compiled like the original cell. In eager mode, a call runs as a mini-batch of one.
@@ -98,7 +98,7 @@ class LoadedCell(Cell):
         self._variants, self._name_of = variants, name_of
         keys = [json.loads(text) for text in variants]
         self._kinds = {name: set[str]().union(*(_kinds(key[name]) for key in keys)) for name in signature.parameters}
-        # JSON written by JavaScript has 3 for 3.0, so ints are taken where the export met only floats.
+        # JSON written by JavaScript has 3 for 3.0, so ints are accepted where the exported examples had only floats.
         # Arrays of floats have the kind "value".
         self.as_floats = frozenset(x for x, kinds in self._kinds.items() if "int" not in kinds and kinds & FLOATS)
         self._engines: dict[int, Any] = {}
@@ -124,7 +124,9 @@ class LoadedCell(Cell):
 
     @property
     def result_below(self) -> int:
-        """Return the number below which all results are, if they are ints alone, such as labels; else 0."""
+        """Return the exclusive upper bound of a result that is one int, such as a label; 0 if it is not, or variants
+        differ.
+        """
         found = {
             int_limit(one.program.vars, one.program.outputs[one.structure]) if isinstance(one.structure, int) else 0
             for one in self._variants.values()
@@ -149,7 +151,7 @@ class LoadedCell(Cell):
         return put_together(variant.structure, outputs)
 
     def _make_elements(self, values: _Values) -> None:
-        """Give empty lists elements of the shapes in a variant whose other arguments are equal."""
+        """Give the elements of empty lists the shapes that they have in a variant whose other arguments are equal."""
         given = json.loads(key_text(values.keys, self._name_of))
         for text in self._variants:
             elements = list[Any]()
@@ -177,7 +179,7 @@ class LoadedCell(Cell):
         """Make the error for arguments of unknown kinds; name data of an unknown kind, such as a field of a request.
 
         Args:
-            keys: the arguments; given: the same, as JSON.
+            keys: the arguments. given: the same, as JSON.
             known: the arguments of each variant, as JSON.
         """
         for name, key in keys.items():
@@ -206,7 +208,7 @@ class _Values:
     Attributes:
         keys: keys of the arguments, by name.
         builder: builder of the trace.
-        lists: arguments that are lists of any length, or parts of arguments, in order.
+        lists: lists of any length among the arguments and their parts, in order.
         in_argument: name of the argument that contains each list.
         data: leaves that are ints.
         of_leaf: leaf to its value in the trace.
@@ -267,7 +269,7 @@ def _differs_in_elements(given: Any, known: Any, elements: list[Any]) -> bool:
     """Return whether two keys, as JSON, are equal except for elements that are missing in lists of the first.
 
     Args:
-        elements: output: the key of the elements in the second is appended for each list of any length, or None.
+        elements: an output: for each list of any length, the key of its elements in `known` is appended, or None.
     """
     if isinstance(given, list) and given and given[0] in ("each", "rows"):
         if not isinstance(known, list) or known[:2] != given[:2]:

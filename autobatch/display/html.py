@@ -1,6 +1,6 @@
 """Write lines, tables and pictures as HTML for notebooks, without scripts or style sheets.
 
-Text is escaped, and inherits the color of the page, so that it is readable on light and dark backgrounds.
+Text is escaped, and inherits the colour of the page, so that it is readable on light and dark backgrounds.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def fold(summary: str, inside: str) -> str:
 
 
 def write_picture(width: float, height: float, parts: Iterable[str]) -> str:
-    """Write an SVG picture, in pixels, which shrinks with the page, but not so far that its text is unreadable."""
+    """Write an SVG picture; sizes are in pixels. It shrinks with the page, as long as its text stays readable."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
         f'viewBox="0 0 {width:.0f} {height:.0f}" style="max-width:max(100%,34rem);height:auto" font-family="monospace" '

@@ -29,9 +29,9 @@ from autobatch.params.sparse_rows import Gradient, Rows
 
 LARGE_BYTES = 4 << 20  # arrays of this size or more are sent on their own, without a copy
 ERROR, COUNT, VALUE, LATE = range(4)  # kinds of messages
-HEAD, ROUNDED = 3, 64  # ints of a message before the numbers of rows, and the multiple that these are padded to
+HEAD, ROUNDED = 3, 64  # ints of a head before the row counts; the number of row counts is padded to a multiple of this
 MOST_SHOWN = 60  # characters of two differing facts in a message; digests are longer and not shown
-# Sent instead of a number of rows: the gradient is dense; this process has no instances and cannot know.
+# Sent instead of a row count: IS_ARRAY if the gradient is dense, IS_ANY if a process without instances cannot know.
 IS_ARRAY, IS_ANY = -1, -2
 
 
@@ -225,7 +225,8 @@ class Exchange:
         return whole
 
     def _meet(self, kind: int, word: int = 0, n_rows: Sequence[int] = (), error: Exception | None = None) -> IntArray:
-        """Send the head of a message and receive those of all processes: kind, word, digest of the facts, row counts.
+        """Send a head and receive those of all processes: kind, word (instances or bits of the value), digest, row
+        counts.
 
         Returns:
             The heads, int64 (size, n).

@@ -2,9 +2,9 @@
 
 A mini-batch that `ab.minibatches(..., ahead=n)` yields knows the next `n`. When a function runs it, the session starts
 to plan these for the same function, with the same options. The core plans without the GIL, so that Python and kernels
-go on. The call that runs a planned mini-batch uses the plan, or makes a new one if anything that the plan depends on
-has changed. That call raises any error of its instances. If the thread has not begun the plan, the call makes it, so
-that it never takes longer than without planning ahead.
+continue to run. The call that runs a planned mini-batch uses the plan, or makes a new one if anything that the plan
+depends on has changed. That call raises any error of its instances. If the thread has not begun the plan, the call
+makes it, so that a call never takes longer than without planning ahead.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class PlanAhead(NamedTuple):
 
     Attributes:
         graphs: the mini-batch.
-        options, cells, slot: the options, the planned types and the slot of the loss of the call that began it.
+        options, cells, slot: the call that began it had these options and planned types, and its loss this slot.
         job: the job that makes the plan.
         planner: the thread that was asked to plan.
     """
@@ -89,7 +89,8 @@ class PlanAhead(NamedTuple):
         return (
             self.planner is _planner
             and self.slot == slot
-            # New layouts are new objects; with equal traces, they give equal plans, as in the key of the plan cache.
+            # Types that are laid out again are a new object. Equal traces give equal plans, as in the key of the plan
+            # cache.
             and (self.cells is cells or self.cells.traces == cells.traces)
             and (self.options is options or (self.options.policy is options.policy and self.options == options))
             and self.graphs == graphs  # the same objects, because graphs are compared by identity

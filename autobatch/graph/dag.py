@@ -107,7 +107,7 @@ class Dag(NamedTuple):
 
         Args:
             graph: the graph.
-            type: the attribute of its nodes with the type, an int from 0.
+            type: the name of the node attribute that holds the type, an int of at least 0.
             n_types: T; by default one more than the greatest type.
             costs: floats of shape (T,), the cost of a batch of each type; by default 1.
 
@@ -136,7 +136,7 @@ class Dag(NamedTuple):
 
 
 def _read_ints(what: str, values: npt.ArrayLike, ndim: int) -> NDArray[np.int64]:
-    """Read an array of ints with some dimensions; an empty one may have any."""
+    """Read an array of ints with `ndim` dimensions; an empty array may have any number of them."""
     try:
         array = np.asarray(values)
     except ValueError:  # lists that differ in length
@@ -216,7 +216,7 @@ def chains_ahead(dag: Dag) -> IntArray:
 
 
 def stack(dags: Sequence[Dag]) -> tuple[Dag, IntArray]:
-    """Join dags of T types each into one of G * T types, in which type t of dag g has number g * T + t.
+    """Join G dags of T types each into one of G * T types, without costs; type t of dag g becomes type g * T + t.
 
     Returns:
         The joined dag, and node_ptr, int32[G+1]: dag g has nodes node_ptr[g]:node_ptr[g+1].

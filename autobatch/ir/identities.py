@@ -2,10 +2,10 @@
 
 In IEEE arithmetic x * 1, x / 1, x - 0, x + (-0) and x ** 1 are x; -(-x) is x; x + (-y) is x - y, x - (-y) is x + y and
 (-x) * (-y) is x * y. x + 0 is x unless x is -0, so it is simplified only if x is never -0: exponentials, sigmoids,
-squares, sums with a number other than -0. x * 0 and x - x are kept, since x may be NaN. x / c stays a division where c
-is a power of two: c may be a width, and models that differ in width alone share compiled kernels. For ops that move
-elements: a view of a view is one view; a slice of a join that lies in one part is a slice of that part; a join of
-neighbouring slices of one value is a slice of it.
+squares, sums with a number other than -0. x * 0 and x - x are kept, since x may be NaN. x / c does not become x * (1 /
+c), even if c is a power of two: c may be a width, and models that differ in width alone share compiled kernels. For ops
+that move elements: a view of a view is one view; a slice of a join that lies in one part is a slice of that part; a
+join of neighbouring slices of one value is a slice of it.
 
 A rule returns the number of a value that equals the result, an instruction that computes the same, or None.
 """
@@ -213,7 +213,8 @@ def _slice_of_concat(values: Values, joined: Instruction, here: list[Stretch], d
     """Return the slice of a part that equals a slice of a join, if the part contains it and has the same domain."""
     axis = joined.static["axis"] % len(here)
     start, step, length = here[axis]
-    # An int has length -1 and takes one element. A negative step begins at the last element. An empty slice stays.
+    # An int has length -1 and takes one element. With a negative step, `start` is the largest index. An empty slice is
+    # not rewritten.
     first, last = sorted((start, start + step * (max(length, 1) - 1)))
     begin = 0
     for part in joined.args:
@@ -251,7 +252,8 @@ def _neighbours(values: Values, left: int, right: int, axis: int) -> int | None:
     (whole,) = sources[0].args
     shape = values.vars[whole].shape
     one, other = (stretches(shape, source.static["index"]) for source in sources if source is not None)
-    # An int index removes an axis, so that `axis`, which counts those of the slices, would be another one of the whole.
+    # An int index removes an axis, so `axis`, which counts the axes of the slices, could be a different axis of
+    # `whole`.
     if one is None or other is None or any(s.length < 0 for s in (*one, *other)):
         return None
     start, step, length = one[axis]
@@ -264,7 +266,9 @@ def _neighbours(values: Values, left: int, right: int, axis: int) -> int | None:
 
 
 def _assemble(values: Values, var: Var, source: Instruction) -> Found:
-    """Return the value that an assembly of its own slices equals; the slices must cover it, as gaps are zeros."""
+    """Return the value whose slices an assembly puts back in their places. They must cover it, because gaps are
+    zeros.
+    """
     # The parts of an assembly are disjoint, so they cover it if they have as many elements.
     if sum(math.prod(values.vars[part].shape) for part in source.args) < math.prod(var.shape) or not source.args:
         return None

@@ -21,7 +21,8 @@ def flat_ids(xp: Any, ids: Array, segments: Sequence[Segments | None], is_checke
 
     Args:
         segments: those of the values to choose from, then those of the positions, or None for per-node positions.
-        is_checked: whether the positions are known to be in range; if not, reading them waits for a device.
+        is_checked: whether the positions are known to be in range; if not, they are checked, which waits for the
+            device.
 
     Raises:
         DataError: an unchecked position is out of range.
@@ -75,12 +76,12 @@ put_chosen: Op = define_op(
 
 
 def first_largest(xp: Any, x: Array, segments: Segments) -> Array:
-    """Return the position of the largest edge in each row, the first of ties, as floats; NaN counts as largest."""
+    """Return the position of the largest row of each node, the first of ties, as floats; NaN counts as largest."""
     is_nan = xp.isnan(x)
     has_nan, peak = (xp.empty((len(segments.counts), *x.shape[1:]), x.dtype) for _ in range(2))
     segment_max(xp, is_nan.astype(x.dtype), has_nan, segments)
     segment_max(xp, x, peak, segments)
-    # The maximum of a row with NaN is NaN, which equals nothing, so such rows look for NaN itself.
+    # The maximum of a node with NaN is NaN, which equals nothing, so such nodes look for NaN itself.
     hit = xp.where(has_nan[segments.rows] > 0, is_nan, x == peak[segments.rows])
     places = segments.places.reshape((-1, *(1,) * (x.ndim - 1)))
     best = xp.empty(peak.shape, xp.float64)

@@ -83,7 +83,7 @@ def _prepare(change: Change) -> Job:
 
 
 def _is_for(job: Job, change: Change) -> bool:
-    """Return whether a job is for this parameter and state. Data that needs a copy is never cached."""
+    """Return whether a job is for this parameter and state; always False for data that needs a copy."""
     first, second = job.placed.state
     return job.data.array is change.data and first is change.state[0] and second is change.state[1]
 
@@ -102,7 +102,7 @@ def _flat(lines: Lines) -> FloatArray:
 
 
 def _touched_rows(change: Change, n_rows: int, width: int) -> NDArray[np.bool_]:
-    """Return whether each row ever had a gradient, bool (n_rows,); rows with zero state count as never."""
+    """Return whether each row ever had a gradient, bool (n_rows,): whether its state is not all zero."""
     touched = np.zeros(n_rows, bool)
     for array in change.state:
         if array is not None:

@@ -59,13 +59,13 @@ def learn(
         graphs: at least one, all with one table of types: mini-batches from `Batched.merged`, or your own graphs from
             `to_graph`.
         held_out: mini-batches that select the best of the machines met during learning; by default `graphs`.
-        rival: also learn the published machine, with this encoding and these settings, and keep the cheaper of the two
-            plans.
+        rival: whether to also learn the published machine, with this encoding and, except `reward` and `optimism`,
+            these settings, and to keep the cheaper of the two plans.
         progress: whether to show the progress, on standard error or in a notebook output.
         each: runs the lessons, one for each table; the results do not depend on their order or process.
         options: `direction`, in which to plan: "forward", "backward" or "both" (default); `compact`: whether the policy
-            deletes superfluous batches (default True); `seed`: an int of at least 0 (default 0), equal seeds give equal
-            policies; `on_progress`: a function that gets each `Progress`, in place of `progress`. Also the attributes
+            deletes superfluous batches (default True); `seed`: an int of at least 0 (default 0; equal seeds give equal
+            policies); `on_progress`: a function that gets each `Progress`, in place of `progress`. Also the attributes
             of `Machine`, by default encoding="sort", critical=True and mask=True; and those of `QLearning`, by default
             reward="critical" and optimism=False.
 

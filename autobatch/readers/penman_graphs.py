@@ -22,7 +22,7 @@ def read_penman(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Read graphs in PENMAN notation, such as AMR, with the library penman (`pip install 'autobatch-nn[readers]'`).
 
     Args:
-        path: the file; comments are skipped. Nesting is limited to some hundreds of levels, as penman recurses.
+        path: the file; comments are skipped. Nesting is limited to a few hundred levels, because penman is recursive.
 
     Returns:
         A dict per graph, for `autobatch.fold(edges="edges")`. Its nodes are variables in order of appearance, the top
@@ -35,7 +35,7 @@ def read_penman(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
             defined twice, or an inverted role leads to a constant.
     """
     penman, file = import_parser("penman", "PENMAN graphs"), Path(path)
-    model = import_parser("penman.models.amr", "PENMAN graphs").model  # knows that :consist-of is no inverted role
+    model = import_parser("penman.models.amr", "PENMAN graphs").model  # knows that :consist-of is not an inverted role
     taken, read = _Taken(check_found(file, "graphs", list(read_lines(file, "graphs")), _EXAMPLE)), []
     try:
         with _silent():

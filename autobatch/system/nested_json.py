@@ -3,7 +3,7 @@
 Python's `json` parses scalars and strings; open objects and lists are on an explicit stack. The last value of a
 repeated key wins, as in `json`.
 
-Results become JSON values for responses of servers and output of commands.
+`to_json` converts results to JSON values, for the responses of servers and the output of commands.
 """
 
 from __future__ import annotations

@@ -5,10 +5,11 @@ torch are found in it, too.
 
 Only parameters and tensors that results depend on get gradients, as in torch.
 
-A zero gradient is different from None: optimizers with weight decay or momentum then update the parameter. So the
-answer follows from the definitions of the ops, never from numbers. Gradients flow node by node, from the results that
-have them, by the flows of each type (`autobatch.graph.marks`). Torch bodies are analyzed in more detail than in
-`autobatch.ir.flows`: each output depends on only some arguments and parameters (`autobatch.torch.opaque.Body`).
+A zero gradient is different from None: given a zero, optimizers with weight decay or momentum update the parameter. So
+whether there is a gradient follows from the definitions of the ops, never from numbers. Gradients flow node by node,
+from the results that have them, by the flows of each type (`autobatch.graph.marks`). Torch bodies are analyzed in more
+detail than in `autobatch.ir.flows`: each output depends on only some arguments and parameters
+(`autobatch.torch.opaque.Body`).
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class Flow:
         value.rebind(new)
 
     def forget(self) -> None:
-        """Read the log before the recording clears it."""
+        """Read the rest of the log before the recording clears it, and continue at the beginning of the cleared log."""
         if self._is_async:
             self._read()
             self._read_up_to = 0, 0
@@ -245,7 +246,7 @@ _FLOWS: WeakKeyDictionary[CellProgram, ProgramFlow] = WeakKeyDictionary()
 
 
 class Reaching:
-    """The finder of the dependencies of results, for one batched function; it reuses its marks between calls."""
+    """Find the dependencies of one batched function's results; marks are reused between calls."""
 
     def __init__(self) -> None:
         self._marks = Marks()
@@ -275,7 +276,7 @@ class Reaching:
         return found
 
     def numbers(self, graph: Graph, inputs: TensorInputs) -> Array:
-        """Return whether results depend on each number of the instance tensors. Call `parameters` first."""
+        """Return, for each number of the instance tensors, whether results depend on it. Call `parameters` first."""
         is_reached = np.zeros(inputs.size, bool)
         of_source = np.isin(graph.type_id, [*inputs.source_types])
         if not of_source.any():

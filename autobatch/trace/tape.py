@@ -41,7 +41,7 @@ FIRST_PRODUCT = MOST_OUTPUTS  # the core numbers products after all results
 
 
 class Pattern(NamedTuple):
-    """The derivatives of a cell that a type computes.
+    """The derivatives of a cell that a derivative type computes, such as "gradient of merge".
 
     Attributes:
         kind: "gradient" or "tangent".
@@ -115,10 +115,10 @@ def make_rule(
         calls: the calls of the recording.
         layout: layout of the form.
         kind: kind of the derivative, an index of KINDS.
-        outputs: the outputs that have gradients, or all, by number.
+        outputs: the numbers of the outputs that have gradients; for tangents, of all outputs.
         leaves, parameters: the leaves and parameters that have derivatives.
-        given: the derivatives passed to the rule: a parameter; or a shape (None for that of the parameter) and the
-            number of rows, -1 for a value.
+        given: the derivatives passed to the rule. Each is a parameter, or a pair: a shape, or None for the shape of its
+            parameter, and the number of rows, or -1 for a single value.
         lengths: lengths of the lists of the call.
     """
     base, form = calls.specializations[layout.form], calls.forms[layout.form]
@@ -171,6 +171,7 @@ def make_rule(
         """Return whether the rule is valid for a call with lists of these lengths."""
         known = specialization.lengths
         is_known = not known.walked or known.of(lengths) in known.found
+        # The rule's form is of the type that was in force when the rule was made; retracing may have replaced it.
         return specialization.number == number_of_type and is_known
 
     number_of_type = specialization.number
@@ -206,7 +207,7 @@ def record_tangents(
 
 
 def derived_entry(entry: Entry, pattern: Pattern) -> Entry:
-    """Make the entry of the derivatives of the calls of an entry."""
+    """Make the entry for the derivatives of an entry's calls."""
 
     def run(arguments: Mapping[str, Any]) -> dict[Any, Any]:
         return (_pull if pattern.kind == GRADIENT else _push)(entry, pattern, arguments)
@@ -264,7 +265,7 @@ def _again(
 def _given(
     builder: Builder, entry: Entry, pattern: Pattern, of: Mapping[Any, int], arguments: Mapping[str, Any]
 ) -> list[tuple[int, Traced]]:
-    """Return the given derivatives, each with its value, to whose number of rows it is tied."""
+    """Return the given derivatives, each after its value; tie the numbers of rows of the two."""
     given = list[tuple[int, Traced]]()
     for what, index in of.items():
         x = arguments[pattern.argument(entry.name, what)]
@@ -349,7 +350,7 @@ def _needed(item: Item, program: CellProgram, measured: set[int]) -> tuple[Item 
         measured: the groups of lists whose length the program needs.
 
     Returns:
-        The part, None if nothing of it; and the columns, None for all.
+        The part, or None if nothing is logged; and the columns, or None for all.
     """
     if not (item.kind == EACH and item.group in measured) and not item.is_needed(program):
         return None, None

@@ -294,7 +294,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """Return the sizes measured so far, by a fake clock on which scipy is fastest, then numpy."""
+    """Return the sizes measured so far, by a fake `measure` in which scipy is fastest, then numpy."""
     asked: list[tuple[Any, ...]] = []
 
     def pretend(providers: list[Provider], *size: Any) -> dict[str, float]:
@@ -309,7 +309,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     "speeds, n_operations, expected",
     [
         ({"numpy": 100.0, "packed": 91.0}, 10**9, "packed"),  # saving 10% of the time is not worth the overhead
-        ({"numpy": 100.0, "packed": 50.0}, 9_999, "packed"),  # nor is saving 100 ns
+        ({"numpy": 100.0, "packed": 50.0}, 9_999, "packed"),  # nor is saving less than 100 ns
         ({"numpy": 100.0, "packed": 50.0}, 10_001, "numpy"),
         ({"numpy": 100.0, "packed": 120.0}, 10**9, "packed"),
         ({"numpy": 100.0, "scipy": 110.0}, 1, "scipy"),  # a CPU without AVX-512

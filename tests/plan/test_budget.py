@@ -87,7 +87,7 @@ def draw_chains(n: int, seed: int, longest: int = 12) -> list[list[int]]:
 
 
 def pair(function: Callable[[Chains], Any], **options: Any) -> tuple[ab.Batched, ab.Batched]:
-    """Return a function batched without a limit, and with its own backend and a limit that tests set."""
+    """Return a function batched twice, each time with a backend of its own; tests set a limit for the second."""
     model = Chains().astype("float64")
     return tuple(ab.batched(function(model), backend=watched(), **options) for _ in range(2))  # type: ignore[return-value]
 
@@ -345,7 +345,7 @@ def test_an_instance_that_does_not_fit_alone_is_refused(training: bool) -> None:
 
 @pytest.mark.parametrize("training", [True, False])
 def test_of_several_that_do_not_fit_the_largest_is_named(training: bool) -> None:
-    """Instances 1, 2, 3 and 5 do not fit; 3 is the largest, with a state and a loss for each of its twelve words."""
+    """Instances 1, 2, 3 and 5 do not fit; 3 is the largest, with a read and a step for each of its 12 words."""
     whole, parts = pair(lambda m: m.loss)
     chains = [[1], [2] * 8, [3] * 10, [4] * 12, [5, 6], [7] * 10]
     run = [loss.value_and_grad if training else loss for loss in (whole, parts)]
@@ -365,7 +365,7 @@ def row_scratch(plan: Plan, options: Options) -> int:
 
 
 def test_scratch_memory_counts() -> None:
-    """The norms of all states are one batch. It has fewer rows in a part, which therefore needs less."""
+    """The reads of all words are one batch. It has fewer rows in a part, which therefore needs less."""
     model = Chains().astype("float64")
     whole, parts = (ab.batched(model.loss, backend=backend) for backend in (watched(), watched(row_scratch)))
     chains = [[1, 2, 3]] * 24

@@ -133,7 +133,7 @@ def test_inputs_are_one_source_for_each_part() -> None:
         _, _, gradients = run.value_and_grad(items, reduce="sum", inputs=True)
         for x, gradient in zip(items, gradients, strict=True):
             words = np.array([model.word(k, np.ones(DIM)) for k in range(len(x))])
-            expected = (4.0 * x + x[0]) * words  # of the k-th term, by x[k]
+            expected = (4.0 * x + x[0]) * words  # the gradient of the k-th term with respect to x[k]
             expected[0] += 1.0 + np.sum(x * words, axis=0)
             np.testing.assert_allclose(gradient, expected, rtol=1e-4)
 

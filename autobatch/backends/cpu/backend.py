@@ -1,4 +1,4 @@
-"""Compile cells into a few steps, and run them on the plans that the reference backend interprets.
+"""Compile cells into a few steps, which run the same plans as the reference backend.
 
 Batches are cut into tiles. The rows of each tile and the calls for it are computed once per plan. A step is a generated
 kernel, a matrix product or an interpreted op, called with the number of a tile. One native loop makes all calls. It

@@ -34,8 +34,8 @@ class CpuStageRun(StageRun):
     """A stage of a type in a run, for steps that Python runs.
 
     Attributes:
-        buffer, scratch, kept: the memory of the run; `kept` is the scratch memory of tiles if no steps run for all
-            rows of the type.
+        buffer, scratch, kept: the memory of values, of a tile, and of persistent values; if no steps run for all rows
+            of the type, `kept` is `scratch`.
         gradients: in the weight stage, the gradients by `id` of the parameter or stack.
     """
 
@@ -84,7 +84,9 @@ class StageValues(Stage[StepTemplate]):
         self.scratch_width = -(-self.storage.row_width * dtype.itemsize // LINE) * LINE // dtype.itemsize
 
     def n_strips(self, n_threads: int) -> int:
-        """Return the number of strips of each gradient: one per thread, but 1 if gradients of the stage overlap."""
+        """Return the number of strips (parts that threads compute) of each gradient: one per thread; 1 if gradients
+        overlap.
+        """
         derivative = self.cell.derivative
         assert derivative is not None
         parts = [part for index in self.keys for part in parts_of(derivative.parameter(index))]
@@ -144,7 +146,7 @@ class SharedMatrix:
     """A matrix that all rows share, in the form that a product reads.
 
     Args:
-        is_packed: whether to pack it for a native product; else it is for a library.
+        is_packed: whether to pack it for a native product, or to keep it in rows for a library.
         by_bf16: whether to round it to bf16 when it is packed. If not, precision "bf16" rounds it to bf16 numbers that
             are stored as float32.
 
@@ -179,7 +181,7 @@ class SharedMatrix:
     def _find(self) -> None:
         """Find the matrix, and allocate a copy if one is needed.
 
-        For libraries, a transpose is copied to contiguous rows, by which they multiply up to 3 times as fast.
+        For libraries, a transpose is copied to contiguous rows, because products with these are up to 3 times as fast.
         """
         whole: Array = self._stage.shared.arrays[self._term.weight][0]
         self._source = whole.T if self._term.transposed else whole

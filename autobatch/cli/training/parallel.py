@@ -38,7 +38,7 @@ STOPPED = 128 + signal.SIGINT, 128 + signal.SIGTERM  # exit statuses after a sig
 
 @contextmanager
 def processes(n: int, advice: str) -> Iterator[Joined]:
-    """Run the block in a group of this process and n - 1 others.
+    """Run the block in a group of this process and n - 1 others; `advice` ends the message about one that failed.
 
     Raises:
         DistributedError: PyTorch is not installed, or a process has ended; the message has its rank and status.
@@ -62,7 +62,7 @@ def processes(n: int, advice: str) -> Iterator[Joined]:
         with ab.distributed.group() as joined:
             yield joined
         return
-    # Without waiting here, because `wait_for` also notices a process that has ended.
+    # Do not wait here: `wait_for` waits, and also notices a process that has ended.
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=longest)
     with _Others(n, store.port, advice) as others:
         others.wait_for(store)
@@ -140,7 +140,7 @@ class _Others:
                 for process, _ in self._started:
                     process.send_signal(signal.SIGCONT)
             statuses = [process.poll() for process, _ in self._started]
-            # Statuses after Ctrl-C or SIGTERM are regular.
+            # Statuses after Ctrl-C or SIGTERM are expected, so they are not reported.
             if any(status and status not in STOPPED for status in statuses):
                 if self._is_over.wait(GIVE_UP_AFTER):  # the main thread reports it, unless it is blocked
                     return
@@ -174,7 +174,9 @@ class _Others:
             time.sleep(CHECK_EVERY)
 
     def say_ended(self, wait: float = END_WITHIN) -> str:
-        """Describe the process that ended first, with its status and last line; "" if none ends within `wait` s."""
+        """Describe a failed process, preferably one killed by a signal, with its status and last line of standard
+        error. Wait for one for `wait` seconds; return "" if none has failed by then.
+        """
         until = time.monotonic() + wait
         while True:
             ended = [(rank, p, told) for rank, (p, told) in enumerate(self._started, 1) if p.poll()]

@@ -1,6 +1,7 @@
 """Measure the GPU resources of kernels with NVIDIA's compiler: registers, shared memory, and spilled bytes.
 
-No GPU is required. Each kernel is compiled as a function of its own, so that its figures do not include others.
+No GPU is required. Each kernel is compiled as a function of its own, so that its figures do not include those of other
+kernels.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from autobatch.compiler.cuda.source import ENTRY, entries_text
 from autobatch.errors import BackendError
 
 GPUS = {"sm_80": 163 << 10, "sm_90": 227 << 10}
-"""The target GPUs, and the most shared memory of a block there, in bytes (CUDA C++ Programming Guide)."""
+"""The target GPUs, and the maximum shared memory per block, in bytes (CUDA C++ Programming Guide)."""
 COMPILER = "nvcc"
 MOST_SECONDS = 300
 

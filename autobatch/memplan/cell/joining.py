@@ -7,7 +7,8 @@ are adjacent in one stacked parameter. A sum is joined if
 - every vector is computed as a whole, or is part of a port: a view of a computed value would be copied into the join;
 - no vector depends on attributes only: such a product can be computed once for all rows of a type, not batch by batch;
 - one order of all vectors makes the vectors of every sum adjacent, so that none is copied. A sum that fits no such
-  order beside the more common sums stays; so do all sums if a concatenation of the cell itself would now be copied;
+  order together with the more common sums is not joined. No sum is joined if a concatenation that the cell already has
+  would then be copied;
 - no matrix must stay contiguous, see `autobatch.params.parameter.Parameter`;
 - the sums that share vectors take fewer launches than before. Products by one vector count as one, since they will be
   stacked: W x + U h saves nothing where V x remains.
@@ -38,7 +39,7 @@ Launch: TypeAlias = tuple[Op, tuple[int, ...]]  # an op on matrices, and the vec
 
 
 class MatVec(NamedTuple):
-    """A matrix times a vector, and a bias if it is affine; all by value."""
+    """A matrix times a vector, plus a bias if it is affine; all fields are numbers of values."""
 
     value: int
     weight: int
@@ -123,7 +124,7 @@ class _Reading:
     def __init__(self, program: CellProgram) -> None:
         self.program = program
         self.uses = Counter(program.outputs)
-        self.by_ports: set[int] = set(program.ports)
+        self.by_ports: set[int] = set(program.ports)  # values that depend on ports, directly or not
         self.products: dict[int, MatVec] = {}
         for index in program.instructions:
             source = self.instruction(index)
@@ -211,7 +212,8 @@ class _Reading:
 def _in_one_order(reading: _Reading, sums: Sequence[Sum]) -> list[Sum]:
     """Choose sums, most common first, whose vectors are adjacent in one order of all vectors; sort products by it.
 
-    A computed vector is made inside one join. Two joins can share it only in the inputs, where joins with ports lie.
+    A computed vector is written directly into one join. Two joins can share it only if they lie in the inputs of the
+    cell, as joins with ports do.
     """
     tree = PQTree(sorted({value for sum_ in sums for value in sum_.inputs}))
     wanted = Counter(frozenset(sum_.inputs) for sum_ in sums)

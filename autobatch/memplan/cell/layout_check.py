@@ -1,4 +1,4 @@
-"""Check the layout of a cell from the definition: from the addresses of items, without the trees behind them."""
+"""Check the layout of a cell against its definition: by addresses of items, without the PQ-trees that order them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autobatch.memplan.cell.memory import Item
 
 @checked()
 def check_cell_layout(layout: CellLayout) -> None:
-    """Check that every item has one place, batches can run, views are views, and all other operands are listed copies.
+    """Check that items have one place, batches can run, and operands are views or listed as copied or read apart.
 
     Raises:
         PlanError: a defect of the planner; the message names the first violation.
@@ -47,7 +47,7 @@ def _addresses(layout: CellLayout) -> dict[Item, tuple[str, int]]:
 
 
 def _check_values(layout: CellLayout, start: dict[Item, tuple[str, int]]) -> None:
-    """Check that every value is in one piece, and so are the parts of joins."""
+    """Check that the items of every value, including a join, are adjacent."""
     for value, var in enumerate(layout.memory.program.vars):
         span = layout.span(value)
         size = layout.memory.reads[value].stop - layout.memory.reads[value].start

@@ -128,7 +128,7 @@ def _match_q(node: QNode, partial: list[Node], is_root: bool) -> Template | None
     # A single pertinent child is both ends of its run.
     if not partial and len(endmost) == 2 and endmost[0] is not endmost[1]:
         return template_q1
-    # Beside other pertinent children, a partial child has its empty end outside; alone, it can be reversed.
+    # Next to other pertinent children, a partial child has its empty end outside; a single one can be reversed.
     outer = [end for end in endmost if end not in partial or len(node.pertinent) == 1]
     if len(partial) < 2 and outer:
         return template_q2
@@ -249,7 +249,7 @@ def template_q3(node: QNode) -> Node:
     `[e [e f] f f [e f] e]` becomes `[e e f f f f e e]`. The node may be a pseudonode: a run of children inside a Q-node
     whose ends were not searched for.
     """
-    # Before any child is dissolved: the nodes left in its place need not have the marks that tell the sides apart.
+    # Find the sides before any child is dissolved: the nodes that replace it may lack the marks that tell them apart.
     empty_sides = [_empty_side(child) for child in node.partial]
     for child, empty_side in zip(node.partial, empty_sides, strict=True):
         full_side = child.other_sibling(empty_side)
@@ -314,7 +314,7 @@ def bubble(queue: list[Node]) -> Branch | None:
     Returns:
         A node with all the leaves below it; None if they cannot be consecutive.
 
-    Cost: O(leaves + pertinent subtree), summed over reductions that succeed (Booth and Lueker 1976, section 4).
+    Cost: O(leaves + pertinent subtree), amortized over reductions that succeed (Booth and Lueker 1976, section 4).
     """
     for node in queue:
         node.mark = QUEUED

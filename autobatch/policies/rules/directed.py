@@ -40,7 +40,7 @@ class Directed(BasePolicy):
         compact: whether to delete superfluous batches, before the two directions are compared.
 
     Attributes:
-        about: a description of how the policy was learned, of JSON values.
+        about: a description of how the policy was learned, as JSON values.
 
     Raises:
         PolicyError: `direction` is unknown.

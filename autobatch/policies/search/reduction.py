@@ -9,8 +9,8 @@ A *suffix* is a node that represents all nodes after which the same types must r
 each path from m is a subsequence of a path from n, so that every sequence that finishes n finishes m. This holds if m
 is within some suffix that follows n; or if m is of n's type and every suffix that follows m is within one that follows
 n. Of the suffixes that follow a node, those within another are left out, so that the rest are an antichain; nodes of
-one type with the same antichain are one suffix. Types that are not kept are skipped, which projects the graph on the
-others.
+one type with the same antichain are one suffix. Types that are not kept are skipped, which projects the graph onto the
+kept types.
 
 The remaining work is also an antichain of suffixes: running type a replaces those of type a by their followers.
 """
@@ -118,7 +118,7 @@ def project(dag: Dag, types: Collection[int]) -> Dag:
     """Project a graph on some types: keep their nodes, join those linked by paths without kept nodes, and reduce it.
 
     A sequence finishes it exactly when its entries of these types are those of a sequence that finishes `dag`.
-    Raises as `find_suffixes`. Cost: as `reduce_graph`; apply it to a reduced graph.
+    Raises a PolicyError as `find_suffixes` does, and costs as much as `reduce_graph`. Apply it to a reduced graph.
     """
     return reduce_graph(Dag(*suffixes_to_dag(find_suffixes(dag, types))[0], dag.costs)).dag
 

@@ -70,7 +70,7 @@ class DeviceArray:
 
 
 def enter(value: Any) -> Any:
-    """Return the memory of device arrays and Python numbers as they are; raise a BorderError for NumPy arrays."""
+    """Return the memory of a device array, or a Python number unchanged; raise a BorderError for NumPy arrays."""
     if isinstance(value, DeviceArray):
         return value._host
     if isinstance(value, (tuple, list)):

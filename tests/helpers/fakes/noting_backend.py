@@ -18,7 +18,7 @@ class NotingBackend:
     Args:
         inner: the wrapped backend.
         on_run: called with each executable before it runs.
-        extra_bytes: bytes of scratch memory to add to the wrapped backend's for a plan.
+        extra_bytes: returns the bytes to add to the wrapped executable's `n_bytes`, as if a plan needed more scratch.
 
     Attributes:
         ran: the executables that ran, in order.

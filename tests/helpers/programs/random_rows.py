@@ -30,7 +30,7 @@ def attend(w: Weights, x: Any) -> Any:
 
 @ab.cell
 def compare(w: Weights, x: Any) -> Any:
-    """Compare each row with each other row."""
+    """Compare each row with all rows."""
     return x + ab.mean(ab.tanh(x[:, None] * w.v - x), axis=1)
 
 

@@ -75,7 +75,7 @@ def highway(w: Weights, instance: Any) -> Tensor:
 
 
 class LeastSquares(ab.Module):
-    """A line fitted to points with matrices: X @ w - y."""
+    """A line fitted to points with a matrix product: the mean square of X @ w + b - y."""
 
     def __init__(self, rng: Rng) -> None:
         self.w, self.b = array(rng, 2), ab.Parameter(0.1)
